@@ -1,0 +1,47 @@
+"""unmask: masked diffusion language models. Train, measure, fill and generate.
+
+>>> import unmask
+>>> model = unmask.load("runs/demo")          # doctest: +SKIP
+>>> model.fill("The [MASK:5] sat on the [MASK:3].")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+# name → module; nothing is imported before it is used, so that `import unmask` does not import torch.
+_PUBLIC = {
+    "Batch": "unmask.batch",
+    "Bound": "unmask.bound",
+    "Canvas": "unmask.canvas",
+    "Model": "unmask.model",
+    "RunConfig": "unmask.config",
+    "UnmaskError": "unmask.errors",
+    "UsageError": "unmask.errors",
+    "as_denoiser": "unmask.denoisers._network",
+    "load": "unmask.model",
+    "load_config": "unmask.config",
+    "load_tokenizer": "unmask.tokens",
+    "make_batch": "unmask.batch",
+    "sample": "unmask.generate",
+    "steps": "unmask.generate",
+    "train": "unmask.training",
+}
+_ROOMS = ("corpora", "denoisers", "noise", "objectives", "samplers")
+
+__all__ = sorted([*_PUBLIC, *_ROOMS, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"unmask.{name}")
+    raise AttributeError(f"module 'unmask' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,160 @@
+"""Packed rows: how they are written as a stream, and how they are read through a memory map."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unmask.errors import DataError
+
+Ints = NDArray[np.int64]
+Policy = Literal["wrap", "pad", "sentence"]
+FILES = ("tokens", "ends", "prefixes", "bytes")  # bytes: of the scored text of each row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What became of the documents."""
+
+    policy: Policy
+    length: int
+    documents: int = 0  # read, of this part
+    rows: int = 0
+    tokens: int = 0  # neither padding nor prompt
+    bytes: int = 0  # UTF-8 bytes of the text whose tokens are in the rows
+    cut_tokens: int = 0  # did not fit their row
+    dropped_documents: int = 0  # the prompt alone filled the row
+    empty_documents: int = 0
+    split_rows: bool = False  # too few documents to hold some out: the last rows are
+
+    def sentence(self) -> str:
+        """One line for the user.
+
+        >>> Report(policy="pad", length=8, documents=2, rows=2, tokens=9, bytes=7, cut_tokens=3).sentence()
+        '2 documents in 2 rows of up to 8: 9 tokens, 7 bytes; 3 tokens cut'
+        """
+        rows = f"{_count(self.rows, 'row')} of {'' if self.policy == 'wrap' else 'up to '}{self.length:,}"
+        head = f"{_count(self.documents, 'document')} in {rows}"
+        parts = [f"{head}: {_count(self.tokens, 'token')}, {_count(self.bytes, 'byte')}"]
+        if self.cut_tokens:
+            parts.append(f"{_count(self.cut_tokens, 'token')} cut")
+        if self.dropped_documents:
+            parts.append(f"{_count(self.dropped_documents, 'document')} dropped, the prompt fills the row")
+        if self.empty_documents:
+            parts.append(f"{_count(self.empty_documents, 'empty document')} skipped")
+        if self.split_rows:
+            parts.append("too few documents to hold some out, so the last rows are held out")
+        return "; ".join(parts)
+
+
+def _count(num: int, noun: str) -> str:
+    return f"{num:,} {noun}{'' if num == 1 else 's'}"
+
+
+class Rows:
+    """Fixed-length rows, on disk or in memory; padding is end-of-text.
+
+    >>> from unmask.packing import pack_texts
+    >>> from unmask.tokens import load_tokenizer
+    >>> rows = pack_texts(["ab", "c"], load_tokenizer("bytes"), "wrap", 3)
+    >>> rows.take(np.array([1]))[0].tolist()
+    [[99, 256, 256]]
+    """
+
+    def __init__(self, parts: Mapping[str, Any], report: Report, eot_id: int, num_ids: int) -> None:
+        self.report, self.length = report, report.length
+        self._tokens, self._prefixes, self._bytes = parts["tokens"], parts["prefixes"], parts["bytes"]
+        self._ends = parts["ends"]
+        self._eot_id, self._num_ids = eot_id, num_ids
+        self._lo, self._hi = 0, len(self._ends)
+
+    def __len__(self) -> int:
+        return self._hi - self._lo
+
+    def take(self, indices: Ints) -> tuple[Ints, Ints, Ints]:
+        """Tokens [n, L], valid lengths [n] and prefix lengths [n] of these rows."""
+        at = self._at(indices)
+        ends = self._ends[at].astype(np.int64)
+        starts = np.where(at > 0, self._ends[np.maximum(at - 1, 0)], 0).astype(np.int64)
+        valid_n = ends - starts
+        if len(at) and not (valid_n.min() > 0 and valid_n.max() <= self.length and ends.max() <= len(self._tokens)):
+            raise _damaged()
+        x_nl = np.full((len(at), self.length), self._eot_id, dtype=np.int64)
+        for row, start, end in zip(x_nl, starts.tolist(), ends.tolist(), strict=True):
+            row[: end - start] = self._tokens[start:end]
+        if len(at) and x_nl.max() >= self._num_ids:
+            raise _damaged()
+        return x_nl, valid_n, self._prefixes[at].astype(np.int64)
+
+    def bytes_of(self, indices: Ints) -> Ints:
+        """UTF-8 bytes of the scored text in each of these rows: what bits per byte divides by."""
+        counts: Ints = self._bytes[self._at(indices)].astype(np.int64)
+        return counts
+
+    def between(self, lo: int, hi: int, *, split_rows: bool = False) -> Rows:
+        """The rows lo..hi as rows of their own, with their own counts; what was cut or dropped stays with the whole."""
+        view = Rows.__new__(Rows)
+        view.__dict__.update(self.__dict__)
+        view._lo, view._hi = self._lo + lo, self._lo + hi
+        first = int(self._ends[view._lo - 1]) if view._lo else 0
+        tokens = int(self._ends[view._hi - 1]) - first - int(self._prefixes[view._lo : view._hi].sum(dtype=np.int64))
+        view.report = dataclasses.replace(
+            self.report,
+            rows=hi - lo,
+            tokens=tokens,
+            bytes=int(self._bytes[view._lo : view._hi].sum(dtype=np.int64)),
+            split_rows=split_rows or self.report.split_rows,
+        )
+        return view
+
+    def _at(self, indices: Ints) -> Ints:
+        at = np.asarray(indices, dtype=np.int64)
+        if len(at) and not (at.min() >= 0 and at.max() < len(self)):
+            raise IndexError(f"row {at.min() if at.min() < 0 else at.max()} of {len(self)}")
+        return at + self._lo
+
+
+def _damaged() -> DataError:
+    return DataError("the token cache is damaged; delete its folder, it is built again")
+
+
+def dtypes(num_ids: int) -> dict[str, np.dtype[Any]]:
+    """How each file's numbers are stored; little-endian everywhere, since caches are copied between machines."""
+    kinds = ("<u2" if num_ids <= 1 << 16 else "<u4", "<u8", "<u4", "<u4")
+    return {name: np.dtype(kind) for name, kind in zip(FILES, kinds, strict=True)}
+
+
+class RowWriter:
+    """Appends rows to four streams of numbers, a buffer at a time."""
+
+    def __init__(self, files: Mapping[str, BinaryIO], num_ids: int) -> None:
+        self._files, self._dtypes = files, dtypes(num_ids)
+        self._buffers: dict[str, list[Any]] = {name: [] for name in FILES}
+        self._buffered = 0
+        self.rows = self.total = self.prefix_total = self.byte_total = 0
+
+    def add(self, tokens: Ints, prefix: int, num_bytes: int) -> None:
+        """One row, without its padding."""
+        self.rows += 1
+        self.total += len(tokens)
+        self.prefix_total += prefix
+        self.byte_total += num_bytes
+        for name, value in zip(FILES, (tokens, self.total, prefix, num_bytes), strict=True):
+            self._buffers[name].append(value)
+        self._buffered += len(tokens) + 8
+        if self._buffered > 1 << 20:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what is buffered to the files."""
+        for name, values in self._buffers.items():
+            if values:
+                whole = np.concatenate(values) if name == "tokens" else np.array(values, dtype=np.int64)
+                self._files[name].write(whole.astype(self._dtypes[name]).tobytes())
+                values.clear()
+        self._buffered = 0

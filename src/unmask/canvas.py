@@ -1,0 +1,73 @@
+"""The canvas: tokens, what of them is fixed, and what may be written in the rest.
+
+A prompt, a gap, a suffix and a semi-autoregressive window are all the same thing: a canvas with some positions masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from unmask.draws import row_keys
+from unmask.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """`tokens` [B, L]: masked positions are open, all others are fixed and never change.
+
+    key_B: row i is driven by its key and nothing else. valid_BL: False behind the end of a shorter row (None: none).
+    forbidden: ids never written. offset: the absolute position of column 0, so that windows of one text differ.
+    """
+
+    tokens: Tensor
+    mask_id: int
+    key_B: Tensor
+    valid_BL: Tensor | None = None
+    forbidden: tuple[int, ...] = ()
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 2 or self.key_B.shape != self.tokens.shape[:1]:
+            raise UsageError(f"a canvas has tokens [B, L] and keys [B], got {self.tokens.shape} and {self.key_B.shape}")
+
+    @classmethod
+    def blank(cls, *, num: int, length: int, mask_id: int, seed: int = 0) -> Canvas:
+        """All masks.
+
+        >>> Canvas.blank(num=1, length=3, mask_id=9).tokens
+        tensor([[9, 9, 9]])
+        """
+        if num < 1 or length < 1:
+            raise UsageError(f"a canvas needs at least one row and one position, got {num} x {length}")
+        return cls.of(torch.full((num, length), mask_id), mask_id=mask_id, seed=seed)
+
+    @classmethod
+    def of(cls, tokens: Tensor, *, mask_id: int, seed: int = 0) -> Canvas:
+        """Given tokens, masks where something is to be written; row i is driven by (seed, i)."""
+        return cls(tokens, mask_id, row_keys(seed, torch.arange(len(tokens), device=tokens.device)))
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Sequence[int]], *, mask_id: int, pad_id: int, seed: int = 0) -> Canvas:
+        """Rows of different lengths; what lies behind a shorter row's end is neither seen nor written."""
+        length = max(len(row) for row in rows)
+        tokens = torch.full((len(rows), length), pad_id)
+        for i, row in enumerate(rows):
+            tokens[i, : len(row)] = torch.tensor(row, dtype=torch.long)
+        canvas = cls.of(tokens, mask_id=mask_id, seed=seed)
+        if all(len(row) == length for row in rows):
+            return canvas
+        ends_B = torch.tensor([len(row) for row in rows])
+        return replace(canvas, valid_BL=torch.arange(length) < ends_B[:, None])
+
+    @property
+    def open_BL(self) -> Tensor:
+        """Where something is to be written."""
+        return self.tokens == self.mask_id
+
+    def to(self, device: torch.device | str) -> Canvas:
+        valid_BL = None if self.valid_BL is None else self.valid_BL.to(device)
+        return replace(self, tokens=self.tokens.to(device), key_B=self.key_B.to(device), valid_BL=valid_BL)

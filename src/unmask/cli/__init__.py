@@ -1,0 +1,124 @@
+"""The command line: `unmask COMMAND`, one file a command. torch is imported only inside commands.
+
+A command's file has a docstring (its first line is the summary), `add_arguments(parser)` and `run(args) -> exit code`.
+Exit codes: 0 done, 1 failed, 2 wrong use, 75 stopped and can go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import errno
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from unmask import __version__
+from unmask.errors import UnmaskError, UsageError, did_you_mean
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """The entry point: runs a command and exits."""
+    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def run(argv: list[str]) -> int:
+    """Run one command line and return its exit code; every foreseeable error is one line on stderr."""
+    try:
+        return _dispatch(argv)
+    except UnmaskError as e:
+        return _fail(str(e), e.exit_code)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        # The reader of stdout went away (head, a closed pager): not our failure; keep Python from saying so at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as e:
+        hint = "; free some space and run it again" if e.errno == errno.ENOSPC else ""
+        name = f" ({e.filename})" if e.filename else ""
+        return _fail(f"{e.strerror or e}{name}{hint}", 1)
+    except MemoryError:
+        return _fail("out of memory; use a smaller batch, length or model", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"unmask: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if argv[0] in ("-V", "--version"):
+        print(f"unmask {__version__}")
+        return 0
+    commands = _commands()
+    if argv[0] not in commands:
+        raise UsageError(f"unknown command {argv[0]!r}; {did_you_mean(argv[0], commands)}")
+    module = importlib.import_module(f"{__name__}.{commands[argv[0]]}")
+    parser = Parser(
+        prog=f"unmask {argv[0]}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    module.add_arguments(parser)
+    if getattr(module, "TAKES_OVERRIDES", False):
+        args, rest = parser.parse_known_args(argv[1:])
+        args.overrides = _overrides(rest)
+    else:
+        args = parser.parse_args(argv[1:])
+    try:
+        code: int = module.run(args)
+        sys.stdout.flush()
+    except RuntimeError as e:  # torch reports exhausted memory so
+        if "out of memory" in str(e).lower() or "can't allocate memory" in str(e).lower():
+            raise UnmaskError("out of memory; use a smaller batch, length or model") from None
+        raise
+    return code
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are one line like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            hint = did_you_mean(str(value), map(str, action.choices))
+            raise UsageError(f"{'/'.join(action.option_strings) or action.dest}: {value!r} is not a choice; {hint}")
+
+
+def _commands() -> dict[str, str]:
+    """Command → module; a trailing underscore (import_) only keeps the file importable."""
+    path = [str(Path(__file__).parent)]
+    return {m.name.rstrip("_"): m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_")}
+
+
+def _overview() -> str:
+    lines = ["unmask: masked diffusion language models", "", "usage: unmask COMMAND ...", ""]
+    for command, module in sorted(_commands().items()):
+        source = (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
+        summary = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+        lines.append(f"  {command:<10} {summary}")
+    return "\n".join([*lines, "", "unmask COMMAND --help shows a command's options and an example."])
+
+
+def _overrides(rest: list[str]) -> dict[str, str]:
+    """`--optim.lr 1e-3 --objective.noise=cosine` → dotted keys and texts; the config gives them their types."""
+    found: dict[str, str] = {}
+    words = iter(rest)
+    for word in words:
+        if not word.startswith("--") or len(word) < 3:
+            raise UsageError(f"unexpected argument {word!r}; overrides look like --optim.lr 1e-3")
+        key, equals, value = word[2:].partition("=")
+        if not equals:
+            value = next(words, "")
+            if not value or value.startswith("--"):
+                raise UsageError(f"--{key} needs a value, as in --{key} VALUE")
+        found[key.replace("-", "_")] = value
+    return found

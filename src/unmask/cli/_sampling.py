@@ -1,0 +1,86 @@
+"""The options that generate and fill share."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from unmask.errors import UsageError
+
+if TYPE_CHECKING:
+    from unmask.model import Model
+    from unmask.samplers import Sampler
+
+_OPTIONS = ("steps", "temperature", "top_k", "top_p", "window", "stride")
+
+
+def steps_value(text: str) -> int | None:
+    """A number of steps, or inf for one token a call."""
+    if text in ("inf", "none"):
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of steps nor inf") from None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from unmask import samplers
+
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--sampler", choices=samplers.room.names(), help="default: ancestral; left_to_right for AR models"
+    )
+    group.add_argument(
+        "--steps", type=steps_value, default=..., metavar="T", help="network calls at most; inf: one token a call"
+    )
+    group.add_argument("--temperature", type=float, help="below 1 sharper, 0 the likeliest token (default 1)")
+    group.add_argument("--top-k", type=int, help="draw among the k likeliest tokens (default 0: all)")
+    group.add_argument("--top-p", type=float, help="draw among the likeliest tokens that hold p (default 1: all)")
+    group.add_argument("--window", type=int, help="semi_ar: tokens written at a time (default: the model's)")
+    group.add_argument("--stride", type=int, help="semi_ar: how far the window moves (default: half of it)")
+    group.add_argument("--seed", type=int, default=0, help="same seed, same text (default 0)")
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], help="default fp32")
+    parser.add_argument("--watch", action="store_true", help="show the masks opening in the terminal")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:
+    """The sampler that the options describe; an option that it does not have is refused."""
+    from unmask.samplers import room
+    from unmask.samplers.ancestral import Ancestral
+    from unmask.samplers.left_to_right import LeftToRight
+    from unmask.samplers.semi_ar import SemiAR
+
+    given: dict[str, Any] = {k: getattr(args, k) for k in _OPTIONS if getattr(args, k) not in (None, ...)}
+    if args.steps is None:
+        given["steps"] = None
+    noise = getattr(model.objective, "noise", None)
+    default = LeftToRight if noise is None else Ancestral
+    cls = room.get(args.sampler) if args.sampler else default
+    if cls is SemiAR:
+        outer: dict[str, Any] = {k: given.pop(k) for k in ("window", "stride") if k in given}
+        inner = _build(Ancestral, given | ({} if noise is None else {"noise": noise}))
+        return SemiAR(**({"window": model.length} | outer), inner=inner)
+    if cls is Ancestral and noise is not None:
+        given["noise"] = noise
+    return _build(cls, given)
+
+
+def _build(cls: type[Sampler], options: dict[str, Any]) -> Sampler:
+    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for name in options:
+        if name not in known:
+            raise UsageError(f"the sampler {cls.__name__} has no option --{name.replace('_', '-')}")
+    return cls(**options)
+
+
+def print_texts(texts: list[str], args: argparse.Namespace, extra: dict[str, Any]) -> None:
+    """stdout carries the result alone: the texts, or one JSON object."""
+    if args.json:
+        print(json.dumps({"texts": texts, "seed": args.seed} | extra))
+    else:
+        print("\n\n".join(texts))

@@ -1,0 +1,143 @@
+"""What a person sees while the machine works: on stderr, and only when stderr is a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from unmask.bound import Bound
+from unmask.callbacks import Callback, StepReport
+from unmask.config import RunConfig
+from unmask.samplers import Step
+from unmask.tokens import Tokenizer
+
+MASK_SIGN = "░"
+
+
+def stderr() -> Console:
+    return Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar told (done, total); None where stderr is no terminal."""
+    console = stderr()
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def draw_row(ids: list[int], tokenizer: Tokenizer, new: set[int], given: set[int]) -> Text:
+    """One row with its masks as shades, what just opened in colour, what was given in bold."""
+    text = Text()
+    run: list[int] = []
+    style = ""
+
+    def flush() -> None:
+        if run:
+            text.append(tokenizer.decode(run), style)
+            run.clear()
+
+    for position, token in enumerate(ids):
+        if token == tokenizer.mask_id:
+            flush()
+            text.append(MASK_SIGN, "dim")
+            continue
+        if token == tokenizer.eot_id:
+            flush()
+            text.append("⏹\n", "dim")
+            continue
+        now = "bold green" if position in new else "bold" if position in given else ""
+        if now != style:
+            flush()
+            style = now
+        run.append(token)
+    flush()
+    return text
+
+
+@contextmanager
+def watching(tokenizer: Tokenizer, *, enabled: bool, pause: float = 0.0) -> Iterator[Callable[[Step], None] | None]:
+    """Shows the first row's masks opening; None, and nothing shown, without a terminal or when not asked for."""
+    console = stderr()
+    if not (enabled and console.is_terminal):
+        yield None
+        return
+    given: set[int] | None = None
+    with Live(console=console, refresh_per_second=25, transient=True) as live:
+
+        def show(step: Step) -> None:
+            nonlocal given
+            mine = step.row_N == 0
+            new = set(step.position_N[mine].tolist())
+            ids = step.tokens_BL[0].tolist()
+            if given is None:
+                given = {i for i, t in enumerate(ids) if t != tokenizer.mask_id and i not in new}
+            live.update(draw_row(ids, tokenizer, new, given))
+            if pause:
+                time.sleep(pause)
+
+        yield show
+
+
+class TrainProgress(Callback):
+    """A bar with loss, tokens a second and time left; validations and samples as lines above it."""
+
+    def __init__(self) -> None:
+        self.console = stderr()
+        self.bar: Progress | None = None
+
+    def on_start(self, config: RunConfig, info: dict[str, Any]) -> None:
+        say = self.console.print
+        say(f"train: {info['train']}")
+        say(f"valid: {info['valid']}")
+        say(f"model: {info['parameters'] / 1e6:.2f}M parameters on {info['device']}, run folder {config.out}")
+        for reason in info["skipped"]:
+            say(f"passed over: {reason}")
+        if info["resumed_step"]:
+            say(f"going on from step {info['resumed_step']}")
+        if self.console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[numbers]}"),
+                TimeElapsedColumn(),
+                TextColumn("eta"),
+                TimeRemainingColumn(),
+            )
+            self.bar = Progress(*columns, console=self.console)
+            self.bar.start()
+            self.task = self.bar.add_task("train", total=config.steps, completed=info["resumed_step"], numbers="")
+
+    def on_step(self, report: StepReport) -> None:
+        if self.bar is not None:
+            numbers = f"loss {report.loss:6.3f}  {report.tokens_per_second:,.0f} tok/s"
+            self.bar.update(self.task, completed=report.step, numbers=numbers)
+
+    def on_valid(self, step: int, bound: Bound) -> None:
+        bits = "" if bound.bits_per_byte is None else f", {bound.bits_per_byte:.3f} bits/byte"
+        self.console.print(f"step {step:>6}  valid {bound.nats_per_token:.4f} nats/token, ppl {bound.ppl:.2f}{bits}")
+
+    def on_sample(self, step: int, text: str) -> None:
+        self.console.print(Text(f"step {step:>6}  sample: {text!r}", overflow="ellipsis", no_wrap=True))
+
+    def on_save(self, step: int, path: Path) -> None:
+        if self.bar is None:
+            self.console.print(f"step {step:>6}  saved {path}")
+
+    def on_end(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()

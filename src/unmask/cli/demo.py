@@ -1,0 +1,67 @@
+"""Train a small model on Python's own sources, then watch it write: about two minutes on two cores.
+
+Nothing is downloaded: the corpus is the standard library on this disk. The model stays in ./demo-model.
+
+Example:
+  unmask demo
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", default="demo-model", help="where the run and its model go (default demo-model)")
+    parser.add_argument("--steps", type=int, help="training steps (default: the recipe's)")
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+
+
+PROMPT = "def read(self, size):\n"
+SENTENCE = "    def [MASK:8](self, [MASK:6]):\n        return self.[MASK:8]\n"
+
+
+def run(args: argparse.Namespace) -> int:
+    from unmask.bound import Bound
+    from unmask.callbacks import Callback
+    from unmask.checkpoint import load_checkpoint
+    from unmask.cli._terminal import TrainProgress, stderr, watching
+    from unmask.config import load_config
+    from unmask.model import load
+    from unmask.samplers.ancestral import Ancestral
+    from unmask.training import train
+
+    say = stderr().print
+    bounds: list[Bound] = []
+
+    class Remember(Callback):
+        def on_valid(self, step: int, bound: Bound) -> None:
+            bounds.append(bound)
+
+    overrides = {"out": args.out} | ({"steps": str(args.steps)} if args.steps else {})
+    config = load_config("demo", overrides)
+    found = load_checkpoint(Path(args.out))
+    if found is not None and found.step >= config.steps:
+        say(f"{args.out} is trained already ({found.step} steps); delete it to train again")
+        model = load(args.out, device=args.device)
+    else:
+        callbacks = [TrainProgress(), Remember()]
+        model = train(config, callbacks=callbacks, resume=found is not None, device=args.device)
+        first, last = bounds[0], bounds[-1]
+        print(
+            f"validation bound: {first.bits_per_byte:.3f} bits/byte before training, "
+            f"{last.bits_per_byte:.3f} after (ppl {first.ppl:.1f} → {last.ppl:.2f} a byte)"
+        )
+    sampler = Ancestral(steps=64, temperature=0.8)
+    with watching(model.tokenizer, enabled=True) as watch:
+        text = model.generate(prompt=PROMPT, sampler=sampler, watch=watch)[0]
+    print(f"\ngenerated from {PROMPT!r}:\n{text}")
+    with watching(model.tokenizer, enabled=True, pause=0.1) as watch:
+        filled = model.fill(SENTENCE, sampler=Ancestral(steps=None, temperature=0.5), watch=watch)[0]
+    print(f"\ngaps:\n{SENTENCE}filled:\n{filled}")
+    print(f"The model is in {args.out}. Try:")
+    print(f"  unmask generate {args.out} --prompt 'import ' --watch")
+    print(f"  unmask fill {args.out} 'for [MASK:4] in range([MASK:3]):' --watch")
+    print(f"  unmask train {args.out} --resume --steps {config.steps * 2}")
+    return 0

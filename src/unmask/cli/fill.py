@@ -1,0 +1,31 @@
+"""Fill the gaps of a text: [MASK] is one token, [MASK:5] five; all else stays as it is.
+
+Example:
+  unmask fill demo-model "def [MASK:8](self):" --watch
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from unmask.cli import _sampling
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a model folder, or a training run's")
+    parser.add_argument("text", nargs="+", help="texts with gaps; - reads one from standard input")
+    _sampling.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from unmask.cli._terminal import watching
+    from unmask.model import load
+
+    model = load(args.model, device=args.device, dtype=args.dtype)
+    sampler = _sampling.make_sampler(args, model)
+    texts = [sys.stdin.read() if text == "-" else text for text in args.text]
+    with watching(model.tokenizer, enabled=args.watch) as watch:
+        filled = model.fill(texts, sampler=sampler, seed=args.seed, watch=watch)
+    _sampling.print_texts(filled, args, {})
+    return 0

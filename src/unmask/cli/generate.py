@@ -1,0 +1,34 @@
+"""Write texts with a model, from nothing or from a prompt.
+
+Example:
+  unmask generate demo-model --num 2 --length 256 --prompt "def " --watch
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from unmask.cli import _sampling
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a model folder, or a training run's")
+    parser.add_argument("--num", type=int, default=1, help="how many texts for each prompt (default 1)")
+    parser.add_argument("--length", type=int, help="tokens, prompt included (default: the model's window)")
+    parser.add_argument("--prompt", action="append", help="how the text begins; may be given several times")
+    parser.add_argument("--suffix", default="", help="how the text ends")
+    _sampling.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from unmask.cli._terminal import watching
+    from unmask.model import load
+
+    model = load(args.model, device=args.device, dtype=args.dtype)
+    sampler = _sampling.make_sampler(args, model)
+    with watching(model.tokenizer, enabled=args.watch) as watch:
+        texts = model.generate(
+            args.num, args.length, args.prompt or "", args.suffix, sampler=sampler, seed=args.seed, watch=watch
+        )
+    _sampling.print_texts(texts, args, {"prompts": args.prompt or [""], "suffix": args.suffix})
+    return 0

@@ -1,0 +1,55 @@
+"""Train a model from a recipe.
+
+RECIPE is a TOML or JSON file, the name of a built-in recipe, or a run's folder (with --resume).
+Every option of a recipe can be given as --KEY VALUE, dots for the inner ones; plug-ins are given by name.
+
+Example:
+  unmask train demo --out runs/try --steps 500 --optim.lr 1e-3 --objective.noise cosine
+  unmask train runs/try --resume
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+TAKES_OVERRIDES = True
+
+
+class _ShowOptions(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from unmask.config import RunConfig, option_paths
+
+        print("\n".join(f"--{key:<28} {value}" for key, value in option_paths(RunConfig()).items()))
+        parser.exit()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="a recipe file, a built-in recipe's name, or a run's folder")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in the recipe's out folder")
+    parser.add_argument("--init", metavar="DIR", help="begin with the weights of this model")
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    parser.add_argument("--json", action="store_true", help="print the last validation as one JSON object")
+    parser.add_argument("--options", action=_ShowOptions, nargs=0, help="list every --KEY with its default and exit")
+
+
+def run(args: argparse.Namespace) -> int:
+    from unmask.bound import Bound
+    from unmask.callbacks import Callback
+    from unmask.cli._terminal import TrainProgress
+    from unmask.config import load_config
+    from unmask.training import train
+
+    last: list[Bound] = []
+
+    class Remember(Callback):
+        def on_valid(self, step: int, bound: Bound) -> None:
+            last[:] = [bound]
+
+    config = load_config(args.recipe, args.overrides)
+    train(config, callbacks=[TrainProgress(), Remember()], resume=args.resume, init=args.init, device=args.device)
+    if args.json:
+        print(json.dumps({"model": config.out, "steps": config.steps} | last[0].summary()))
+    else:
+        print(config.out)
+    return 0

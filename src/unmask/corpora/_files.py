@@ -1,0 +1,208 @@
+"""Files of documents: found in a fixed order, read through their compression, never whole in memory."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import hashlib
+import importlib
+import json
+import lzma
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO, cast
+
+from unmask.corpora import Corpus
+from unmask.errors import DataError, MissingExtraError, UnmaskError
+
+COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
+JSONL = (".jsonl", ".ndjson", ".json")
+PARQUET = (".parquet",)
+_CHUNK = 1 << 20
+
+
+def from_path(path: str) -> Corpus:
+    """The corpus in a file or folder, by its ending: JSON lines, Parquet, else text.
+
+    In a text file with lines `<|endoftext|>` in its first megabyte these separate the documents.
+
+    >>> from_path("stories/train.txt.xz")  # doctest: +SKIP
+    Text(path='stories/train.txt.xz', separator='<|endoftext|>')
+    """
+    from unmask.corpora.jsonl import Jsonl
+    from unmask.corpora.parquet import Parquet
+    from unmask.corpora.text import Text
+
+    where = existing(path)
+    endings = {ending(file) for file in walk(where)} if where.is_dir() else {ending(where)}
+    tables, lines = endings & set(PARQUET), endings & set(JSONL)
+    if tables and lines:
+        raise DataError(f"the folder {path} holds both Parquet and JSON lines; name the files of one kind")
+    if tables:
+        return Parquet(path=path)
+    if lines:
+        return Jsonl(path=path)
+    text = Text(path=path)
+    first = next(iter(chunks(text.files()[0])), b"")
+    separator = "<|endoftext|>"
+    return Text(path=path, separator=separator) if separator.encode() in first.splitlines() else text
+
+
+def existing(path: str) -> Path:
+    """The path, if something is there."""
+    where = Path(path).expanduser()
+    if not where.exists():
+        raise DataError(f"no such file or folder: {path}; check the path, seen from the current folder")
+    return where
+
+
+def ending(path: Path) -> str:
+    """The ending that tells the format, without that of the compression.
+
+    >>> ending(Path("a/b.JSONL.xz"))
+    '.jsonl'
+    """
+    return (Path(path.stem) if path.suffix.lower() in COMPRESSED else path).suffix.lower()
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Every file below the folder; hidden ones are not content."""
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(root) / name for name in files if not name.startswith("."))
+
+
+def find(path: str, endings: Iterable[str]) -> list[Path]:
+    """The file itself, whatever its ending, or the folder's files with these endings, sorted by their path in it."""
+    where = existing(path)
+    if not where.is_dir():
+        return [where]
+    wanted = set(endings)
+    files = [file for file in walk(where) if ending(file) in wanted]
+    if not files:
+        raise DataError(f"the folder {path} holds no file ending in {' '.join(sorted(wanted))}, plain or compressed")
+    return sorted(files, key=lambda file: file.relative_to(where).as_posix())
+
+
+def chunks(path: Path) -> Iterator[bytes]:
+    """The content in pieces of about a megabyte, decompressed by the file's ending."""
+    with _one_line_errors(path):
+        suffix = path.suffix.lower()
+        if suffix == ".zst":
+            yield from _zst_chunks(path)
+            return
+        openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+        with cast(BinaryIO, openers.get(suffix, open)(path, "rb")) as file:
+            while chunk := file.read(_CHUNK):
+                yield chunk
+
+
+def _zst_chunks(path: Path) -> Iterator[bytes]:
+    zstandard = optional("zstandard", "zstandard", "data", f"reading {path.name}")
+    # Object by object rather than as a stream: the stream reader takes a truncated file for a finished one.
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    begun = False
+    with path.open("rb") as file:
+        while data := file.read(_CHUNK // 16):  # small, since a byte can stand for very many
+            while data:
+                if frame.eof:
+                    frame = zstandard.ZstdDecompressor().decompressobj()
+                begun = True
+                try:
+                    text = frame.decompress(data)
+                except zstandard.ZstdError as e:
+                    raise DataError(f"{path} is damaged: {e}") from None
+                if text:
+                    yield text
+                data = frame.unused_data if frame.eof else b""
+    if begun and not frame.eof:
+        raise EOFError("the compressed data ends too early")
+
+
+def text_chunks(path: Path) -> Iterator[str]:
+    """The file's text in pieces; line ends are left as they are."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    done = 0
+    for chunk in chunks(path):
+        pending = len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(chunk)
+        except UnicodeDecodeError as e:
+            raise _not_utf8(path, f"byte {done - pending + e.start}") from None
+        done += len(chunk)
+        if text:
+            yield text
+    try:
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        raise _not_utf8(path, "its end, inside a character") from None
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The file's lines without their ends, numbered from 1."""
+    number, parts = 0, list[bytes]()
+    for chunk in chunks(path):
+        *whole, rest = chunk.split(b"\n")
+        for piece in whole:
+            parts.append(piece)
+            number += 1
+            yield number, _line(path, number, b"".join(parts))
+            parts = []
+        parts.append(rest)
+    if last := b"".join(parts):
+        yield number + 1, _line(path, number + 1, last)
+
+
+def _line(path: Path, number: int, line: bytes) -> str:
+    try:
+        return (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode("utf-8")
+    except UnicodeDecodeError:
+        raise _not_utf8(path, f"line {number}") from None
+
+
+def digest(options: object, files: Iterable[Path]) -> str:
+    """A hash of how files are read and of what is in them, in their order; names and places do not count."""
+    total = hashlib.sha256(json.dumps(options).encode())
+    for path in files:
+        with _one_line_errors(path), path.open("rb") as file:
+            content = hashlib.sha256()
+            while chunk := file.read(_CHUNK):
+                content.update(chunk)
+        compression = path.suffix.lower() if path.suffix.lower() in COMPRESSED else ""
+        total.update(compression.encode() + b"\0" + content.digest())
+    return total.hexdigest()
+
+
+def optional(module: str, package: str, extra: str, what: str) -> ModuleType:
+    """A dependency that only some users need, imported when they do."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise MissingExtraError(package, extra, what) from None
+
+
+def is_empty(path: str) -> DataError:
+    """What to say of a source without a document."""
+    return DataError(f"{path} is empty: there is nothing to read in it")
+
+
+def _not_utf8(path: Path, where: str) -> DataError:
+    return DataError(f"{path} is not UTF-8 text at {where}; convert it, e.g. with iconv -f latin1 -t utf-8")
+
+
+@contextmanager
+def _one_line_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnmaskError:
+        raise
+    except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile) as e:
+        raise DataError(f"{path} is damaged: {e}; fetch it again") from None
+    except OSError as e:
+        # bz2 reports damage as an OSError without a number.
+        raise DataError(f"cannot read {path}: {e.strerror or e}") from None

@@ -1,0 +1,55 @@
+"""JSON lines (also compressed): one object a line, its text in a field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from unmask.corpora import Corpus, Document, _files
+from unmask.errors import DataError, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jsonl(Corpus):
+    """A file of JSON lines, or a folder's, one document a line; blank lines are passed over.
+
+    >>> Jsonl(path="pairs.jsonl.gz", field="answer", prompt_field="question").documents()  # doctest: +SKIP
+    """
+
+    path: str
+    field: str = "text"
+    prompt_field: str | None = None
+
+    def documents(self) -> Iterator[Document]:
+        seen = False
+        for file in _files.find(self.path, _files.JSONL):
+            for number, line in _files.lines(file):
+                if line.strip():
+                    seen = True
+                    yield self._document(file, number, line)
+        if not seen:
+            raise _files.is_empty(self.path)
+
+    def fingerprint(self) -> str:
+        options = ["jsonl", self.field, self.prompt_field]
+        return _files.digest(options, _files.find(self.path, _files.JSONL))
+
+    def _document(self, file: Path, number: int, line: str) -> Document:
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError) as e:
+            raise DataError(f"{file}, line {number} is not valid JSON: {e}") from None
+        if not isinstance(data, dict):
+            raise DataError(f"{file}, line {number} is not a JSON object with a field {self.field!r}")
+
+        def value(field: str) -> str:
+            if field not in data:
+                raise DataError(f"{file}, line {number} has no field {field!r}; {did_you_mean(field, map(str, data))}")
+            if not isinstance(data[field], str):
+                kind = type(data[field]).__name__
+                raise DataError(f"{file}, line {number}: the field {field!r} is no text but {kind}; name another field")
+            return str(data[field])
+
+        return Document(value(self.field), value(self.prompt_field) if self.prompt_field is not None else "")

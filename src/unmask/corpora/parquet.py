@@ -1,0 +1,56 @@
+"""Parquet tables: one document a row, its text in a column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from unmask.corpora import Corpus, Document, _files
+from unmask.errors import DataError, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parquet(Corpus):
+    """A Parquet file, or a folder's, one document a row, read a batch of rows at a time.
+
+    >>> Parquet(path="shards/", field="content").documents()  # doctest: +SKIP
+    """
+
+    path: str
+    field: str = "text"
+    prompt_field: str | None = None
+
+    def documents(self) -> Iterator[Document]:
+        arrow = _files.optional("pyarrow", "pyarrow", "data", "reading Parquet")
+        _files.optional("pyarrow.parquet", "pyarrow", "data", "reading Parquet")
+        seen = False
+        for file in _files.find(self.path, _files.PARQUET):
+            try:
+                for document in self._file(arrow, file):
+                    seen = True
+                    yield document
+            except (OSError, arrow.ArrowException) as e:
+                raise DataError(f"cannot read {file} as Parquet: {str(e).splitlines()[0]}") from None
+        if not seen:
+            raise _files.is_empty(self.path)
+
+    def fingerprint(self) -> str:
+        options = ["parquet", self.field, self.prompt_field]
+        return _files.digest(options, _files.find(self.path, _files.PARQUET))
+
+    def _file(self, arrow: object, file: Path) -> Iterator[Document]:
+        names = [self.field] if self.prompt_field is None else [self.field, self.prompt_field]
+        with arrow.parquet.ParquetFile(file) as table:  # type: ignore[attr-defined]
+            known = table.schema_arrow.names
+            for name in names:
+                if name not in known:
+                    raise DataError(f"{file} has no column {name!r}; {did_you_mean(name, known)}")
+            row = 0
+            for batch in table.iter_batches(batch_size=1024, columns=names):
+                for values in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+                    row += 1
+                    for name, value in zip(names, values, strict=True):
+                        if not isinstance(value, str):
+                            raise DataError(f"{file}, row {row}: {name!r} is no text but {type(value).__name__}")
+                    yield Document(*values)

@@ -1,0 +1,121 @@
+"""Text files (also compressed), one document a file or split at a separator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from unmask.corpora import Corpus, Document, _files
+from unmask.errors import UsageError
+
+PROSE = (".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".html", ".htm", ".xml", ".csv", ".tsv", ".fa", ".fasta")
+CODE = (
+    ".py",
+    ".pyi",
+    ".c",
+    ".h",
+    ".cc",
+    ".cpp",
+    ".hpp",
+    ".rs",
+    ".go",
+    ".java",
+    ".js",
+    ".ts",
+    ".rb",
+    ".sh",
+    ".jl",
+    ".sql",
+)
+PIECE = 4 << 20  # characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Corpus):
+    """A text file, or a folder's text files, read as UTF-8 with nothing changed.
+
+    Without a separator a file is one document, except that a file of more than 4 Mi characters is cut into documents
+    of at most that, at the last blank line, line end or space in reach: joined they are the file again. With a
+    separator the documents are what lies between its occurrences; one line break on either side of it belongs to it,
+    so that it may stand on a line of its own (unless it contains a line break itself: then it is taken as it is).
+
+    >>> Text(path="book.txt", separator="\\n\\n").documents()  # doctest: +SKIP
+    """
+
+    path: str
+    separator: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.separator == "":
+            raise UsageError("the separator between documents must not be empty; leave it out for one document a file")
+
+    def files(self) -> list[Path]:
+        """The files, in the order in which they are read."""
+        return _files.find(self.path, PROSE + CODE)
+
+    def documents(self) -> Iterator[Document]:
+        files = self.files()
+        seen = False
+        for file in files:
+            texts = _pieces(file) if self.separator is None else _between(file, self.separator)
+            for text in texts:
+                seen = True
+                yield Document(text)
+        if not seen:
+            raise _files.is_empty(self.path)
+
+    def fingerprint(self) -> str:
+        return _files.digest(["text", self.separator, PIECE], self.files())
+
+
+def _pieces(file: Path) -> Iterator[str]:
+    rest = ""
+    for text in _files.text_chunks(file):
+        rest += text
+        while len(rest) > PIECE:
+            cut = _cut(rest)
+            yield rest[:cut]
+            rest = rest[cut:]
+    if rest:
+        yield rest
+
+
+def _cut(text: str) -> int:
+    """Where to cut a text that is too long: late, and where a reader would."""
+    for gap in ("\n\n", "\n", " "):
+        at = text.rfind(gap, PIECE // 2, PIECE)
+        if at >= 0:
+            return at + len(gap)
+    return PIECE
+
+
+def _between(file: Path, separator: str) -> Iterator[str]:
+    trim = "\n" not in separator
+    rest, follows = "", False  # follows: a separator stands directly before `rest`
+    for chunk in _files.text_chunks(file):
+        # Only the end of what was already searched can hold the start of a separator.
+        start = max(0, len(rest) - len(separator) + 1)
+        rest += chunk
+        done = 0
+        while (at := rest.find(separator, max(start, done))) >= 0:
+            text = _trimmed(rest[done:at], head=trim and follows, tail=trim)
+            if text or follows:
+                yield text
+            done, follows = at + len(separator), True
+        rest = rest[done:]
+        while len(rest) > PIECE:
+            cut = _cut(rest)
+            yield _trimmed(rest[:cut], head=trim and follows, tail=False)
+            rest, follows = rest[cut:], False
+    last = _trimmed(rest, head=trim and follows, tail=trim)  # as if the file's end were one more separator
+    if last:
+        yield last
+
+
+def _trimmed(text: str, *, head: bool, tail: bool) -> str:
+    if head:
+        text = text.removeprefix("\r\n") if text.startswith("\r\n") else text.removeprefix("\n")
+    if tail:
+        text = text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
+    return text

@@ -1,0 +1,133 @@
+"""What every denoiser module offers, and the wrapper that makes one of a plain function."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmask.errors import UsageError
+
+
+class KVCache:
+    """Keys and values of a causal network's finished positions, allocated once.
+
+    The caller sets `stop` and calls `trunk`, which computes positions `length..stop-1` and moves `length` up to `stop`.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.stop = 0
+        self.blocks: list[tuple[Tensor, Tensor]] = []
+
+
+class Network(nn.Module):
+    """A denoiser: `trunk` makes one vector a position, `head` turns chosen vectors into logits.
+
+    `h[:, l]` predicts position l; a causal network shifts inside. Logits are asked for only where somebody needs them.
+    """
+
+    num_ids: int
+    mask_id: int
+    causal: bool = False
+    uses_level: bool = False
+    checkpoint_activations: bool = False
+
+    @abstractmethod
+    def trunk(
+        self,
+        z_BL: Tensor,
+        level_B: Tensor | None = None,
+        *,
+        valid_BL: Tensor | None = None,
+        positions_BL: Tensor | None = None,
+        cond: Tensor | None = None,
+        cache: KVCache | None = None,
+        at_BK: Tensor | None = None,
+    ) -> Tensor:
+        """h_BLD, or h_BKD at the positions `at_BK`."""
+
+    @abstractmethod
+    def head(self, h_ND: Tensor) -> Tensor:
+        """logits_NI over all ids, the mask's included."""
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """The parameters that `head` uses; all of them is always right, fewer is leaner."""
+        return list(self.parameters())
+
+    def forward(self, z_BL: Tensor, level_B: Tensor | None = None, **options: Any) -> Tensor:
+        """logits_BLI at every position: for tests and small tables; training and sampling ask for less."""
+        return self.head(self.trunk(z_BL, level_B, **options))
+
+
+def gather_positions(h_BLD: Tensor, at_BK: Tensor) -> Tensor:
+    """h_BKD: the vectors at the asked positions."""
+    return h_BLD.gather(1, at_BK.unsqueeze(-1).expand(-1, -1, h_BLD.shape[-1]))
+
+
+class _Wrapped(Network):
+    def __init__(
+        self, f: Callable[[Tensor, Tensor | None], Tensor], num_ids: int, mask_id: int, uses_level: bool
+    ) -> None:
+        super().__init__()
+        self.f = f
+        self.num_ids, self.mask_id, self.uses_level = num_ids, mask_id, uses_level
+
+    def trunk(
+        self,
+        z_BL: Tensor,
+        level_B: Tensor | None = None,
+        *,
+        valid_BL: Tensor | None = None,
+        positions_BL: Tensor | None = None,
+        cond: Tensor | None = None,
+        cache: KVCache | None = None,
+        at_BK: Tensor | None = None,
+    ) -> Tensor:
+        if valid_BL is not None and not bool(valid_BL.all()):
+            raise UsageError("a wrapped function takes no padding: give it rows of one length")
+        if positions_BL is not None or cond is not None or cache is not None:
+            raise UsageError("a wrapped function takes tokens and a noise level only: no positions, condition or cache")
+        logits_BLI = self.f(z_BL, level_B)
+        if logits_BLI.shape != (*z_BL.shape, self.num_ids):
+            raise UsageError(f"the function returned {tuple(logits_BLI.shape)}, not {(*z_BL.shape, self.num_ids)}")
+        return logits_BLI if at_BK is None else gather_positions(logits_BLI, at_BK)
+
+    def head(self, h_ND: Tensor) -> Tensor:
+        return h_ND
+
+
+def as_denoiser(
+    f: Callable[[Tensor, Tensor | None], Tensor], *, vocab_size: int, mask_id: int, uses_level: bool = True
+) -> Network:
+    """Wrap a plain `logits_BLI = f(z_BL, level_B)` with I = vocab_size + 1 (the mask): tables, toys, foreign models.
+
+    `uses_level=False` promises that f ignores the level, which makes the count form of the bound valid.
+
+    >>> import torch
+    >>> coin = as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
+    >>> coin.num_ids
+    3
+    """
+    if not 0 <= mask_id <= vocab_size:
+        raise UsageError(f"mask_id must lie in 0..{vocab_size} for {vocab_size} tokens and a mask, got {mask_id}")
+    return _Wrapped(f, vocab_size + 1, mask_id, uses_level)
+
+
+def refuse_options(name: str, **options: Tensor | None) -> None:
+    """An option that a denoiser does not support raises instead of being ignored."""
+    for option, value in options.items():
+        if value is not None:
+            raise UsageError(f"the denoiser {name} does not support {option}")
+
+
+def level_column(level_B: Tensor | None, z_BL: Tensor, uses_level: bool, dtype: torch.dtype) -> Tensor | None:
+    """The level as this network wants it: None when it does not look, an error when it must and there is none."""
+    if not uses_level:
+        return None
+    if level_B is None:
+        raise UsageError("this denoiser is conditioned on the noise level: give level_B")
+    return level_B.to(device=z_BL.device, dtype=dtype)

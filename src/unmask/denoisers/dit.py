@@ -1,0 +1,322 @@
+"""Transformer with rotary positions and optional adaLN time conditioning (the paper's backbone)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from unmask.denoisers import Denoiser
+from unmask.denoisers._network import KVCache, Network, gather_positions, level_column, refuse_options
+from unmask.errors import UsageError
+
+# name: (hidden, blocks, heads). The last three are the paper's, the first three are for CPUs.
+SIZES = {
+    "nano": (128, 4, 4),
+    "micro": (192, 6, 6),
+    "mini": (256, 4, 4),
+    "tiny": (512, 8, 8),
+    "small": (768, 12, 12),
+    "medium": (1024, 24, 16),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiT(Denoiser):
+    """A pre-norm transformer; `conditioning` chooses what the adaLN branch sees.
+
+    none: no adaLN branch. level: 1 - alpha. sigma: -log alpha, as published time-conditioned nets.
+    constant: the branch exists and always sees 0, as published nets without time conditioning.
+    """
+
+    size: Literal["nano", "micro", "mini", "tiny", "small", "medium"] = "tiny"
+    hidden: int | None = None  # these three override the size
+    blocks: int | None = None
+    heads: int | None = None
+    conditioning: Literal["none", "constant", "level", "sigma"] = "none"
+    cond_dim: int = 128
+    tied: bool = False
+    dropout: float = 0.1
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        hidden, blocks, heads = self.dims
+        if min(hidden, blocks, heads, self.cond_dim) < 1 or hidden % heads or (hidden // heads) % 2:
+            raise UsageError(f"hidden ({hidden}) must be a multiple of 2 x heads ({heads}); all sizes at least 1")
+        if not 0 <= self.dropout < 1:
+            raise UsageError(f"dropout must lie in [0, 1), got {self.dropout}")
+        if self.causal and self.conditioning in ("level", "sigma"):
+            raise UsageError("a causal denoiser sees no noise, so it cannot be conditioned on its level")
+
+    @property
+    def dims(self) -> tuple[int, int, int]:
+        hidden, blocks, heads = SIZES[self.size]
+        return self.hidden or hidden, self.blocks or blocks, self.heads or heads
+
+    @property
+    def uses_level(self) -> bool:
+        return self.conditioning in ("level", "sigma")
+
+    def build(self, *, num_ids: int, mask_id: int) -> DiTNetwork:
+        return DiTNetwork(self, num_ids=num_ids, mask_id=mask_id)
+
+
+class DiTNetwork(Network):
+    def __init__(self, config: DiT, *, num_ids: int, mask_id: int) -> None:
+        super().__init__()
+        self.config = config
+        self.num_ids, self.mask_id = num_ids, mask_id
+        self.causal, self.uses_level = config.causal, config.uses_level
+        hidden, blocks, self.num_heads = config.dims
+        self.embed = nn.Embedding(num_ids, hidden)
+        cond_dim = 0 if config.conditioning == "none" else config.cond_dim
+        self.time = TimeEmbedding(cond_dim) if cond_dim else None
+        self.blocks = nn.ModuleList(Block(hidden, self.num_heads, cond_dim, config.dropout) for _ in range(blocks))
+        self.norm = Norm(hidden)
+        self.modulation = nn.Linear(cond_dim, 2 * hidden) if cond_dim else None
+        self.output = nn.Linear(hidden, num_ids)
+        self._init_weights()
+        if config.tied:
+            self.output.weight = self.embed.weight
+
+    def _init_weights(self) -> None:
+        for name, p in self.named_parameters():
+            if name.endswith("bias") or "modulation" in name or name == "output.weight":
+                nn.init.zeros_(p)  # adaLN starts as the identity, the head as the uniform law
+            elif p.ndim > 1:
+                nn.init.normal_(p, std=0.02)
+            if name.endswith(("out.weight", "mlp_out.weight")):  # what is added to the residual stream, 2 a block
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * len(self.blocks)))
+
+    def trunk(
+        self,
+        z_BL: Tensor,
+        level_B: Tensor | None = None,
+        *,
+        valid_BL: Tensor | None = None,
+        positions_BL: Tensor | None = None,
+        cond: Tensor | None = None,
+        cache: KVCache | None = None,
+        at_BK: Tensor | None = None,
+    ) -> Tensor:
+        refuse_options("dit", cond=cond)
+        if cache is not None:
+            if not self.causal:
+                raise UsageError("a key-value cache needs a causal denoiser: here every position sees every other")
+            return self._trunk_cached(z_BL, valid_BL, positions_BL, cache)
+        c_BC = self._condition(z_BL, level_B)
+        x_BLD = self.embed(self._shift(z_BL) if self.causal else z_BL)
+        rope = rotary(self._head_dim, positions_BL, z_BL.shape[1], x_BLD.device, x_BLD.dtype)
+        # Padding stands at the end of a row, so a causal mask already hides it from every real position.
+        mask = None if valid_BL is None or self.causal else valid_BL[:, None, None, :]
+        for i, block in enumerate(self.blocks):
+            at = at_BK if i == len(self.blocks) - 1 else None  # the last block only where somebody looks
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                x_BLD = checkpoint(block, x_BLD, c_BC, rope, mask, self.causal, at, use_reentrant=False)
+            else:
+                x_BLD = block(x_BLD, c_BC, rope, mask, self.causal, at)
+        return self._final(x_BLD, c_BC)
+
+    def head(self, h_ND: Tensor) -> Tensor:
+        return self.output(h_ND)  # type: ignore[no-any-return]
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        return list(self.output.parameters())
+
+    @property
+    def _head_dim(self) -> int:
+        return int(self.embed.embedding_dim // self.num_heads)
+
+    def _shift(self, z_BL: Tensor) -> Tensor:
+        """Position l is predicted from what stands before it; the mask, which no text holds, stands before the first."""
+        return F.pad(z_BL[:, :-1], (1, 0), value=self.mask_id)
+
+    def _condition(self, z_BL: Tensor, level_B: Tensor | None) -> Tensor | None:
+        if self.time is None:
+            return None
+        level = level_column(level_B, z_BL, self.uses_level, torch.float32)
+        if level is None:  # constant: one row serves the whole batch
+            signal = torch.zeros(1, device=z_BL.device)
+        elif self.config.conditioning == "sigma":
+            # Published nets were trained with alpha(1) = 1e-3, so sigma never exceeded -log 1e-3.
+            signal = -torch.log1p(-level.clamp(max=1 - 1e-3))
+        else:
+            signal = 1000 * level
+        return F.silu(self.time(signal))
+
+    def _final(self, x_BLD: Tensor, c_BC: Tensor | None) -> Tensor:
+        h_BLD: Tensor = self.norm(x_BLD)
+        if self.modulation is None or c_BC is None:
+            return h_BLD
+        shift, scale = self.modulation(c_BC).unsqueeze(1).chunk(2, dim=-1)
+        return torch.addcmul(shift, h_BLD, 1 + scale)
+
+    def _trunk_cached(
+        self, z_BL: Tensor, valid_BL: Tensor | None, positions_BL: Tensor | None, cache: KVCache
+    ) -> Tensor:
+        """Positions cache.length..cache.stop-1 of every row, in lockstep."""
+        refuse_options("dit with a cache", positions_BL=positions_BL)
+        start, stop = cache.length, cache.stop
+        B, L = z_BL.shape
+        if not 0 <= start < stop <= L:
+            raise UsageError(f"the cache holds {start} positions and was asked for {stop} of {L}")
+        x_BND = self.embed(self._shift(z_BL)[:, start:stop])
+        if not cache.blocks:
+            shape = (B, self.num_heads, L, self._head_dim)
+            cache.blocks = [(x_BND.new_empty(shape), x_BND.new_empty(shape)) for _ in self.blocks]
+        cos, sin = rotary(self._head_dim, None, stop, x_BND.device, x_BND.dtype)
+        mask = None
+        if start > 0 and stop - start > 1:
+            steps = torch.arange(stop, device=z_BL.device)
+            mask = steps[None, :] <= steps[start:, None]
+        c_BC = self._condition(z_BL, None)
+        for block, kv in zip(self.blocks, cache.blocks, strict=True):
+            causal = start == 0 and stop > 1
+            x_BND = block(
+                x_BND, c_BC, (cos[..., start:, :], sin[..., start:, :]), mask, causal, None, (kv, start, stop)
+            )
+        cache.length = stop
+        return self._final(x_BND, c_BC)
+
+
+class Norm(nn.Module):
+    """LayerNorm without bias."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, None, 1e-5)
+
+
+class TimeEmbedding(nn.Module):
+    """A scalar → sinusoids → two-layer network."""
+
+    def __init__(self, dim: int, num_frequencies: int = 128) -> None:
+        super().__init__()
+        self.num_frequencies = num_frequencies
+        self.mlp_in = nn.Linear(2 * num_frequencies, dim)
+        self.mlp_out = nn.Linear(dim, dim)
+
+    def forward(self, signal_B: Tensor) -> Tensor:
+        ramp = torch.arange(self.num_frequencies, device=signal_B.device, dtype=torch.float32) / self.num_frequencies
+        angle = signal_B.float()[:, None] * torch.exp(-math.log(10_000) * ramp)
+        waves = torch.cat([angle.cos(), angle.sin()], dim=-1).to(self.mlp_in.weight.dtype)
+        return self.mlp_out(F.silu(self.mlp_in(waves)))  # type: ignore[no-any-return]
+
+
+Rope = tuple[Tensor, Tensor]
+
+
+def rotary(head_dim: int, positions_BL: Tensor | None, length: int, device: torch.device, dtype: torch.dtype) -> Rope:
+    """cos and sin of the rotary angles, [1 or B, 1, L, head_dim/2]; made once a forward pass, shared by all blocks."""
+    if positions_BL is None:
+        positions_BL = torch.arange(length, device=device)[None]
+    inv_freq = 10_000 ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
+    angle = positions_BL[:, None, :, None].float() * inv_freq
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x_BHLK: Tensor, rope: Rope) -> Tensor:
+    """Half-split rotary embedding: the first half of the head is the real part, the second the imaginary."""
+    cos, sin = rope
+    a, b = x_BHLK.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each pre-normed; with conditioning, adaLN shifts, scales and gates both."""
+
+    def __init__(self, hidden: int, heads: int, cond_dim: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.norm1 = Norm(hidden)
+        self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
+        self.out = nn.Linear(hidden, hidden, bias=False)
+        self.norm2 = Norm(hidden)
+        self.mlp_in = nn.Linear(hidden, 4 * hidden)
+        self.mlp_out = nn.Linear(4 * hidden, hidden)
+        self.modulation = nn.Linear(cond_dim, 6 * hidden) if cond_dim else None
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        c_BC: Tensor | None,
+        rope: Rope,
+        mask: Tensor | None,
+        causal: bool,
+        at_BK: Tensor | None = None,
+        cached: tuple[tuple[Tensor, Tensor], int, int] | None = None,
+    ) -> Tensor:
+        attn_in, attn_gate, mlp_in, mlp_gate = self._modulators(c_BC)
+        h_BLD = attn_in(self.norm1(x_BLD))
+        a_BLD = self._attend(h_BLD, rope, mask, causal, at_BK, cached)
+        if at_BK is not None:
+            x_BLD = gather_positions(x_BLD, at_BK)
+        x_BLD = x_BLD + attn_gate(self._drop(self.out(a_BLD)))
+        m_BLD = self.mlp_out(F.gelu(self.mlp_in(mlp_in(self.norm2(x_BLD))), approximate="tanh"))
+        return x_BLD + mlp_gate(self._drop(m_BLD))  # type: ignore[no-any-return]
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+    def _modulators(self, c_BC: Tensor | None):  # type: ignore[no-untyped-def]
+        """How the two branches are shifted-and-scaled going in and gated coming out; plain blocks leave both alone."""
+        if self.modulation is None or c_BC is None:
+            return _same, _same, _same, _same
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(c_BC).unsqueeze(1).chunk(6, dim=-1)
+        return (
+            lambda h: h * (1 + scale1) + shift1,
+            lambda h: h * gate1,
+            lambda h: h * (1 + scale2) + shift2,
+            lambda h: h * gate2,
+        )
+
+    def _attend(
+        self,
+        h_BLD: Tensor,
+        rope: Rope,
+        mask: Tensor | None,
+        causal: bool,
+        at_BK: Tensor | None,
+        cached: tuple[tuple[Tensor, Tensor], int, int] | None,
+    ) -> Tensor:
+        if at_BK is None:
+            q, k, v = (self._split(y) for y in self.qkv(h_BLD).chunk(3, dim=-1))
+            q = rotate(q, rope)
+        else:  # queries at the asked positions, keys and values everywhere
+            if causal:
+                rows = torch.arange(h_BLD.shape[1], device=h_BLD.device)
+                mask, causal = (rows[None, None, None, :] <= at_BK[:, None, :, None]), False
+            D = h_BLD.shape[-1]
+            w_q, w_kv = self.qkv.weight[:D], self.qkv.weight[D:]
+            q = rotate(self._split(F.linear(gather_positions(h_BLD, at_BK), w_q)), _rope_at(rope, at_BK))
+            k, v = (self._split(y) for y in F.linear(h_BLD, w_kv).chunk(2, dim=-1))
+        k = rotate(k, rope)
+        if cached is not None:
+            (keys, values), start, stop = cached
+            keys[:, :, start:stop], values[:, :, start:stop] = k, v
+            k, v = keys[:, :, :stop], values[:, :, :stop]
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+        return o.transpose(1, 2).flatten(2)
+
+    def _split(self, y_BLD: Tensor) -> Tensor:
+        """[B, L, D] → [B, heads, L, head_dim]"""
+        return y_BLD.view(*y_BLD.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+def _rope_at(rope: Rope, at_BK: Tensor) -> Rope:
+    def pick(table: Tensor) -> Tensor:
+        return torch.take_along_dim(table[:, 0], at_BK[..., None], dim=1).unsqueeze(1)
+
+    return pick(rope[0]), pick(rope[1])
+
+
+def _same(h: Tensor) -> Tensor:
+    return h

@@ -1,0 +1,41 @@
+"""Which device a name stands for."""
+
+from __future__ import annotations
+
+import torch
+
+from unmask.errors import UsageError
+
+
+def pick_device(name: str | torch.device | None = None) -> torch.device:
+    """None: a GPU when there is one, else the CPU. A device that is not there is an error, never a silent CPU.
+
+    >>> pick_device("cpu")
+    device(type='cpu')
+    """
+    if name is None:
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"unknown device {str(name)!r}; use cpu, cuda, cuda:N or mps") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"{device} was asked for, but this machine has {torch.cuda.device_count()} CUDA GPUs; use cpu")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UsageError("mps was asked for, but this machine has no Apple GPU that PyTorch can use; use cpu")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise UsageError(f"device {str(name)!r} is not supported; use cpu, cuda or mps")
+    return device
+
+
+def pick_dtype(name: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """None: float32. float64 is refused on mps, which has none."""
+    names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+    dtype = names.get(name) if isinstance(name, str) else name
+    if isinstance(name, str) and dtype is None:
+        raise UsageError(f"unknown dtype {name!r}; known: {', '.join(names)}")
+    if dtype == torch.float64 and device.type == "mps":
+        raise UsageError("mps has no float64; use fp32")
+    return dtype or torch.float32

@@ -1,0 +1,57 @@
+"""The bound of a model over packed rows, with the protocol that must stand beside the number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from unmask.batch import make_batch
+from unmask.bound import Bound, join
+from unmask.denoisers._network import Network
+from unmask.errors import UsageError
+from unmask.objectives import Objective
+from unmask.packing import Rows
+
+
+def evaluate_rows(
+    denoiser: Network,
+    objective: Objective,
+    rows: Rows,
+    *,
+    seed: int = 0,
+    num_samples: int = 4,
+    max_rows: int | None = None,
+    batch: int = 16,
+    estimator: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Bound:
+    """The bound over the rows, or over `max_rows` of them spread evenly; rows are scored on the denoiser's device."""
+    n = len(rows)
+    if n == 0:
+        raise UsageError("there are no rows to evaluate")
+    indices = np.arange(n) if max_rows is None or max_rows >= n else np.linspace(0, n - 1, max_rows).astype(np.int64)
+    device = next(denoiser.parameters()).device
+    was_training = denoiser.training
+    denoiser.eval()
+    parts = []
+    for lo in range(0, len(indices), batch):
+        x, valid_len, prefix_len = (torch.from_numpy(a).to(device) for a in rows.take(indices[lo : lo + batch]))
+        packed = make_batch(x, valid_len, prefix_len, seed=0, step=0)  # only its masks of what is valid and scored
+        parts.append(
+            objective.bound(
+                denoiser,
+                packed.x_BL,
+                packed.valid_BL,
+                scored_BL=packed.scored_BL,
+                seed=seed,
+                first_row=lo,
+                num_samples=num_samples,
+                estimator=estimator,
+            )
+        )
+        if progress is not None:
+            progress(min(lo + batch, len(indices)), len(indices))
+    denoiser.train(was_training)
+    return join(parts, num_bytes=int(rows.bytes_of(indices).sum()))

@@ -1,0 +1,73 @@
+"""canvas → sampler → canvas: the one loop that the library, the terminal and a server share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from unmask.canvas import Canvas
+from unmask.denoisers._network import Network
+from unmask.errors import UsageError
+from unmask.objectives import Objective
+from unmask.predictor import Predictor
+from unmask.samplers import Sampler, Step
+
+
+def steps(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Objective | None = None) -> Iterator[Step]:
+    """Run the sampler, a network call at a time. `objective` is what the denoiser was trained with.
+
+    >>> import torch, unmask
+    >>> coin = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
+    >>> canvas = unmask.Canvas.blank(num=1, length=4, mask_id=2)
+    >>> len(list(steps(coin, canvas, unmask.samplers.Ancestral(steps=None))))
+    4
+    """
+    predictor = (objective or _default_objective(denoiser)).predictor(denoiser)
+    check_pair(predictor, sampler, canvas)
+    state = sampler.start(canvas)
+    while (query := sampler.ask(state)) is not None:
+        yield sampler.tell(state, predictor(query))
+
+
+def sample(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Objective | None = None) -> Canvas:
+    """Run the sampler to the end; the canvas that comes back holds no mask.
+
+    >>> import torch, unmask
+    >>> coin = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
+    >>> out = sample(coin, unmask.Canvas.blank(num=2, length=4, mask_id=2), unmask.samplers.Ancestral())
+    >>> bool((out.tokens < 2).all())
+    True
+    """
+    from dataclasses import replace
+
+    tokens = canvas.tokens
+    for step in steps(denoiser, canvas, sampler, objective=objective):
+        tokens = step.tokens_BL
+    return replace(canvas, tokens=tokens)
+
+
+def check_pair(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> None:
+    """Refuse what cannot be: a sampler that needs another kind of prediction, or an order the network cannot follow."""
+    if predictor.kind != sampler.takes:
+        raise UsageError(f"the sampler takes {sampler.takes}, the model predicts {predictor.kind}")
+    if not predictor.left_to_right:
+        return
+    if not sampler.left_to_right:
+        raise UsageError("an autoregressive model opens from left to right: use the left_to_right sampler")
+    open_BL = canvas.open_BL
+    if bool((open_BL[:, :-1] & ~open_BL[:, 1:] & _valid(canvas)[:, 1:]).any()):
+        raise UsageError(
+            "an autoregressive model cannot see what stands behind a gap: give a prompt only, or use diffusion"
+        )
+
+
+def _valid(canvas: Canvas) -> torch.Tensor:
+    return torch.ones_like(canvas.tokens, dtype=torch.bool) if canvas.valid_BL is None else canvas.valid_BL
+
+
+def _default_objective(denoiser: Network) -> Objective:
+    from unmask.objectives.ar import AR
+    from unmask.objectives.mdlm import MDLM
+
+    return AR() if denoiser.causal else MDLM()

@@ -1,0 +1,283 @@
+"""Model = denoiser + tokenizer + objective (with its noise): load, save, generate, fill, score."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from unmask.bound import Bound, join
+from unmask.canvas import Canvas
+from unmask.checkpoint import atomic_folder, read_tensors, write_tensors
+from unmask.config import from_dict, to_dict
+from unmask.denoisers import Denoiser
+from unmask.denoisers._network import Network
+from unmask.devices import pick_device, pick_dtype
+from unmask.errors import ConfigError, ModelFolderError, UsageError
+from unmask.generate import steps
+from unmask.objectives import Objective
+from unmask.prompts import encode_fixed, parse_gaps, to_text
+from unmask.samplers import Sampler, Step
+from unmask.samplers.ancestral import Ancestral
+from unmask.samplers.left_to_right import LeftToRight
+from unmask.samplers.semi_ar import SemiAR
+from unmask.tokens import Tokenizer, tokenizer_from_json
+
+FORMAT_VERSION = 1
+Watch = Callable[[Step], None]
+
+
+class Model:
+    """A trained network with everything needed to use it.
+
+    >>> model = unmask.load("runs/demo")                          # doctest: +SKIP
+    >>> model.generate(num=2, length=128, prompt="def ", seed=0)   # doctest: +SKIP
+    """
+
+    def __init__(self, *, denoiser: Network, tokenizer: Tokenizer, objective: Objective, length: int) -> None:
+        if denoiser.num_ids != tokenizer.num_ids or denoiser.mask_id != tokenizer.mask_id:
+            raise UsageError(
+                f"the denoiser has {denoiser.num_ids} ids with mask {denoiser.mask_id}, "
+                f"the tokenizer {tokenizer.num_ids} with mask {tokenizer.mask_id}: they must agree"
+            )
+        objective.check(denoiser)
+        self.denoiser = denoiser.eval()
+        self.tokenizer = tokenizer
+        self.objective = objective
+        self.length = length
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.denoiser.parameters()).device
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.denoiser.parameters())
+
+    # --- use ---
+
+    def generate(
+        self,
+        num: int = 1,
+        length: int | None = None,
+        prompt: str | Sequence[str] = "",
+        suffix: str = "",
+        *,
+        sampler: Sampler | None = None,
+        seed: int = 0,
+        watch: Watch | None = None,
+    ) -> list[str]:
+        """Texts of at most `length` tokens, prompt and suffix included; `num` for each prompt.
+
+        End-of-text ends a text. A length beyond the model's window is written window by window.
+        """
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        length = length or self.length
+        tail = encode_fixed(suffix, self.tokenizer, "suffix")
+        rows, heads = [], []
+        for text in prompts:
+            head = encode_fixed(text, self.tokenizer, "prompt")
+            gap = length - len(head) - len(tail)
+            if gap < 1:
+                raise UsageError(
+                    f"the prompt takes {len(head)} tokens and the suffix {len(tail)}: nothing is left of length {length}; "
+                    "give a larger length or a shorter prompt"
+                )
+            rows += [head + [self.tokenizer.mask_id] * gap + tail] * num
+            heads += [len(head)] * num
+        if num < 1 or not rows:
+            raise UsageError(f"num must be at least 1 and there must be a prompt list of at least one, got num={num}")
+        # A suffix must stay part of the text, so nothing before it may end the text.
+        finished = self._run(rows, sampler, seed, watch, may_end=not tail)
+        return [to_text(row, self.tokenizer, head) for row, head in zip(finished, heads, strict=True)]
+
+    def fill(
+        self,
+        text: str | Sequence[str],
+        *,
+        sampler: Sampler | None = None,
+        seed: int = 0,
+        watch: Watch | None = None,
+    ) -> list[str]:
+        """Texts with every gap filled: `[MASK]` is one token, `[MASK:5]` five. All else stays as it is."""
+        texts = [text] if isinstance(text, str) else list(text)
+        rows = [parse_gaps(t, self.tokenizer) for t in texts]
+        for t, row in zip(texts, rows, strict=True):
+            if self.tokenizer.mask_id not in row:
+                raise UsageError(f"no gap in {t[:40]!r}: write [MASK] for one token, [MASK:5] for five")
+        return [self.tokenizer.decode(row) for row in self._run(rows, sampler, seed, watch, may_end=False)]
+
+    def _run(
+        self, rows: list[list[int]], sampler: Sampler | None, seed: int, watch: Watch | None, may_end: bool
+    ) -> list[list[int]]:
+        tok = self.tokenizer
+        canvas = Canvas.of_rows(rows, mask_id=tok.mask_id, pad_id=tok.eot_id, seed=seed).to(self.device)
+        forbidden = {*tok.never_ids()} if may_end else {*tok.never_ids(), tok.eot_id}
+        canvas = dataclasses.replace(canvas, forbidden=tuple(sorted(forbidden)))
+        tokens = canvas.tokens
+        fitted = self.fit_sampler(sampler, tokens.shape[1])
+        for step in steps(self.denoiser, canvas, fitted, objective=self.objective):
+            tokens = step.tokens_BL
+            if watch is not None:
+                watch(step)
+        return [row[: len(given)] for row, given in zip(tokens.tolist(), rows, strict=True)]
+
+    def fit_sampler(self, sampler: Sampler | None, length: int) -> Sampler:
+        """The model's default sampler where none is given, and windows around it where the text is too long for one."""
+        if sampler is None:
+            noise = getattr(self.objective, "noise", None)
+            sampler = LeftToRight() if noise is None else Ancestral(noise=noise)
+        if length <= self.length or isinstance(sampler, SemiAR):
+            return sampler
+        if sampler.left_to_right:
+            raise UsageError(f"length {length} is beyond the model's window of {self.length} tokens; ask for less")
+        return SemiAR(window=self.length, inner=sampler)
+
+    # --- measure ---
+
+    def score(
+        self, texts: str | Sequence[str], *, seed: int = 0, num_samples: int = 16, estimator: str | None = None
+    ) -> Bound:
+        """The bound of each text, its end-of-text included; a text beyond the window is scored window by window."""
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        rows, owner = [], []
+        for i, text in enumerate(texts):
+            ids = [*self.tokenizer.encode(text), self.tokenizer.eot_id]
+            for lo in range(0, len(ids), self.length):
+                rows.append(ids[lo : lo + self.length])
+                owner.append(i)
+        if not rows:
+            raise UsageError("nothing to score: give at least one text")
+        parts = []
+        for lo in range(0, len(rows), 32):
+            canvas = Canvas.of_rows(rows[lo : lo + 32], mask_id=-1, pad_id=self.tokenizer.eot_id).to(self.device)
+            parts.append(
+                self.objective.bound(
+                    self.denoiser,
+                    canvas.tokens,
+                    canvas.valid_BL,
+                    seed=seed,
+                    first_row=lo,
+                    num_samples=num_samples,
+                    estimator=estimator,
+                )
+            )
+        windows = join(parts)
+        owner_B = torch.tensor(owner)
+        draws_BS = torch.zeros(len(texts), windows.draws_BS.shape[1], dtype=windows.draws_BS.dtype)
+        return Bound(
+            draws_BS=draws_BS.index_add(0, owner_B, windows.draws_BS),
+            tokens_B=torch.zeros(len(texts), dtype=torch.long).index_add(0, owner_B, windows.tokens_B),
+            num_bytes=sum(len(t.encode()) for t in texts),
+        )
+
+    # --- keep ---
+
+    def save(self, folder: str | Path) -> None:
+        """model.safetensors + config.json + tokenizer.json, written whole or not at all."""
+        with atomic_folder(Path(folder)) as tmp:
+            self.write_files(tmp)
+
+    def write_files(self, folder: Path) -> None:
+        config = {
+            "format_version": FORMAT_VERSION,
+            "denoiser": to_dict(self.denoiser.config),
+            "objective": to_dict(self.objective),
+            "length": self.length,
+            "num_ids": self.tokenizer.num_ids,
+            "mask_id": self.tokenizer.mask_id,
+        }
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (folder / "tokenizer.json").write_text(self.tokenizer.to_json(), encoding="utf-8")
+        write_tensors(folder / "model.safetensors", unshared(self.denoiser), {"format": "pt"})
+
+
+def unshared(network: Network) -> dict[str, Tensor]:
+    """The state without second names of one tensor (a tied head), which a weights file cannot hold."""
+    names = {name for name, _ in network.named_parameters()} | {name for name, _ in network.named_buffers()}
+    return {k: v for k, v in network.state_dict().items() if k in names}
+
+
+def load_weights(network: Network, tensors: dict[str, Tensor], where: str) -> None:
+    """Copy the tensors in; a missing, unexpected or misshapen one is refused by name."""
+    wanted = unshared(network)
+    for name in sorted(wanted.keys() - tensors.keys()):
+        raise ModelFolderError(f"{where}: the tensor {name} is missing; the file belongs to another model")
+    for name in sorted(tensors.keys() - wanted.keys()):
+        raise ModelFolderError(f"{where}: the tensor {name} is unexpected; the file belongs to another model")
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name].shape:
+            raise ModelFolderError(
+                f"{where}: {name} has shape {tuple(tensor.shape)}, the config asks for {tuple(wanted[name].shape)}"
+            )
+        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+            raise ModelFolderError(f"{where}: {name} holds numbers that are not finite floats; the weights are damaged")
+    network.load_state_dict(tensors, strict=False)
+
+
+def load(
+    name: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+) -> Model:
+    """A model from its folder, or from a training run's. Nothing in the folder is executed.
+
+    >>> load("runs/demo", device="cpu")  # doctest: +SKIP
+    """
+    folder = Path(name)
+    if (folder / "model" / "config.json").exists():
+        folder = folder / "model"  # a run keeps its model in there
+    if not folder.is_dir():
+        raise ModelFolderError(f"no model folder {str(name)!r}; give a folder with config.json and model.safetensors")
+    on = pick_device(device)
+    config = _read_config(folder / "config.json")
+    tokenizer = tokenizer_from_json(_read_text(folder / "tokenizer.json"))
+    try:
+        description = cast(Denoiser, from_dict(Denoiser, config["denoiser"], "denoiser"))
+        objective = cast(Objective, from_dict(Objective, config["objective"], "objective"))
+    except ConfigError as e:
+        raise ModelFolderError(f"{folder / 'config.json'}: {e}") from None
+    if config["num_ids"] != tokenizer.num_ids or config["mask_id"] != tokenizer.mask_id:
+        raise ModelFolderError(
+            f"{folder}: config.json says {config['num_ids']} ids with mask {config['mask_id']}, "
+            f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
+        )
+    tensors = read_tensors(folder / "model.safetensors")
+    # Shapes are compared on the meta device first: a config that lies about its sizes allocates nothing.
+    with torch.device("meta"):
+        network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+    for key, wanted in unshared(network).items():
+        if key in tensors and tensors[key].shape != wanted.shape:
+            load_weights(network, tensors, str(folder / "model.safetensors"))
+    network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+    load_weights(network, tensors, str(folder / "model.safetensors"))
+    network.to(device=on, dtype=pick_dtype(dtype, on))
+    return Model(denoiser=network, tokenizer=tokenizer, objective=objective, length=config["length"])
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
+        raise ModelFolderError(f"cannot read {path}: {reason}") from None
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(_read_text(path))
+    except (ValueError, RecursionError):
+        raise ModelFolderError(f"{path} is not valid JSON; the folder is damaged") from None
+    if not isinstance(config, dict) or config.get("format_version") != FORMAT_VERSION:
+        found = config.get("format_version") if isinstance(config, dict) else None
+        raise ModelFolderError(f"{path}: format_version is {found!r}, this unmask reads {FORMAT_VERSION}")
+    wanted = {"format_version": int, "denoiser": dict, "objective": dict, "length": int, "num_ids": int, "mask_id": int}
+    for key, kind in wanted.items():
+        if type(config.get(key)) is not kind:
+            raise ModelFolderError(f"{path}: {key} is missing or not {kind.__name__}; the folder is damaged")
+    if config.keys() - wanted.keys():
+        raise ModelFolderError(f"{path}: unknown key {sorted(config.keys() - wanted.keys())[0]!r}")
+    return config

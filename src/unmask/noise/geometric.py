@@ -1,0 +1,34 @@
+"""sigma geometric in t, rescaled to exact ends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unmask.errors import UsageError
+from unmask.noise._sigma import SigmaNoise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometric(SigmaNoise):
+    """sigma(t) = sigma_min^(1-t) sigma_max^t, alpha = exp(-sigma) rescaled to exact ends."""
+
+    sigma_min: float = 1e-3
+    sigma_max: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma_min < self.sigma_max:
+            raise UsageError(f"geometric noise needs 0 < sigma_min < sigma_max, got {self.sigma_min}, {self.sigma_max}")
+
+    def sigma(self, t: Tensor) -> Tensor:
+        sigma = self.sigma_min * torch.exp(t * math.log(self.sigma_max / self.sigma_min))
+        return torch.where(t < 1, sigma, self.sigma_max)  # exact at the end, where rounding would leave alpha(1) != 0
+
+    def dsigma(self, t: Tensor) -> Tensor:
+        return self.sigma(t) * math.log(self.sigma_max / self.sigma_min)
+
+    def sigma_inverse(self, sigma: Tensor) -> Tensor:
+        return torch.log(sigma / self.sigma_min) / math.log(self.sigma_max / self.sigma_min)

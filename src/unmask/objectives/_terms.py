@@ -1,0 +1,50 @@
+"""The equations of the losses, one function each; everything else in this folder is bookkeeping around them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unmask.noise import Noise
+
+
+def continuous_weight(noise: Noise, t: Tensor) -> Tensor:
+    """-alpha'_t / (1 - alpha_t): what the masked-token loss at time t counts in the continuous-time bound."""
+    return noise.weight(t)
+
+
+def step_weight(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+    """(alpha_s - alpha_t) / (1 - alpha_t): the probability that a token masked at t was still visible at s."""
+    return (alpha_s - alpha_t) / (1 - alpha_t)
+
+
+def count_weight(num_tokens: Tensor, num_masked: Tensor) -> Tensor:
+    """L / n: the count form's weight, from ∫ u^(n-1) (1-u)^(L-n) C(L,n) du = 1/n."""
+    return num_tokens / num_masked
+
+
+def subs_log_probs(logits_NI: Tensor, mask_id: int, zero_masking: bool = True) -> Tensor:
+    """log x_theta in at least float32. Zero masking: the mask gets probability 0 before the softmax."""
+    logits_NI = logits_NI.to(torch.promote_types(logits_NI.dtype, torch.float32))
+    if zero_masking:
+        mask = torch.zeros_like(logits_NI[0] if len(logits_NI) else logits_NI.sum(0), dtype=torch.bool)
+        mask[mask_id] = True
+        logits_NI = logits_NI.masked_fill(mask, -torch.inf)
+    return torch.log_softmax(logits_NI, dim=-1)
+
+
+def d3pm_nats(log_p_x: Tensor, p_mask: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+    """KL(q(z_s|z_t,x) || p_theta(z_s|z_t)) at a masked position, for a network that may predict the mask.
+
+    With p_mask = 0 (zero masking) both logarithms vanish and the T-step MDLM loss remains.
+    """
+
+    def log_excess(alpha: Tensor) -> Tensor:
+        # log(alpha a / (1 - alpha) + 1); at alpha=1 (s=0) its weight is 0 and it counts 0, not NaN.
+        clean = alpha >= 1
+        ratio = torch.where(clean, 0.0, alpha / torch.where(clean, 1.0, 1 - alpha))
+        return torch.log1p(ratio * p_mask)
+
+    opens = step_weight(alpha_s, alpha_t)
+    stays = (1 - alpha_s) / (1 - alpha_t)
+    return opens * (log_excess(alpha_t) - log_p_x) + stays * (log_excess(alpha_t) - log_excess(alpha_s))

@@ -1,0 +1,219 @@
+"""Masked diffusion: a weighted masked-LM loss, in continuous time, in T steps, or in count form (the paper)."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from unmask.batch import DRAW_MASK, DRAW_TIME, Batch
+from unmask.bound import Bound
+from unmask.denoisers import Denoiser
+from unmask.denoisers._network import Network
+from unmask.draws import fold, row_keys, uniform
+from unmask.errors import UsageError
+from unmask.noise import Noise
+from unmask.noise.log_linear import LogLinear
+from unmask.objectives import Objective
+from unmask.objectives._loss import LossSum, Term, cross_entropy, sum_rows, summed_nats, token_nats
+from unmask.objectives._terms import continuous_weight, count_weight, d3pm_nats, step_weight, subs_log_probs
+
+if TYPE_CHECKING:
+    from unmask.predictor import Predictor
+
+
+@dataclass(frozen=True)
+class Noised:
+    """A noised batch: z_t, what is masked in it, and what each masked token's loss counts."""
+
+    z_BL: Tensor
+    masked_BL: Tensor
+    level_B: Tensor
+    weight_B: Tensor
+    alpha_s_B: Tensor | None = None  # T-step forms only
+    alpha_t_B: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MDLM(Objective):
+    """-log p(x) <= E sum over masked tokens of weight x -log x_theta[x].
+
+    steps=None is continuous time; form="count" draws the number of masks instead of a time.
+    carry_over and zero_masking are the two halves of SUBS; turning one off needs steps.
+    """
+
+    noise: Noise = LogLinear()
+    steps: int | None = None
+    form: Literal["time", "count"] = "time"
+    carry_over: bool = True
+    zero_masking: bool = True
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"steps must be at least 1, or none for continuous time; got {self.steps}")
+        if self.steps is None and not self.carry_over:
+            raise UsageError(
+                "continuous time needs carry_over: without it a reconstruction term is due at t=0; set steps"
+            )
+        if self.steps is None and not self.zero_masking:
+            raise UsageError(
+                "continuous time needs zero_masking: the loss of a predicted mask is a T-step form; set steps"
+            )
+        if self.form == "count" and self.steps is not None:
+            raise UsageError(
+                "the count form is the continuous-time bound with the time integrated out: leave steps unset"
+            )
+
+    def check(self, denoiser: Denoiser | Network) -> None:
+        if denoiser.causal:
+            raise UsageError("masked diffusion needs a denoiser that sees both sides: set denoiser.causal = false")
+        if self.form == "count" and denoiser.uses_level:
+            raise UsageError(
+                "the count form holds only for a denoiser that ignores the noise level: "
+                "use form = time, or a denoiser without time conditioning"
+            )
+
+    # --- training ---
+
+    def loss(self, denoiser: Network, batch: Batch) -> LossSum:
+        self.check(denoiser)
+        noised = self.noised(batch, denoiser.mask_id)
+        h_ND, term = self._masked_positions(denoiser, batch, noised)
+        nats = summed_nats(denoiser, h_ND, term)
+        if not self.carry_over:
+            nats = nats + summed_nats(denoiser, *self._reconstruction(denoiser, batch))
+        return LossSum(nats, batch.num_tokens)
+
+    def noised(self, batch: Batch, mask_id: int) -> Noised:
+        """q(z_t | x) for each row at its own time; prompts and padding stay as they are."""
+        if self.form == "count":
+            return self._noised_by_count(batch, mask_id)
+        t_B = batch.time_B
+        if self.steps is None:
+            weight_B = continuous_weight(self.noise, t_B)
+            alpha_s_B = alpha_t_B = None
+        else:
+            i_B = torch.ceil(t_B * self.steps).clamp(min=1)
+            t_B, s_B = i_B / self.steps, (i_B - 1) / self.steps
+            alpha_s_B, alpha_t_B = self.noise.alpha(s_B), self.noise.alpha(t_B)
+            weight_B = self.steps * step_weight(alpha_s_B, alpha_t_B)
+        level_B = self.noise.level(t_B)
+        u_BL = _position_uniforms(batch)
+        masked_BL = batch.scored_BL & (u_BL < level_B[:, None])
+        return Noised(batch.x_BL.masked_fill(masked_BL, mask_id), masked_BL, level_B, weight_B, alpha_s_B, alpha_t_B)
+
+    def _noised_by_count(self, batch: Batch, mask_id: int) -> Noised:
+        """n uniform in 1..L, then a uniform subset of n tokens: those with the n smallest of independent uniforms."""
+        tokens_B = batch.scored_BL.sum(dim=1)
+        n_B = torch.ceil(batch.time_B * tokens_B).long().clamp(min=1)
+        u_BL = _position_uniforms(batch).masked_fill(~batch.scored_BL, 2.0)
+        rank_BL = u_BL.argsort(dim=1).argsort(dim=1)
+        masked_BL = batch.scored_BL & (rank_BL < n_B[:, None])
+        level_B = n_B / tokens_B.clamp(min=1)
+        weight_B = count_weight(tokens_B.to(batch.time_B.dtype), n_B)
+        return Noised(batch.x_BL.masked_fill(masked_BL, mask_id), masked_BL, level_B, weight_B)
+
+    def _masked_positions(self, denoiser: Network, batch: Batch, noised: Noised) -> tuple[Tensor, Term]:
+        """The trunk's vectors at the masked positions, and the loss of each."""
+        h_BLD = denoiser.trunk(noised.z_BL, noised.level_B, valid_BL=batch.valid_BL)
+        row_N, position_N = noised.masked_BL.nonzero(as_tuple=True)
+        x_N = batch.x_BL[row_N, position_N]
+        weight_N = noised.weight_B[row_N]
+
+        def term(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
+            log_p = subs_log_probs(logits_CI, denoiser.mask_id, self.zero_masking)
+            log_p_x = log_p.gather(1, x_N[lo:hi, None]).squeeze(1)
+            if self.zero_masking:
+                return weight_N[lo:hi].to(log_p.dtype) * -log_p_x
+            assert noised.alpha_s_B is not None and noised.alpha_t_B is not None and self.steps is not None
+            rows = row_N[lo:hi]
+            alpha_s, alpha_t = noised.alpha_s_B[rows].to(log_p.dtype), noised.alpha_t_B[rows].to(log_p.dtype)
+            return self.steps * d3pm_nats(log_p_x, log_p[:, denoiser.mask_id].exp(), alpha_s, alpha_t)
+
+        return h_BLD[row_N, position_N], term
+
+    def _reconstruction(self, denoiser: Network, batch: Batch) -> tuple[Tensor, Term]:
+        """Without carry-over: -log x_theta(x, t=0)[x] at every scored position of the clean row."""
+        h_BLD = denoiser.trunk(batch.x_BL, torch.zeros_like(batch.time_B), valid_BL=batch.valid_BL)
+        x_N = batch.x_BL[batch.scored_BL]
+        return h_BLD[batch.scored_BL], cross_entropy(x_N, denoiser.mask_id, self.zero_masking)
+
+    # --- evaluation ---
+
+    def estimator(self, denoiser: Network | Denoiser) -> str:
+        if self.steps is not None:
+            return f"T={self.steps}"
+        return "time" if denoiser.uses_level else "count"
+
+    def with_estimator(self, name: str) -> MDLM:
+        """This objective in another form of its bound: "count", "time" (continuous) or "T=1000" (steps)."""
+        if name in ("count", "time"):
+            form: Literal["count", "time"] = "count" if name == "count" else "time"
+            return MDLM(noise=self.noise, form=form, carry_over=self.carry_over, zero_masking=self.zero_masking)
+        match = re.fullmatch(r"T=([1-9]\d{0,8})", name)
+        if not match:
+            raise UsageError(f"unknown estimator {name!r}; known: count, time, T=<steps>")
+        return dataclasses.replace(self, steps=int(match[1]), form="time")
+
+    @torch.no_grad()
+    def bound(
+        self,
+        denoiser: Network,
+        x_BL: Tensor,
+        valid_BL: Tensor | None = None,
+        *,
+        scored_BL: Tensor | None = None,
+        seed: int = 0,
+        first_row: int = 0,
+        num_samples: int = 8,
+        estimator: str | None = None,
+    ) -> Bound:
+        objective = self.with_estimator(estimator or self.estimator(denoiser))
+        objective.check(denoiser)
+        if num_samples < 1:
+            raise UsageError(f"num_samples must be at least 1, got {num_samples}")
+        if scored_BL is None:
+            scored_BL = torch.ones_like(x_BL, dtype=torch.bool) if valid_BL is None else valid_BL
+        key_B = row_keys(seed, torch.arange(first_row, first_row + len(x_BL), device=x_BL.device))
+        # Times are spread evenly inside a group of a row's draws; groups and rows are independent of each other.
+        strata = 4 if num_samples % 4 == 0 else 1
+        groups = []
+        for g in range(num_samples // strata):
+            u_B = uniform(fold(key_B, g), DRAW_TIME)
+            group_B = torch.zeros(len(x_BL), dtype=torch.float64 if u_B.dtype == torch.float64 else torch.float32)
+            for j in range(strata):
+                key_j_B = fold(key_B, g, j + 1)
+                batch = Batch(x_BL, valid_BL, scored_BL, key_j_B, 1 - (u_B + j / strata) % 1)
+                group_B += objective.row_nats(denoiser, batch).to(group_B) / strata
+            groups.append(group_B)
+        return Bound(draws_BS=torch.stack(groups, dim=1), tokens_B=scored_BL.sum(dim=1).cpu())
+
+    def row_nats(self, denoiser: Network, batch: Batch) -> Tensor:
+        """One unbiased estimate of each row's bound; its mean over keys and times is the bound."""
+        noised = self.noised(batch, denoiser.mask_id)
+        total_B = sum_rows(noised.masked_BL, token_nats(denoiser, *self._masked_positions(denoiser, batch, noised)))
+        if not self.carry_over:
+            total_B = total_B + sum_rows(batch.scored_BL, token_nats(denoiser, *self._reconstruction(denoiser, batch)))
+        return total_B
+
+    # --- sampling ---
+
+    def predictor(self, denoiser: Network) -> Predictor:
+        from unmask.predictor import XTheta
+
+        self.check(denoiser)
+        if not self.zero_masking:
+            raise UsageError(
+                "this model was trained without zero masking, so it may predict the mask itself: "
+                "the planned samplers need SUBS; train with objective.zero_masking = true to sample"
+            )
+        return XTheta(denoiser)
+
+
+def _position_uniforms(batch: Batch) -> Tensor:
+    position_L = torch.arange(batch.x_BL.shape[1], device=batch.x_BL.device)
+    return uniform(batch.key_B[:, None], DRAW_MASK, position_L)

@@ -1,0 +1,286 @@
+"""Documents → rows of a fixed length, cached on disk as a memory map.
+
+Three policies: `wrap` chains all documents, each with end-of-text behind it, and cuts the chain into rows; `pad` gives
+each document a row; `sentence` gives each line one. What does not fit a row is cut, and counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, cast, get_args
+
+import numpy as np
+
+from unmask._cache import cached, default_cache_dir
+from unmask._rows import FILES, Ints, Policy, Report, Rows, RowWriter, dtypes
+from unmask.corpora import Corpus, Document
+from unmask.errors import DataError, UsageError, did_you_mean
+from unmask.tokens import Tokenizer
+
+__all__ = ["Policy", "Report", "Rows", "build_rows", "pack_texts", "reading_bar"]
+
+Part = Literal["all", "train", "valid"]
+Progress = Callable[[int], None]
+FORMAT = 1  # of the cache; a change makes old ones unknown
+_CHUNK = 1 << 20  # characters that are tokenized together
+
+
+class _Packer:
+    """Takes documents, writes rows."""
+
+    def __init__(self, tokenizer: Tokenizer, policy: Policy, length: int, files: dict[str, BinaryIO]) -> None:
+        if policy not in get_args(Policy):
+            raise UsageError(f"unknown packing {policy!r}; {did_you_mean(policy, get_args(Policy))}")
+        if length < 2:
+            raise UsageError(f"a row has at least 2 tokens, got a length of {length}")
+        self._tokenizer, self._policy, self._length = tokenizer, policy, length
+        self._writer = RowWriter(files, tokenizer.num_ids)
+        self._documents = self._cut = self._dropped = self._empty = 0
+        self._waiting: list[Document] = []
+        self._waiting_size = 0
+        # wrap: the row begun, as pieces of tokens
+        self._open: list[Ints] = []
+        self._open_tokens = self._open_bytes = 0
+
+    def add(self, document: Document) -> None:
+        """One document; it is tokenized together with its neighbours."""
+        self._waiting.append(document)
+        self._waiting_size += len(document.text) + len(document.prompt) + 16
+        if self._waiting_size > _CHUNK:
+            self._pack_waiting()
+
+    def finish(self) -> Report:
+        """Write what is begun and say what became of everything."""
+        self._pack_waiting()
+        if self._open_tokens:
+            self._close_row()
+        writer = self._writer
+        writer.flush()
+        return Report(
+            policy=self._policy,
+            length=self._length,
+            documents=self._documents,
+            rows=writer.rows,
+            tokens=writer.total - writer.prefix_total,
+            bytes=writer.byte_total,
+            cut_tokens=self._cut,
+            dropped_documents=self._dropped,
+            empty_documents=self._empty,
+        )
+
+    def _pack_waiting(self) -> None:
+        documents, self._waiting, self._waiting_size = self._waiting, [], 0
+        if not documents:
+            return
+        self._documents += len(documents)
+        if self._policy != "pad" and any(document.prompt for document in documents):
+            raise UsageError(f"documents with a prompt need the packing 'pad', not {self._policy!r}: one row each")
+        pack = {"wrap": self._wrap, "pad": self._pad, "sentence": self._sentences}[self._policy]
+        pack(documents)
+
+    def _wrap(self, documents: list[Document]) -> None:
+        for ids, ends in self._tokenizer.encode_spans([document.text for document in documents]):
+            if not len(ids):
+                self._empty += 1
+                continue
+            chain = np.append(ids, self._tokenizer.eot_id)
+            reach = np.append(ends, ends[-1])  # end-of-text stands for no byte
+            done = 0
+            while done < len(chain):
+                step = min(self._length - self._open_tokens, len(chain) - done)
+                before = int(reach[done - 1]) if done else 0
+                self._open.append(chain[done : done + step])
+                self._open_tokens += step
+                self._open_bytes += int(reach[done + step - 1]) - before
+                done += step
+                if self._open_tokens == self._length:
+                    self._close_row()
+
+    def _close_row(self) -> None:
+        self._writer.add(np.concatenate(self._open), 0, self._open_bytes)
+        self._open, self._open_tokens, self._open_bytes = [], 0, 0
+
+    def _pad(self, documents: list[Document]) -> None:
+        prompts = self._tokenizer.encode_batch([document.prompt for document in documents])
+        spans = self._tokenizer.encode_spans([document.text for document in documents])
+        for prompt, (ids, ends) in zip(prompts, spans, strict=True):
+            if not len(ids):
+                self._empty += 1
+            elif len(prompt) >= self._length:
+                self._dropped += 1
+            else:
+                self._row(np.array(prompt, dtype=np.int64), ids, ends, prefix=len(prompt))
+
+    def _sentences(self, documents: list[Document]) -> None:
+        lines: list[str] = []
+        for document in documents:
+            found = [line for line in document.text.replace("\r\n", "\n").split("\n") if line.strip()]
+            self._empty += not found
+            lines += found
+        bos = self._tokenizer.bos_id
+        head = np.array([] if bos is None else [bos], dtype=np.int64)
+        for ids, ends in self._tokenizer.encode_spans(lines):
+            if len(ids):
+                self._row(head, ids, ends, prefix=0)
+
+    def _row(self, head: Ints, ids: Ints, ends: Ints, *, prefix: int) -> None:
+        row = np.concatenate([head, ids, np.array([self._tokenizer.eot_id])])
+        self._cut += max(0, len(row) - self._length)
+        kept = min(len(ids), self._length - len(head))
+        self._writer.add(row[: self._length], prefix, int(ends[kept - 1]) if kept else 0)
+
+
+def pack_texts(
+    texts: Iterable[str | Document], tokenizer: Tokenizer, policy: Policy = "wrap", length: int = 256
+) -> Rows:
+    """Rows in memory, for texts that are at hand.
+
+    >>> from unmask.tokens import load_tokenizer
+    >>> x, valid_len, prefix_len = pack_texts(["abc"], load_tokenizer("bytes"), "pad", 6).take(np.array([0]))
+    >>> x.tolist(), valid_len.tolist()
+    ([[97, 98, 99, 256, 256, 256]], [4])
+    """
+    files = {name: io.BytesIO() for name in FILES}
+    packer = _Packer(tokenizer, policy, length, cast(dict[str, BinaryIO], files))
+    for text in texts:
+        packer.add(Document(text) if isinstance(text, str) else text)
+    report = packer.finish()
+    if not report.rows:
+        raise DataError(f"there is no text to pack ({report.sentence()}); give at least one text that is not empty")
+    kinds = dtypes(tokenizer.num_ids)
+    parts = {name: np.frombuffer(file.getbuffer(), dtype=kinds[name]) for name, file in files.items()}
+    return Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids)
+
+
+def build_rows(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    *,
+    policy: Policy = "wrap",
+    length: int = 256,
+    cache_dir: Path | None = None,
+    part: Part = "all",
+    held_out: float = 0.02,
+    progress: Progress | None = None,
+) -> Rows:
+    """The corpus's rows, from the cache where they are there; None as folder is the user's cache.
+
+    `part`: documents are held out by a hash of their content, whatever their order. Where that leaves one side without
+    any (a single file, a few long texts), the last `held_out` of the rows are held out instead, and the report says so.
+    `progress` is called with the characters read since the last call.
+
+    >>> rows = build_rows(Stdlib(), load_tokenizer("bytes"), length=256, part="valid")  # doctest: +SKIP
+    >>> print(rows.report.sentence())  # doctest: +SKIP
+    """
+    if part != "all" and not 0 < held_out < 1:
+        raise UsageError(f"held_out must lie between 0 and 1, got {held_out}")
+    folder = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
+    source = [FORMAT, corpus.fingerprint(), tokenizer.fingerprint(), policy, length]
+
+    def get(part: Part) -> tuple[Path, dict[str, Any]]:
+        share = None if part == "all" else (part, held_out)
+        key = hashlib.sha256(json.dumps([*source, share]).encode()).hexdigest()[:40]
+        build = partial(_pack_corpus, corpus, tokenizer, policy, length, share, progress)
+        return folder / key, cached(folder, key, build)
+
+    path, manifest = get(part)
+    if not manifest["split_rows"]:
+        return _open(path, manifest, tokenizer)
+    whole = _open(*get("all"), tokenizer)
+    num = len(whole)
+    if num < 2:
+        raise DataError(f"the corpus fills one row of {length}: too little to hold a part out; name a corpus for valid")
+    cut = num - min(num - 1, max(1, round(num * held_out)))
+    return whole.between(*((0, cut) if part == "train" else (cut, num)), split_rows=True)
+
+
+def _open(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer) -> Rows:
+    try:
+        report = Report(**manifest["report"])
+        kinds = dtypes(tokenizer.num_ids)
+        parts = {name: np.memmap(path / name, dtype=kinds[name], mode="r") for name in FILES}
+    except (OSError, ValueError, TypeError, KeyError) as e:
+        raise DataError(f"the token cache {path} cannot be opened: {e}; delete it, it is built again") from None
+    return Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids)
+
+
+def _pack_corpus(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    policy: Policy,
+    length: int,
+    share: tuple[str, float] | None,
+    progress: Progress | None,
+    work: Path,
+) -> dict[str, Any]:
+    """Write the rows of the corpus's part into `work`; returns the cache's manifest."""
+    sides = [0, 0]  # documents with text: trained on, held out
+    with ExitStack() as stack:
+        files = {name: stack.enter_context((work / name).open("wb")) for name in FILES}
+        packer = _Packer(tokenizer, policy, length, cast(dict[str, BinaryIO], files))
+        for document in _read(corpus):
+            held = share is not None and _place(document) < share[1]
+            sides[held] += bool(document.text.strip())
+            if share is None or held == (share[0] == "valid"):
+                packer.add(document)
+            if progress is not None:
+                progress(len(document.text) + len(document.prompt))
+        report = packer.finish()
+    if not any(sides):
+        raise DataError("the corpus is empty: it has no document with text in it")
+    split_rows = share is not None and not all(sides)
+    if split_rows:  # the rows come from the cache of the whole; this entry only remembers that
+        for name in FILES:
+            (work / name).unlink()
+    elif not report.rows:
+        raise DataError(
+            f"no rows for the part {share[0] if share else 'all'}: {report.sentence()}; change length or corpus"
+        )
+    return {"format": FORMAT, "split_rows": split_rows, "report": dataclasses.asdict(report)}
+
+
+def _read(corpus: Corpus) -> Iterator[Document]:
+    try:
+        yield from corpus.documents()
+    except OSError as e:  # a third party's corpus; here, so that it is not taken for trouble with the cache
+        raise DataError(f"cannot read the corpus: {e.strerror or e}") from None
+
+
+def _place(document: Document) -> float:
+    """A number in [0, 1) that depends on the document's content alone."""
+    content = f"{len(document.prompt)}\0{document.prompt}{document.text}".encode("utf-8", errors="surrogatepass")
+    return int.from_bytes(hashlib.sha256(content).digest()[:6], "big") / (1 << 48)
+
+
+@contextmanager
+def reading_bar(label: str = "reading the corpus") -> Iterator[Progress | None]:
+    """A progress bar for `build_rows` on stderr; None, and nothing shown, where stderr is no terminal.
+
+    >>> with reading_bar() as progress:  # doctest: +SKIP
+    ...     rows = build_rows(corpus, tokenizer, progress=progress)
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeElapsedColumn(),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda amount: bar.advance(task, amount)

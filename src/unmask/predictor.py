@@ -1,0 +1,87 @@
+"""What samplers ask and what networks answer: the network call stands between `ask` and `tell`, outside both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from unmask.denoisers._network import KVCache, Network
+from unmask.objectives._terms import subs_log_probs
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which rows are looked at, at which noise level, and at which positions an answer is wanted.
+
+    tokens_BL is the whole canvas; rows_R the rows asked about (None: all). at_RK are positions, padded on the right;
+    wanted_RK says which are real. The answer has one line for each real one, row by row.
+    reach is one more than the rightmost real position, known without asking the device.
+    """
+
+    tokens_BL: Tensor
+    level_R: Tensor
+    at_RK: Tensor
+    wanted_RK: Tensor
+    reach: int
+    rows_R: Tensor | None = None
+    valid_BL: Tensor | None = None
+
+    @property
+    def z_RL(self) -> Tensor:
+        return self.tokens_BL if self.rows_R is None else self.tokens_BL[self.rows_R]
+
+    @property
+    def valid_RL(self) -> Tensor | None:
+        return self.valid_BL if self.valid_BL is None or self.rows_R is None else self.valid_BL[self.rows_R]
+
+
+class Predictor(Protocol):
+    """Answers a query with one line a wanted position. `kind` says of what: a sampler takes only the kind it knows.
+
+    left_to_right: the answer for a position is right only when everything before it is written and nothing behind it
+    matters, as for an autoregressive network.
+    """
+
+    kind: Literal["log_x_theta", "score"]
+    left_to_right: bool
+
+    def __call__(self, query: Query) -> Tensor: ...
+
+
+class XTheta:
+    """log x_theta [N, I] under SUBS: only masked positions are asked about, the mask has probability 0."""
+
+    kind: Literal["log_x_theta", "score"] = "log_x_theta"
+    left_to_right = False
+
+    def __init__(self, denoiser: Network) -> None:
+        self.denoiser = denoiser
+
+    @torch.no_grad()
+    def __call__(self, query: Query) -> Tensor:
+        h_RKD = self.denoiser.trunk(query.z_RL, query.level_R, valid_BL=query.valid_RL, at_BK=query.at_RK)
+        return subs_log_probs(self.denoiser.head(h_RKD[query.wanted_RK]), self.denoiser.mask_id)
+
+
+class NextToken:
+    """log p(x_l | x_<l) [N, I] from a causal network with a key-value cache; rows move in lockstep.
+
+    Made anew for each generation: it remembers how far the cache reaches.
+    """
+
+    kind: Literal["log_x_theta", "score"] = "log_x_theta"
+    left_to_right = True
+
+    def __init__(self, denoiser: Network) -> None:
+        self.denoiser = denoiser
+        self.cache = KVCache()
+
+    @torch.no_grad()
+    def __call__(self, query: Query) -> Tensor:
+        self.cache.stop = query.reach
+        h_BD = self.denoiser.trunk(query.tokens_BL, cache=self.cache)[:, -1]
+        h_RD = h_BD if query.rows_R is None else h_BD[query.rows_R]
+        return subs_log_probs(self.denoiser.head(h_RD), self.denoiser.mask_id)

@@ -1,0 +1,86 @@
+"""A folder of plug-ins: one file each, found by file name, imported only when used.
+
+A room (`unmask.noise`, `unmask.samplers`, ...) is a package whose every public module holds one plug-in class.
+The file's name is the plug-in's name in recipes and on the command line: `log_linear.py` holds `LogLinear`.
+Third parties add theirs through an entry point in the group `unmask.<room>`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from unmask.errors import UsageError, did_you_mean
+
+
+class Room:
+    """The plug-ins of one folder.
+
+    >>> from unmask import noise
+    >>> "log_linear" in noise.room.names()
+    True
+    """
+
+    def __init__(self, package: str, base: str) -> None:
+        self.package = package
+        self.noun = package.rpartition(".")[2]
+        self._base = base
+
+    def _modules(self) -> dict[str, str]:
+        """Plug-in name → module name, from the file names alone: nothing is imported."""
+        path = sys.modules[self.package].__path__
+        found = {m.name: f"{self.package}.{m.name}" for m in pkgutil.iter_modules(path) if not m.name.startswith("_")}
+        for point in importlib.metadata.entry_points(group=self.package):
+            found.setdefault(point.name, point.value.partition(":")[0])
+        return found
+
+    def names(self) -> list[str]:
+        return sorted(self._modules())
+
+    def get(self, name: str) -> type[Any]:
+        """The plug-in class of that name."""
+        modules = self._modules()
+        if name not in modules:
+            raise UsageError(f"unknown {self.noun} {name!r}; {did_you_mean(name, modules)}")
+        module = importlib.import_module(modules[name])
+        base = getattr(sys.modules[self.package], self._base)
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__:
+                return value
+        raise UsageError(f"{modules[name]} holds no {self._base}: a plug-in file defines one subclass of it")
+
+    def name_of(self, plugin: object) -> str:
+        """The name a plug-in goes by in recipes: its file's."""
+        cls = plugin if isinstance(plugin, type) else type(plugin)
+        for name, module in self._modules().items():
+            if module == cls.__module__:
+                return name
+        raise UsageError(f"{cls.__name__} is not a plug-in of {self.package}: only plug-ins can be written to a file")
+
+    def attribute(self, attribute: str) -> Any:
+        """`unmask.noise.LogLinear` without importing every file: the class's name, lower-cased, is the file's."""
+        for name, module in self._modules().items():
+            if name.replace("_", "") == attribute.lower() and not attribute.islower():
+                return getattr(importlib.import_module(module), attribute)
+        raise AttributeError(f"module {self.package!r} has no attribute {attribute!r}")
+
+    def summary(self, name: str) -> str:
+        """First line of the plug-in class's docstring, read without importing torch."""
+        spec = importlib.util.find_spec(self._modules()[name])
+        if spec is None or spec.origin is None:
+            return ""
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+        doc = ast.get_docstring(tree) or ""
+        return doc.partition("\n")[0].strip()
+
+
+def fields_of(plugin: type[Any] | object) -> list[dataclasses.Field[Any]]:
+    """The options of a plug-in: its dataclass fields."""
+    return list(dataclasses.fields(plugin))  # type: ignore[arg-type]

@@ -1,0 +1,59 @@
+"""Samplers: in which order the masks open, and how the tokens are drawn. They know no network and no text."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from unmask.registry import Room
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from unmask.canvas import Canvas
+    from unmask.predictor import Query
+
+room = Room(__name__, base="Sampler")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one network call opened: which positions of which rows, the tokens written, and how likely each was.
+
+    tokens_BL is the canvas after the step. offset is the position of the first column in the whole text.
+    """
+
+    row_N: Tensor
+    position_N: Tensor
+    token_N: Tensor
+    log_prob_N: Tensor
+    tokens_BL: Tensor
+
+
+class Sampler(ABC):
+    """`start` a canvas, then `ask` and `tell` in turn until `ask` returns None. The state is the sampler's own."""
+
+    room: ClassVar[Room] = room
+    takes: ClassVar[Literal["log_x_theta", "score"]] = "log_x_theta"
+    left_to_right: ClassVar[bool] = False
+
+    @abstractmethod
+    def start(self, canvas: Canvas) -> Any:
+        """The state in which nothing has opened; everything that can be planned is planned here."""
+
+    @abstractmethod
+    def ask(self, state: Any) -> Query | None:
+        """What the network is asked next; None when no mask is left."""
+
+    @abstractmethod
+    def tell(self, state: Any, prediction: Tensor) -> Step:
+        """Take the network's answer to the last `ask`, write tokens, and say what was written."""
+
+    @abstractmethod
+    def max_calls(self, length: int) -> int:
+        """An upper limit of network calls for a canvas of this length."""
+
+
+def __getattr__(name: str) -> Any:
+    return room.attribute(name)

@@ -1,0 +1,62 @@
+"""The reverse chain in T steps (steps=none: T = infinity), planned: at most min(T, L) network calls a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from unmask.batch import DRAW_ORDER
+from unmask.canvas import Canvas
+from unmask.draws import uniform
+from unmask.errors import UsageError
+from unmask.noise import Noise
+from unmask.noise.log_linear import LogLinear
+from unmask.samplers._planned import Plan, PlannedSampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ancestral(PlannedSampler):
+    """Follows the law of the T-step reverse chain exactly.
+
+    Under SUBS the network does not decide whether a position opens, only what is written there. So each position's
+    opening is drawn first: u ~ U(0, 1], and it opens in the step from t to s whose (alpha_t, alpha_s] holds u.
+    The network is called only at steps that open something, and asked only about what opens.
+    """
+
+    steps: int | None = 128
+    noise: Noise = LogLinear()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"steps must be at least 1, or none for one token a call; got {self.steps}")
+
+    def max_calls(self, length: int) -> int:
+        return length if self.steps is None else min(self.steps, length)
+
+    def plan(self, canvas: Canvas) -> Plan:
+        key_B = canvas.key_B.cpu()
+        open_BL = canvas.open_BL.cpu().numpy()
+        position_L = torch.arange(open_BL.shape[1]) + canvas.offset
+        u_BL = 1 - uniform(key_B[:, None], DRAW_ORDER, position_L)  # in (0, 1]
+        if self.steps is None:
+            # T → infinity: one position a call, in the order of the hitting times alpha(t) = u. Time runs from 1 to 0,
+            # so alpha rises and the smallest u opens first; the level at the hitting time is 1 - u for any schedule.
+            when_BL, level_BL = u_BL.numpy(), (1 - u_BL).numpy()
+        else:
+            t = torch.arange(self.steps, -1, -1, dtype=torch.float64) / self.steps  # 1 … 0
+            alpha = self.noise.alpha(t)  # 0 … 1, rising
+            # The k-th step goes from t[k] to t[k+1] and opens u in (alpha[k], alpha[k+1]].
+            k_BL = torch.searchsorted(alpha, u_BL, right=False) - 1
+            when_BL, level_BL = k_BL.numpy(), self.noise.level(t)[k_BL].numpy()
+        return Plan(_ranks(when_BL, open_BL), level_BL)
+
+
+def _ranks(when_BL: np.ndarray, open_BL: np.ndarray) -> np.ndarray:
+    """Each row's distinct opening times, numbered from 0; -1 where nothing opens."""
+    rank_BL = np.full(open_BL.shape, -1)
+    for b in range(len(rank_BL)):
+        rank_BL[b, open_BL[b]] = np.unique(when_BL[b, open_BL[b]], return_inverse=True)[1]
+    return rank_BL

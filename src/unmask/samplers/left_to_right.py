@@ -1,0 +1,29 @@
+"""One position a call, from left to right: the order of autoregressive models, and a baseline for diffusion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from unmask.canvas import Canvas
+from unmask.samplers._planned import Plan, PlannedSampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftToRight(PlannedSampler):
+    """Column by column; with an autoregressive model this samples its law exactly, with a key-value cache."""
+
+    left_to_right: ClassVar[bool] = True
+
+    def max_calls(self, length: int) -> int:
+        return length
+
+    def plan(self, canvas: Canvas) -> Plan:
+        open_BL = canvas.open_BL.cpu().numpy()
+        column_L = np.arange(open_BL.shape[1])
+        rank_BL = np.where(open_BL, column_L, -1)
+        # A conditioned denoiser is shown the share of the row that is still masked.
+        left_BL = np.cumsum(open_BL[:, ::-1], axis=1)[:, ::-1]
+        return Plan(rank_BL, left_BL / open_BL.shape[1])

@@ -1,0 +1,77 @@
+"""Semi-autoregressive: a window slides over a text of any length; its finished end is the next one's prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from unmask.canvas import Canvas
+from unmask.errors import UsageError
+from unmask.predictor import Query
+from unmask.samplers import Sampler, Step
+from unmask.samplers.ancestral import Ancestral
+
+
+@dataclass
+class SemiARState:
+    canvas: Canvas
+    tokens_BL: Tensor
+    start: int
+    inner: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class SemiAR(Sampler):
+    """Fills a window with `inner`, moves on by `stride`; the last window - stride tokens are the next one's prefix."""
+
+    window: int
+    stride: int | None = None  # None: half a window
+    inner: Sampler = Ancestral()
+
+    def __post_init__(self) -> None:
+        if self.window < 2:
+            raise UsageError(f"window must be at least 2, got {self.window}")
+        if self.stride is not None and not 1 <= self.stride <= self.window:
+            raise UsageError(f"stride must lie in 1..{self.window} (the window), got {self.stride}")
+        if self.inner.left_to_right:
+            raise UsageError("left to right needs no window: use the left_to_right sampler alone")
+
+    @property
+    def _stride(self) -> int:
+        return self.stride or self.window // 2
+
+    def max_calls(self, length: int) -> int:
+        windows = 1 + max(0, -(-(length - self.window) // self._stride))
+        return windows * self.inner.max_calls(min(self.window, length))
+
+    def start(self, canvas: Canvas) -> SemiARState:
+        state = SemiARState(canvas, canvas.tokens.clone(), 0, None)
+        self._open_window(state)
+        return state
+
+    def _open_window(self, state: SemiARState) -> None:
+        lo, hi = state.start, min(state.start + self.window, state.tokens_BL.shape[1])
+        valid_BL = None if state.canvas.valid_BL is None else state.canvas.valid_BL[:, lo:hi]
+        window = replace(
+            state.canvas, tokens=state.tokens_BL[:, lo:hi], valid_BL=valid_BL, offset=state.canvas.offset + lo
+        )
+        state.inner = self.inner.start(window)
+
+    def ask(self, state: SemiARState) -> Query | None:
+        while (query := self.inner.ask(state.inner)) is None:
+            length = state.tokens_BL.shape[1]
+            if state.start + self.window >= length:
+                return None
+            # The last window ends with the text, so that it has as much context as the others.
+            state.start = min(state.start + self._stride, length - self.window)
+            self._open_window(state)
+        return query
+
+    def tell(self, state: SemiARState, prediction: Tensor) -> Step:
+        step = self.inner.tell(state.inner, prediction)
+        lo = state.start
+        position_N = step.position_N + lo
+        state.tokens_BL = state.tokens_BL.index_put((step.row_N, position_N), step.token_N)
+        return replace(step, position_N=position_N, tokens_BL=state.tokens_BL)
