@@ -440,3 +440,51 @@ def test_export_replaces_nothing(tmp_path: Path) -> None:
 def test_commands_import_no_torch_before_they_run() -> None:
     code = "import sys, unmask.cli.import_, unmask.cli.export; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_import_then_export_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from unmask.cli import run
+    from unmask.model import load
+
+    # 258 ids: the bytes, end of text and the mask
+    net = DiT(hidden=64, blocks=1, heads=1, conditioning="sigma", cond_dim=8).build(num_ids=258, mask_id=257)
+    for p in net.parameters():
+        torch.nn.init.normal_(p, std=0.1)
+    theirs, ours, back = tmp_path / "theirs", tmp_path / "ours", tmp_path / "back"
+    write_published(net, theirs, length=8)
+    assert run(["import", str(theirs), str(ours), "--tokenizer", "bytes"]) == 0
+    assert capsys.readouterr() == (f"{ours}\n", "")
+    model = load(ours, device="cpu")
+    z, level = torch.arange(16).view(2, 8), torch.tensor([0.1, 0.9])
+    with torch.no_grad():
+        assert model.denoiser(z, level).equal(net.eval()(z, level))
+    assert model.length == 8
+    assert run(["export", str(ours), str(back)]) == 0
+    assert capsys.readouterr() == (f"{back}\n", "")
+    for name in ("config.json", "model.safetensors"):
+        assert (back / name).read_bytes() == (theirs / name).read_bytes()
+
+    bare = ["import", str(theirs / "model.safetensors"), str(tmp_path / "bare"), "--tokenizer", "bytes", "--json"]
+    assert run(bare) == 2
+    assert "--time-conditioning" in capsys.readouterr().err
+    assert run([*bare, "--time-conditioning", "--model-length", "8"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["length"] == 8
+    assert "n_heads was not given: took 1" in err
+    assert load(tmp_path / "bare", device="cpu").denoiser.uses_level
+
+    for more, message in (
+        (["--tokenizer", "chars"], "ids, the model 258"),
+        (["--tokenizer", "bytes", "--mask-id", "3"], "add --mask-id 257"),
+        (["--tokenizer", "bytes", "--n-heads", "7"], "heads"),
+    ):
+        assert run(["import", str(theirs), str(tmp_path / "new"), *more]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert message in err
+        assert not (tmp_path / "new").exists()
+    assert run(["import", str(theirs), str(ours), "--tokenizer", "bytes"]) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert run(["export", str(ours), str(back)]) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert run(["export", str(tmp_path / "nowhere"), str(tmp_path / "new")]) == 1

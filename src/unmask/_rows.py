@@ -72,6 +72,7 @@ class Rows:
         self._ends = parts["ends"]
         self._eot_id, self._num_ids = eot_id, num_ids
         self._lo, self._hi = 0, len(self._ends)
+        self.key = ""  # the cache's: what the corpus holds, the tokenizer and the packing decide it
 
     def __len__(self) -> int:
         return self._hi - self._lo

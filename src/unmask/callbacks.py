@@ -55,6 +55,8 @@ class MetricsFile(Callback):
     """metrics.jsonl: one line a logged step or validation. Going on from step n keeps the lines up to n."""
 
     def __init__(self, path: Path, log_every: int, resumed_step: int) -> None:
+        from unmask.atomic import atomic_text
+
         self.log_every = log_every
         kept: list[str] = []
         if resumed_step and path.exists():
@@ -64,7 +66,7 @@ class MetricsFile(Callback):
                         kept.append(line)
                 except (ValueError, KeyError):  # a line cut off by a kill
                     continue
-        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        atomic_text(path, "".join(line + "\n" for line in kept))
         self.file = path.open("a", encoding="utf-8")
 
     def _write(self, record: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import tomllib
 import types
 import typing
@@ -51,8 +52,20 @@ class OptimConfig:
     schedule: Literal["constant", "cosine", "wsd"] = "constant"
     decay_fraction: float = 0.2  # wsd: the last part of the run, in which the rate falls to min_ratio
     min_ratio: float = 0.0
-    clip: float = 1.0
+    clip: float = 1.0  # 0: none
     ema: float = 0.9999  # 0: none
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "eps", "weight_decay", "warmup", "clip"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        for name in ("min_ratio", "decay_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas must lie in [0, 1), got {self.betas}")
+        if not 0 <= self.ema < 1:
+            raise ConfigError(f"ema must lie in [0, 1), got {self.ema}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +102,8 @@ class RunConfig:
             raise ConfigError(f"data.length must be at least 2, got {self.data.length}")
         if not 0 < self.data.held_out < 1:
             raise ConfigError(f"data.held_out must lie between 0 and 1, got {self.data.held_out}")
-        if not 0 <= self.optim.ema < 1:
-            raise ConfigError(f"optim.ema must lie in [0, 1), got {self.optim.ema}")
+        if self.sample_every < 0:
+            raise ConfigError(f"sample_every must be 0 (none) or more, got {self.sample_every}")
         self.objective.check(self.denoiser)
 
 
@@ -113,43 +126,54 @@ def to_dict(value: Any) -> Any:
     return value
 
 
-def from_dict(kind: Any, data: Any, where: str = "", *, text: bool = False) -> Any:
-    """Build `kind` (a dataclass, a plug-in base, a plain type) from plain data; `text` reads numbers from strings.
+class Word(str):
+    """A value as it was typed on the command line: the only strings that may stand for a number, a list or none."""
+
+    __slots__ = ()
+
+
+def from_dict(kind: Any, data: Any, where: str = "") -> Any:
+    """Build `kind` (a dataclass, a plug-in base, a plain type) from plain data; a `Word` is read as its type asks.
 
     >>> from unmask.noise import Noise
     >>> from_dict(Noise, "cosine")
     Cosine()
+    >>> from_dict(int, Word("1e3"))
+    1000
     """
     origin = typing.get_origin(kind)
     if origin in (Union, types.UnionType):
         options = [a for a in typing.get_args(kind) if a is not type(None)]
-        if data is None or (text and data == "none"):
+        if data is None or (isinstance(data, Word) and data == "none"):
             return None
-        return from_dict(options[0], data, where, text=text)
+        return from_dict(options[0], data, where)
     if origin is Literal:
-        if data in typing.get_args(kind):
-            return data
-        raise ConfigError(
-            f"{where}: {data!r} is not a choice; {did_you_mean(str(data), map(str, typing.get_args(kind)))}"
-        )
+        choices = typing.get_args(kind)
+        if data in choices:
+            return choices[choices.index(data)]
+        raise ConfigError(f"{where}: {data!r} is not a choice; {did_you_mean(str(data), map(str, choices))}")
     if origin is tuple:
-        return _tuple(kind, data, where, text)
+        return _tuple(kind, data, where)
     if isinstance(kind, type) and hasattr(kind, "room"):
-        return _plugin(kind, data, where, text)
+        return _plugin(kind, data, where)
     if dataclasses.is_dataclass(kind):
-        return _dataclass(typing.cast(type, kind), data, where, text)
-    return _plain(kind, data, where, text)
+        return _dataclass(typing.cast(type, kind), data, where)
+    return _plain(kind, data, where)
 
 
-def _plugin(kind: Any, data: Any, where: str, text: bool) -> Any:
+def _plugin(kind: Any, data: Any, where: str) -> Any:
     data = {"name": data} if isinstance(data, str) else data
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         raise ConfigError(f"{where}: needs a name, one of {', '.join(kind.room.names())}")
     options = {k: v for k, v in data.items() if k != "name"}
-    return _dataclass(kind.room.get(data["name"]), options, where, text)
+    try:
+        plugin = kind.room.get(data["name"])
+    except UsageError as e:
+        raise ConfigError(f"{where}: {e}" if where else str(e)) from None
+    return _dataclass(plugin, options, where)
 
 
-def _dataclass(kind: type, data: Any, where: str, text: bool) -> Any:
+def _dataclass(kind: type, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: expected a table of options, got {data!r}")
     hints = typing.get_type_hints(kind)
@@ -159,7 +183,7 @@ def _dataclass(kind: type, data: Any, where: str, text: bool) -> Any:
         path = f"{where}.{key}" if where else key
         if key not in known:
             raise ConfigError(f"unknown key {path!r}; {did_you_mean(key, known)}")
-        values[key] = from_dict(hints[key], value, path, text=text)
+        values[key] = from_dict(hints[key], value, path)
     for f in dataclasses.fields(kind):
         required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and f.name not in values:
@@ -170,8 +194,8 @@ def _dataclass(kind: type, data: Any, where: str, text: bool) -> Any:
         raise ConfigError(f"{where}: {e}" if where else str(e)) from None
 
 
-def _tuple(kind: Any, data: Any, where: str, text: bool) -> tuple[Any, ...]:
-    parts = data.split(",") if text and isinstance(data, str) else data
+def _tuple(kind: Any, data: Any, where: str) -> tuple[Any, ...]:
+    parts = [Word(part) for part in data.split(",")] if isinstance(data, Word) else data
     args = typing.get_args(kind)
     if not isinstance(parts, list | tuple):
         raise ConfigError(f"{where}: expected a list, got {data!r}")
@@ -179,30 +203,32 @@ def _tuple(kind: Any, data: Any, where: str, text: bool) -> tuple[Any, ...]:
         args = (args[0],) * len(parts)
     if len(parts) != len(args):
         raise ConfigError(f"{where}: expected {len(args)} values, got {len(parts)}")
-    return tuple(from_dict(a, p, where, text=text) for a, p in zip(args, parts, strict=True))
+    return tuple(from_dict(a, p, where) for a, p in zip(args, parts, strict=True))
 
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
-def _plain(kind: Any, data: Any, where: str, text: bool) -> Any:
+def _plain(kind: Any, data: Any, where: str) -> Any:
     bad = ConfigError(f"{where}: expected {kind.__name__}, got {data!r}")
     if kind is bool:
         if isinstance(data, bool):
             return data
-        if text and str(data).lower() in _TRUE + _FALSE:
-            return str(data).lower() in _TRUE
+        if isinstance(data, Word) and data.lower() in _TRUE + _FALSE:
+            return data.lower() in _TRUE
         raise bad
     if isinstance(data, bool):
         raise bad
     if kind is str:
         if isinstance(data, str):
-            return data
+            return str(data)
         raise bad
     if kind in (int, float):
+        if kind is int and isinstance(data, Word) and re.fullmatch(r"[+-]?[0-9]{1,40}", data):
+            return int(data)  # not through a float: a large seed keeps every digit
         try:
-            number = float(data) if isinstance(data, int | float) or text else None
-        except ValueError:
+            number = float(data) if isinstance(data, int | float | Word) else None
+        except (ValueError, OverflowError):
             number = None
         if number is None or not math.isfinite(number) or (kind is int and number != int(number)):
             raise bad
@@ -214,10 +240,11 @@ def _plain(kind: Any, data: Any, where: str, text: bool) -> Any:
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
-    """The plain data of a recipe file (TOML, or JSON by its ending); a bare name is a built-in one; a run's folder is its own."""
+    """The plain data of a recipe: a TOML or JSON file, a built-in one by its name, or a run's folder."""
     path = Path(path)
-    if (path / RECIPE_FILE).is_file():
-        path = path / RECIPE_FILE  # a run's own folder
+    run = path if (path / RECIPE_FILE).is_file() else None
+    if run is not None:
+        path = run / RECIPE_FILE
     if not path.exists() and not path.suffix and path.name == str(path):
         built_in = Path(__file__).parent / "recipes" / f"{path}.toml"
         if not built_in.exists():
@@ -233,18 +260,18 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {e}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a recipe is a table of options")
-    return data
+    return data if run is None else data | {"out": str(run)}  # a run is where it is found, also when it was moved
 
 
 def load_config(path: str | Path, overrides: dict[str, str] | None = None) -> RunConfig:
     """A recipe with typed overrides, e.g. `load_config("demo", {"optim.lr": "1e-3", "objective.noise": "cosine"})`."""
     data = to_dict(from_dict(RunConfig, read_recipe(path)))
     for key, value in (overrides or {}).items():
-        _set(data, key, value)
-    return typing.cast(RunConfig, from_dict(RunConfig, data, text=True))
+        _set(data, key, Word(value))
+    return typing.cast(RunConfig, from_dict(RunConfig, data))
 
 
-def _set(data: dict[str, Any], key: str, value: str) -> None:
+def _set(data: dict[str, Any], key: str, value: Word) -> None:
     """Set a dotted key. Naming a plug-in replaces the table, so that the old one's options do not linger."""
     *path, last = key.split(".")
     for i, part in enumerate(path):
@@ -273,3 +300,35 @@ def option_paths(config: RunConfig | dict[str, Any]) -> dict[str, Any]:
         return flat
 
     return walk(config if isinstance(config, dict) else to_dict(config), "")
+
+
+def option_choices(config: RunConfig) -> dict[str, list[str]]:
+    """The dotted keys that take one of a few words, with these: names of plug-ins, choices, true and false.
+
+    >>> "cosine" in option_choices(RunConfig())["objective.noise"]
+    True
+    """
+
+    def walk(value: Any, prefix: str) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        hints = typing.get_type_hints(type(value))
+        for f in dataclasses.fields(value):
+            if words := _choices(hints[f.name]):
+                found[prefix + f.name] = words
+            if dataclasses.is_dataclass(inner := getattr(value, f.name)):
+                found |= walk(inner, f"{prefix}{f.name}.")
+        return found
+
+    return walk(config, "")
+
+
+def _choices(kind: Any) -> list[str]:
+    origin = typing.get_origin(kind)
+    if origin in (Union, types.UnionType):
+        words = _choices(next(a for a in typing.get_args(kind) if a is not type(None)))
+        return [*words, "none"] if words else []
+    if origin is Literal:
+        return [str(choice) for choice in typing.get_args(kind)]
+    if kind is bool:
+        return ["true", "false"]
+    return list(kind.room.names()) if hasattr(kind, "room") else []

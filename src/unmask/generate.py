@@ -49,8 +49,12 @@ def sample(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Ob
 
 def check_pair(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> None:
     """Refuse what cannot be: a sampler that needs another kind of prediction, or an order the network cannot follow."""
-    if predictor.kind != sampler.takes:
-        raise UsageError(f"the sampler takes {sampler.takes}, the model predicts {predictor.kind}")
+    if predictor.kind == "log_x_theta_and_mask" and predictor.kind not in sampler.takes:
+        raise UsageError(
+            "this model was trained without zero masking and may predict the mask: use the posterior sampler"
+        )
+    if predictor.kind not in sampler.takes:
+        raise UsageError(f"the sampler takes {' or '.join(sampler.takes)}, the model predicts {predictor.kind}")
     if not predictor.left_to_right:
         return
     if not sampler.left_to_right:

@@ -11,9 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from unmask.atomic import atomic_folder, find_folder
 from unmask.bound import Bound, join
 from unmask.canvas import Canvas
-from unmask.checkpoint import atomic_folder, read_tensors, write_tensors
+from unmask.checkpoint import read_tensors, write_tensors
 from unmask.config import from_dict, to_dict
 from unmask.denoisers import Denoiser
 from unmask.denoisers._network import Network
@@ -23,12 +24,12 @@ from unmask.generate import steps
 from unmask.objectives import Objective
 from unmask.prompts import encode_fixed, parse_gaps, to_text
 from unmask.samplers import Sampler, Step
-from unmask.samplers.ancestral import Ancestral
-from unmask.samplers.left_to_right import LeftToRight
 from unmask.samplers.semi_ar import SemiAR
 from unmask.tokens import Tokenizer, tokenizer_from_json
 
 FORMAT_VERSION = 1
+FILES = ("config.json", "model.safetensors", "tokenizer.json")
+MAX_LENGTH = 1 << 24  # of a window; a config that says more is taken for damaged
 Watch = Callable[[Step], None]
 
 
@@ -77,7 +78,7 @@ class Model:
         End-of-text ends a text. A length beyond the model's window is written window by window.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        length = length or self.length
+        length = self.length if length is None else length
         tail = encode_fixed(suffix, self.tokenizer, "suffix")
         rows, heads = [], []
         for text in prompts:
@@ -85,8 +86,8 @@ class Model:
             gap = length - len(head) - len(tail)
             if gap < 1:
                 raise UsageError(
-                    f"the prompt takes {len(head)} tokens and the suffix {len(tail)}: nothing is left of length {length}; "
-                    "give a larger length or a shorter prompt"
+                    f"the prompt takes {len(head)} tokens and the suffix {len(tail)}, which leaves nothing of length "
+                    f"{length}: give a larger length or a shorter prompt"
                 )
             rows += [head + [self.tokenizer.mask_id] * gap + tail] * num
             heads += [len(head)] * num
@@ -106,6 +107,8 @@ class Model:
     ) -> list[str]:
         """Texts with every gap filled: `[MASK]` is one token, `[MASK:5]` five. All else stays as it is."""
         texts = [text] if isinstance(text, str) else list(text)
+        if not texts:
+            raise UsageError("nothing to fill: give at least one text")
         rows = [parse_gaps(t, self.tokenizer) for t in texts]
         for t, row in zip(texts, rows, strict=True):
             if self.tokenizer.mask_id not in row:
@@ -129,9 +132,7 @@ class Model:
 
     def fit_sampler(self, sampler: Sampler | None, length: int) -> Sampler:
         """The model's default sampler where none is given, and windows around it where the text is too long for one."""
-        if sampler is None:
-            noise = getattr(self.objective, "noise", None)
-            sampler = LeftToRight() if noise is None else Ancestral(noise=noise)
+        sampler = sampler or self.objective.sampler()
         if length <= self.length or isinstance(sampler, SemiAR):
             return sampler
         if sampler.left_to_right:
@@ -179,14 +180,24 @@ class Model:
     # --- keep ---
 
     def save(self, folder: str | Path) -> None:
-        """model.safetensors + config.json + tokenizer.json, written whole or not at all."""
-        with atomic_folder(Path(folder)) as tmp:
+        """model.safetensors + config.json + tokenizer.json, written whole or not at all.
+
+        A model that is there already is replaced; a folder with anything else in it is left alone.
+        """
+        folder = Path(folder)
+        others = {p.name for p in folder.iterdir()} - {*FILES, ".DS_Store"} if folder.is_dir() else set()
+        if others:
+            raise UsageError(f"{folder} holds {min(others)}, which is no part of a model; give a folder of its own")
+        with atomic_folder(folder) as tmp:
             self.write_files(tmp)
 
     def write_files(self, folder: Path) -> None:
+        description = getattr(self.denoiser, "config", None)
+        if not isinstance(description, Denoiser):
+            raise UsageError("only a denoiser made by a plug-in can be saved: this one has no description to write")
         config = {
             "format_version": FORMAT_VERSION,
-            "denoiser": to_dict(self.denoiser.config),
+            "denoiser": to_dict(description),
             "objective": to_dict(self.objective),
             "length": self.length,
             "num_ids": self.tokenizer.num_ids,
@@ -205,6 +216,12 @@ def unshared(network: Network) -> dict[str, Tensor]:
 
 def load_weights(network: Network, tensors: dict[str, Tensor], where: str) -> None:
     """Copy the tensors in; a missing, unexpected or misshapen one is refused by name."""
+    check_weights(network, tensors, where)
+    network.load_state_dict(tensors, strict=False)
+
+
+def check_weights(network: Network, tensors: dict[str, Tensor], where: str) -> None:
+    """Refuse tensors that are not this network's, by name; the network may be on the meta device."""
     wanted = unshared(network)
     for name in sorted(wanted.keys() - tensors.keys()):
         raise ModelFolderError(f"{where}: the tensor {name} is missing; the file belongs to another model")
@@ -217,7 +234,6 @@ def load_weights(network: Network, tensors: dict[str, Tensor], where: str) -> No
             )
         if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
             raise ModelFolderError(f"{where}: {name} holds numbers that are not finite floats; the weights are damaged")
-    network.load_state_dict(tensors, strict=False)
 
 
 def load(
@@ -227,9 +243,9 @@ def load(
 
     >>> load("runs/demo", device="cpu")  # doctest: +SKIP
     """
-    folder = Path(name)
-    if (folder / "model" / "config.json").exists():
-        folder = folder / "model"  # a run keeps its model in there
+    folder = find_folder(Path(name))
+    if not (folder / "config.json").exists() and find_folder(folder / "model").is_dir():
+        folder = find_folder(folder / "model")  # a run keeps its model in there
     if not folder.is_dir():
         raise ModelFolderError(f"no model folder {str(name)!r}; give a folder with config.json and model.safetensors")
     on = pick_device(device)
@@ -246,16 +262,28 @@ def load(
             f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
         )
     tensors = read_tensors(folder / "model.safetensors")
-    # Shapes are compared on the meta device first: a config that lies about its sizes allocates nothing.
-    with torch.device("meta"):
-        network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
-    for key, wanted in unshared(network).items():
-        if key in tensors and tensors[key].shape != wanted.shape:
-            load_weights(network, tensors, str(folder / "model.safetensors"))
-    network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
-    load_weights(network, tensors, str(folder / "model.safetensors"))
+    network = _build(description, tokenizer, tensors, folder)
     network.to(device=on, dtype=pick_dtype(dtype, on))
     return Model(denoiser=network, tokenizer=tokenizer, objective=objective, length=config["length"])
+
+
+def _build(description: Denoiser, tokenizer: Tokenizer, tensors: dict[str, Tensor], folder: Path) -> Network:
+    """The network with these weights. A config that lies about its sizes costs neither memory nor time."""
+    where = str(folder / "model.safetensors")
+    for name, value in to_dict(description).items():
+        # Every block has tensors of its own, and no other size is larger than all numbers together.
+        most = len(tensors) if name == "blocks" else max(1 << 16, sum(t.numel() for t in tensors.values()))
+        if type(value) is int and value > most:
+            raise ModelFolderError(f"{folder / 'config.json'}: denoiser.{name} is {value}, far more than {where} holds")
+    try:
+        with torch.device("meta"):  # names and shapes alone
+            network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+    except (RuntimeError, OverflowError, TypeError):  # sizes whose product no machine counts
+        raise ModelFolderError(f"{folder / 'config.json'}: the denoiser's sizes are beyond any network") from None
+    check_weights(network, tensors, where)
+    network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+    load_weights(network, tensors, where)
+    return network
 
 
 def _read_text(path: Path) -> str:
@@ -278,6 +306,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     for key, kind in wanted.items():
         if type(config.get(key)) is not kind:
             raise ModelFolderError(f"{path}: {key} is missing or not {kind.__name__}; the folder is damaged")
+    if not 1 <= config["length"] <= MAX_LENGTH:
+        raise ModelFolderError(f"{path}: length is {config['length']}, not between 1 and {MAX_LENGTH}")
     if config.keys() - wanted.keys():
         raise ModelFolderError(f"{path}: unknown key {sorted(config.keys() - wanted.keys())[0]!r}")
     return config

@@ -1,13 +1,17 @@
-"""AdamW and the course of its learning rate."""
+"""AdamW, the course of its learning rate, and its state by parameter name."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from unmask.config import OptimConfig
 from unmask.denoisers._network import Network
+from unmask.errors import ModelFolderError, UsageError
 
 
 def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.AdamW, list[str]]:
@@ -39,3 +43,84 @@ def learning_rate(config: OptimConfig, step: int, num_steps: int) -> float:
         left = (num_steps - step) / max(1.0, config.decay_fraction * num_steps)
         fall = min(1.0, left)
     return config.lr * warm * (config.min_ratio + (1 - config.min_ratio) * fall)
+
+
+def flatten_optimizer(optimizer: torch.optim.Optimizer, names: list[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimizer's state by parameter name: tensors ("exp_avg/blocks.0.qkv.weight"), and the rest for JSON.
+
+    `names` are those of the optimizer's parameters, in the order of its groups. A tensor's values are kept bit by bit.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> tensors, state = flatten_optimizer(torch.optim.AdamW(layer.parameters()), ["weight", "bias"])
+    >>> state["groups"][0]["params"]
+    ['weight', 'bias']
+    """
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, dict[str, Any]] = {}
+    groups: list[dict[str, Any]] = []
+    for group, owned in _groups(optimizer, names):
+        for name, parameter in owned.items():
+            entry = optimizer.state.get(parameter, {})
+            tensors |= {f"{key}/{name}": v.detach() for key, v in entry.items() if isinstance(v, Tensor)}
+            values[name] = {key: v for key, v in entry.items() if not isinstance(v, Tensor)}
+        options = {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items() if k not in _NOT_SAVED}
+        groups.append({**options, "params": list(owned)})
+    return tensors, {"groups": groups, "values": values, "tensors": sorted(tensors)}
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, names: list[str], tensors: Mapping[str, Tensor], state: Mapping[str, Any]
+) -> None:
+    """Put back what `flatten_optimizer` took, into an optimizer made for parameters of the same names.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+    >>> restore_optimizer(optimizer, ["weight", "bias"], *flatten_optimizer(optimizer, ["weight", "bias"]))
+    """
+    groups, saved = _groups(optimizer, names), state["groups"]
+    if [list(owned) for _, owned in groups] != [group["params"] for group in saved]:
+        odd = sorted(set(names).symmetric_difference(name for group in saved for name in group["params"]))
+        raise ModelFolderError(
+            f"the saved optimizer has other parameters or groups: {odd[0] if odd else 'their order'}"
+        )
+    if odd := sorted(set(state["tensors"]).symmetric_difference(tensors)):
+        raise ModelFolderError(f"the saved optimizer state is not whole: {odd[0]} is missing or unexpected")
+    fresh: dict[Tensor, dict[str, Any]] = {}
+    for group, owned in groups:
+        # torch counts steps on the CPU unless the whole update runs on the device
+        on_device = group.get("fused") or group.get("capturable")
+        for name, parameter in owned.items():
+            entry = dict(state["values"][name])
+            for key in [key for key in tensors if key.partition("/")[2] == name]:
+                value, kind = tensors[key], key.partition("/")[0]
+                if value.ndim == parameter.ndim and value.shape != parameter.shape:
+                    shapes = f"{tuple(value.shape)}, not {tuple(parameter.shape)}"
+                    raise ModelFolderError(f"the saved optimizer state {key} has shape {shapes}")
+                place = parameter.device if on_device or kind != "step" else torch.device("cpu")
+                entry[kind] = value.detach().clone().to(place)
+            if entry:
+                fresh[parameter] = entry
+    for (group, _), options in zip(groups, saved, strict=True):
+        group.update({k: _like(group.get(k), v) for k, v in options.items() if k not in _NOT_SAVED})
+    optimizer.state.clear()
+    optimizer.state.update(fresh)
+
+
+# A group's keys that are no hyper-parameters; how an update is computed is the new device's affair.
+_NOT_SAVED = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
+
+
+def _groups(optimizer: torch.optim.Optimizer, names: list[str]) -> list[tuple[dict[str, Any], dict[str, Tensor]]]:
+    """Every group with its parameters by name."""
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    if count != len(names) or len(set(names)) != len(names):
+        raise UsageError(f"the optimizer has {count} parameters; give each a name of its own, got {len(names)}")
+    rest = iter(names)
+    return [(group, {next(rest): parameter for parameter in group["params"]}) for group in optimizer.param_groups]
+
+
+def _like(current: Any, value: Any) -> Any:
+    """A value that went through JSON, as the type that the optimizer had."""
+    if isinstance(current, Tensor):
+        return torch.tensor(value, dtype=current.dtype, device=current.device)
+    return tuple(value) if isinstance(current, tuple) else value

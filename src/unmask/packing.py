@@ -208,7 +208,9 @@ def _open(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer) -> Rows:
         parts = {name: np.memmap(path / name, dtype=kinds[name], mode="r") for name in FILES}
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise DataError(f"the token cache {path} cannot be opened: {e}; delete it, it is built again") from None
-    return Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids)
+    rows = Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids)
+    rows.key = path.name
+    return rows
 
 
 def _pack_corpus(

@@ -38,32 +38,38 @@ class Query:
         return self.valid_BL if self.valid_BL is None or self.rows_R is None else self.valid_BL[self.rows_R]
 
 
+Kind = Literal["log_x_theta", "log_x_theta_and_mask", "score"]
+
+
 class Predictor(Protocol):
-    """Answers a query with one line a wanted position. `kind` says of what: a sampler takes only the kind it knows.
+    """Answers a query with one line a wanted position. `kind` says of what: a sampler takes only the kinds it knows.
+
+    log_x_theta: under SUBS. log_x_theta_and_mask: the mask may be predicted. score: a ratio model.
 
     left_to_right: the answer for a position is right only when everything before it is written and nothing behind it
     matters, as for an autoregressive network.
     """
 
-    kind: Literal["log_x_theta", "score"]
+    kind: Kind
     left_to_right: bool
 
     def __call__(self, query: Query) -> Tensor: ...
 
 
 class XTheta:
-    """log x_theta [N, I] under SUBS: only masked positions are asked about, the mask has probability 0."""
+    """log x_theta [N, I]; samplers ask about masked positions only, which is the carry-over half of SUBS."""
 
-    kind: Literal["log_x_theta", "score"] = "log_x_theta"
     left_to_right = False
 
-    def __init__(self, denoiser: Network) -> None:
+    def __init__(self, denoiser: Network, *, zero_masking: bool = True) -> None:
         self.denoiser = denoiser
+        self.zero_masking = zero_masking
+        self.kind: Kind = "log_x_theta" if zero_masking else "log_x_theta_and_mask"
 
     @torch.no_grad()
     def __call__(self, query: Query) -> Tensor:
         h_RKD = self.denoiser.trunk(query.z_RL, query.level_R, valid_BL=query.valid_RL, at_BK=query.at_RK)
-        return subs_log_probs(self.denoiser.head(h_RKD[query.wanted_RK]), self.denoiser.mask_id)
+        return subs_log_probs(self.denoiser.head(h_RKD[query.wanted_RK]), self.denoiser.mask_id, self.zero_masking)
 
 
 class NextToken:
@@ -72,7 +78,7 @@ class NextToken:
     Made anew for each generation: it remembers how far the cache reaches.
     """
 
-    kind: Literal["log_x_theta", "score"] = "log_x_theta"
+    kind: Kind = "log_x_theta"
     left_to_right = True
 
     def __init__(self, denoiser: Network) -> None:

@@ -22,9 +22,10 @@ def parse_gaps(text: str, tokenizer: Tokenizer) -> list[int]:
     ids: list[int] = []
     end = 0
     for gap in MASK_SPELLING.finditer(text):
-        n = int(gap[1] or 1)
+        digits = gap[1] or "1"
+        n = int(digits) if len(digits) <= len(str(MAX_GAP)) else 0
         if not 1 <= n <= MAX_GAP:
-            raise UsageError(f"{gap[0]}: a gap holds between 1 and {MAX_GAP} tokens")
+            raise UsageError(f"{gap[0][:40]}: a gap holds between 1 and {MAX_GAP} tokens")
         before = text[end : gap.start()]
         if before.endswith(" ") and _spaces_lead(tokenizer):
             before = before[:-1]  # in such vocabularies a word brings the space before it
@@ -36,7 +37,7 @@ def parse_gaps(text: str, tokenizer: Tokenizer) -> list[int]:
 def encode_fixed(text: str, tokenizer: Tokenizer, what: str) -> list[int]:
     """Token ids of a prompt or suffix; the mask's spelling in it is refused rather than read as letters."""
     if gap := MASK_SPELLING.search(text):
-        raise UsageError(f"the {what} contains the mask's spelling {gap[0]!r}: use fill for gaps")
+        raise UsageError(f"the {what} contains the mask's spelling {gap[0][:40]!r}: use fill for gaps")
     return tokenizer.encode(text)
 
 

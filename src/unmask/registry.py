@@ -30,7 +30,7 @@ class Room:
 
     def __init__(self, package: str, base: str) -> None:
         self.package = package
-        self.noun = package.rpartition(".")[2]
+        self.noun = base.lower()
         self._base = base
 
     def _modules(self) -> dict[str, str]:
@@ -72,7 +72,7 @@ class Room:
         raise AttributeError(f"module {self.package!r} has no attribute {attribute!r}")
 
     def summary(self, name: str) -> str:
-        """First line of the plug-in class's docstring, read without importing torch."""
+        """First line of the plug-in file's docstring, read without importing it."""
         spec = importlib.util.find_spec(self._modules()[name])
         if spec is None or spec.origin is None:
             return ""

@@ -19,17 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unmask.atomic import atomic_text
 from unmask.batch import make_batch
 from unmask.bound import Bound
 from unmask.callbacks import Callback, MetricsFile, StepReport, TensorBoard
-from unmask.checkpoint import (
-    Checkpoint,
-    atomic_text,
-    flatten_optimizer,
-    load_checkpoint,
-    restore_optimizer,
-    save_checkpoint,
-)
+from unmask.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from unmask.config import RECIPE_FILE, RunConfig, option_paths, to_dict
 from unmask.devices import pick_device
 from unmask.draws import row_keys
@@ -38,7 +32,7 @@ from unmask.errors import ConfigError, DataError, ModelFolderError, NonFiniteErr
 from unmask.evaluate import evaluate_rows
 from unmask.loader import Loader
 from unmask.model import Model, load, load_weights, unshared
-from unmask.optim import learning_rate, make_optimizer
+from unmask.optim import flatten_optimizer, learning_rate, make_optimizer, restore_optimizer
 from unmask.packing import Rows, build_rows, reading_bar
 from unmask.tokens import Tokenizer, load_tokenizer, tokenizer_from_json
 
@@ -63,8 +57,8 @@ def train(
     run = Run(config, resume=resume, init=init, device=device)
     listeners: list[Callback] = [*run.listeners(), *callbacks]
     tell = Announcer(listeners)
-    tell.on_start(config, run.info())
     try:
+        tell.on_start(config, run.info())
         with stop_requests() as stop, steady_gc(), run.loader.prefetch(run.step, config.steps - run.step) as batches:
             if run.step == 0:
                 tell.on_valid(0, run.validate())
@@ -110,7 +104,7 @@ class Run:
         self.tokenizer = self._tokenizer(checkpoint is not None)
         self.rows, self.valid_rows = self._build_rows()
         self.loader = Loader(self.rows, config.batch, config.seed)
-        torch.manual_seed(config.seed)
+        torch.manual_seed(config.seed % (1 << 63))
         network = config.denoiser.build(num_ids=self.tokenizer.num_ids, mask_id=self.tokenizer.mask_id)
         self.network = network.to(self.device).train()
         self.network.checkpoint_activations = config.checkpoint_activations
@@ -238,9 +232,13 @@ class Run:
             "best": None if math.isinf(self.best) else self.best,
             "ema_updates": self.ema.num_updates if self.ema else 0,
             "optimizer": optimizer_state,
-            "data": [asdict(self.rows.report), asdict(self.valid_rows.report)],
+            "data": self._data(),
         }
         return save_checkpoint(self.folder, self.step, tensors, state, keep=self.config.keep, best=best)
+
+    def _data(self) -> list[dict[str, Any]]:
+        """What the rows are, to the last character: a run goes on with the same or not at all."""
+        return [{"key": rows.key} | asdict(rows.report) for rows in (self.rows, self.valid_rows)]
 
     def _find_checkpoint(self, resume: bool) -> Checkpoint | None:
         found = load_checkpoint(self.folder)
@@ -263,7 +261,7 @@ class Run:
                 raise ConfigError(
                     f"{key} is {now!r}, the run in {self.folder} has {config.get(key)!r}; it cannot change"
                 )
-        if found.state["data"] != [asdict(self.rows.report), asdict(self.valid_rows.report)]:
+        if found.state["data"] != self._data():
             raise DataError(f"the data changed since the run in {self.folder} began; restore it, or begin a new run")
         load_weights(self.network, found.tensors["model"], str(found.path / "model.safetensors"))
         restore_optimizer(self.optimizer, self.names, found.tensors["optimizer"], found.state["optimizer"])

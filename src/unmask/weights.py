@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.checkpoint import atomic_folder, read_tensors, write_tensors
+from unmask.atomic import atomic_folder
+from unmask.checkpoint import read_json, read_tensors, write_tensors
 from unmask.denoisers.dit import SIZES, DiT, DiTNetwork
 from unmask.errors import ModelFolderError, UsageError, did_you_mean
 
@@ -165,7 +166,7 @@ def _config(source: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     config: dict[str, Any] = {}
     if source.is_dir():
         path = source / "config.json"
-        found = _read_json(path)
+        found = read_json(path)
         if found.get("model_type") != "mdlm":
             said = str(found.get("model_type"))[:40]
             raise ModelFolderError(f"{path} has model_type {said!r}, not 'mdlm': this is another kind of model")
@@ -181,18 +182,6 @@ def _config(source: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
         if not good:
             raise ModelFolderError(f"{key} of {source} cannot be {str(value)[:40]!r}; see its config.json or the flags")
     return config
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelFolderError(f"{path} is missing; a bare weights file can be given itself, with flags") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFolderError(f"{path} is damaged: it does not read as JSON") from error
-    if not isinstance(value, dict):
-        raise ModelFolderError(f"{path} is damaged: it holds no JSON object")
-    return value
 
 
 def _sizes(source: Path, found: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
@@ -263,7 +252,7 @@ def _read_source(source: Path) -> tuple[dict[str, Any], Any]:
 def _read_folder(source: Path) -> dict[str, Any]:
     index = source / "model.safetensors.index.json"
     if index.is_file():
-        placed = _read_json(index).get("weight_map")
+        placed = read_json(index).get("weight_map")
         if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
             raise ModelFolderError(f"{index} is damaged: it has no weight_map")
         files = sorted(set(placed.values()))

@@ -30,6 +30,8 @@ def run(argv: list[str]) -> int:
     """Run one command line and return its exit code; every foreseeable error is one line on stderr."""
     try:
         return _dispatch(argv)
+    except SystemExit as e:  # argparse, after --help
+        return int(e.code or 0)
     except UnmaskError as e:
         return _fail(str(e), e.exit_code)
     except KeyboardInterrupt:
@@ -63,14 +65,17 @@ def _dispatch(argv: list[str]) -> int:
         raise UsageError(f"unknown command {argv[0]!r}; {did_you_mean(argv[0], commands)}")
     module = importlib.import_module(f"{__name__}.{commands[argv[0]]}")
     parser = Parser(
-        prog=f"unmask {argv[0]}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"unmask {argv[0]}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     module.add_arguments(parser)
+    words, overrides = argv[1:], dict[str, str]()
     if getattr(module, "TAKES_OVERRIDES", False):
-        args, rest = parser.parse_known_args(argv[1:])
-        args.overrides = _overrides(rest)
-    else:
-        args = parser.parse_args(argv[1:])
+        words, overrides = _split_overrides(words, parser)
+    args = parser.parse_args(words)
+    args.overrides = overrides
     try:
         code: int = module.run(args)
         sys.stdout.flush()
@@ -86,6 +91,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
+
+    def knows(self, option: str) -> bool:
+        return option in self._option_string_actions
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -108,17 +116,22 @@ def _overview() -> str:
     return "\n".join([*lines, "", "unmask COMMAND --help shows a command's options and an example."])
 
 
-def _overrides(rest: list[str]) -> dict[str, str]:
-    """`--optim.lr 1e-3 --objective.noise=cosine` → dotted keys and texts; the config gives them their types."""
+def _split_overrides(words: list[str], parser: Parser) -> tuple[list[str], dict[str, str]]:
+    """What argparse shall read, and the overrides: `--optim.lr 1e-3 --objective.noise=cosine` → dotted keys and texts.
+
+    The config gives them their types. They may stand anywhere, so an override's value is never taken for the recipe.
+    """
+    rest: list[str] = []
     found: dict[str, str] = {}
-    words = iter(rest)
-    for word in words:
-        if not word.startswith("--") or len(word) < 3:
-            raise UsageError(f"unexpected argument {word!r}; overrides look like --optim.lr 1e-3")
-        key, equals, value = word[2:].partition("=")
+    queue = iter(words)
+    for word in queue:
+        key, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not key or parser.knows(f"--{key}"):
+            rest.append(word)
+            continue
         if not equals:
-            value = next(words, "")
+            value = next(queue, "")
             if not value or value.startswith("--"):
                 raise UsageError(f"--{key} needs a value, as in --{key} VALUE")
         found[key.replace("-", "_")] = value
-    return found
+    return rest, found

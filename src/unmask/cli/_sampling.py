@@ -49,32 +49,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:
-    """The sampler that the options describe; an option that it does not have is refused."""
+    """The model's own sampler, or the one named, with the options given; one that it does not have is refused."""
     from unmask.samplers import room
-    from unmask.samplers.ancestral import Ancestral
-    from unmask.samplers.left_to_right import LeftToRight
     from unmask.samplers.semi_ar import SemiAR
 
     given: dict[str, Any] = {k: getattr(args, k) for k in _OPTIONS if getattr(args, k) not in (None, ...)}
     if args.steps is None:
         given["steps"] = None
-    noise = getattr(model.objective, "noise", None)
-    default = LeftToRight if noise is None else Ancestral
-    cls = room.get(args.sampler) if args.sampler else default
+    own = model.objective.sampler()
+    cls = room.get(args.sampler) if args.sampler else type(own)
     if cls is SemiAR:
         outer: dict[str, Any] = {k: given.pop(k) for k in ("window", "stride") if k in given}
-        inner = _build(Ancestral, given | ({} if noise is None else {"noise": noise}))
-        return SemiAR(**({"window": model.length} | outer), inner=inner)
-    if cls is Ancestral and noise is not None:
-        given["noise"] = noise
-    return _build(cls, given)
+        return SemiAR(**({"window": model.length} | outer), inner=_build(type(own), own, given))
+    return _build(cls, own, given)
 
 
-def _build(cls: type[Sampler], options: dict[str, Any]) -> Sampler:
+def _build(cls: type[Sampler], own: Sampler, options: dict[str, Any]) -> Sampler:
     known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for name in options:
         if name not in known:
             raise UsageError(f"the sampler {cls.__name__} has no option --{name.replace('_', '-')}")
+    if "noise" in known and hasattr(own, "noise"):
+        options = {"noise": own.noise} | options
     return cls(**options)
 
 

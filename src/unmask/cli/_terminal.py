@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ MASK_SIGN = "░"
 
 
 def stderr() -> Console:
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, markup=False)  # a path in brackets is no markup
 
 
 @contextmanager
@@ -100,7 +101,7 @@ class TrainProgress(Callback):
         self.bar: Progress | None = None
 
     def on_start(self, config: RunConfig, info: dict[str, Any]) -> None:
-        say = self.console.print
+        say = partial(self.console.print, soft_wrap=True)
         say(f"train: {info['train']}")
         say(f"valid: {info['valid']}")
         say(f"model: {info['parameters'] / 1e6:.2f}M parameters on {info['device']}, run folder {config.out}")
@@ -136,7 +137,7 @@ class TrainProgress(Callback):
 
     def on_save(self, step: int, path: Path) -> None:
         if self.bar is None:
-            self.console.print(f"step {step:>6}  saved {path}")
+            self.console.print(f"step {step:>6}  saved {path}", soft_wrap=True)
 
     def on_end(self) -> None:
         if self.bar is not None:

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from unmask.objectives.mdlm import MDLM
     from unmask.weights import write_published
 
-    model = load(args.model)
+    model = load(args.model, device="cpu")
     if not isinstance(model.denoiser, DiTNetwork):
         raise UsageError(f"{args.model} has no published form: its denoiser is no dit")
     if not isinstance(model.objective, MDLM):

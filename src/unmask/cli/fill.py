@@ -10,6 +10,7 @@ import argparse
 import sys
 
 from unmask.cli import _sampling
+from unmask.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +25,15 @@ def run(args: argparse.Namespace) -> int:
 
     model = load(args.model, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
-    texts = [sys.stdin.read() if text == "-" else text for text in args.text]
+    texts = [_standard_input() if text == "-" else text for text in args.text]
     with watching(model.tokenizer, enabled=args.watch) as watch:
         filled = model.fill(texts, sampler=sampler, seed=args.seed, watch=watch)
     _sampling.print_texts(filled, args, {})
     return 0
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as e:
+        raise UsageError(f"standard input is not UTF-8 text at byte {e.start}; convert it") from None

@@ -18,9 +18,14 @@ TAKES_OVERRIDES = True
 
 class _ShowOptions(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from unmask.config import RunConfig, option_paths
+        from unmask.config import RunConfig, option_choices, option_paths
 
-        print("\n".join(f"--{key:<28} {value}" for key, value in option_paths(RunConfig()).items()))
+        choices = option_choices(RunConfig())
+        for key, value in option_paths(RunConfig()).items():
+            values = value if isinstance(value, list) else [value]
+            shown = ",".join("none" if v is None else json.dumps(v).strip('"') for v in values)
+            among = f"  ({', '.join(choices[key])})" if key in choices else ""
+            print(f"--{key:<28} {shown}{among}")
         parser.exit()
 
 
@@ -30,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--init", metavar="DIR", help="begin with the weights of this model")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
     parser.add_argument("--json", action="store_true", help="print the last validation as one JSON object")
-    parser.add_argument("--options", action=_ShowOptions, nargs=0, help="list every --KEY with its default and exit")
+    parser.add_argument("--options", action=_ShowOptions, nargs=0, help="list every --KEY with its default and choices")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -133,7 +133,7 @@ class DiTNetwork(Network):
         return int(self.embed.embedding_dim // self.num_heads)
 
     def _shift(self, z_BL: Tensor) -> Tensor:
-        """Position l is predicted from what stands before it; the mask, which no text holds, stands before the first."""
+        """Position l is predicted from what stands before it; before the first stands the mask, which no text holds."""
         return F.pad(z_BL[:, :-1], (1, 0), value=self.mask_id)
 
     def _condition(self, z_BL: Tensor, level_B: Tensor | None) -> Tensor | None:

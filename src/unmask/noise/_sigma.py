@@ -16,13 +16,17 @@ from unmask.noise import Noise
 
 
 class SigmaNoise(Noise):
-    """A schedule linear or geometric in sigma; subclasses give sigma, its derivative and its inverse."""
+    """A schedule linear or geometric in sigma; subclasses give its rise above sigma_min, derivative and inverse."""
 
     sigma_min: float
     sigma_max: float
 
     @abstractmethod
-    def sigma(self, t: Tensor) -> Tensor: ...
+    def rise(self, t: Tensor) -> Tensor:
+        """sigma(t) - sigma_min, without the subtraction, which would cancel at small t."""
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return self.sigma_min + self.rise(t)
 
     @abstractmethod
     def dsigma(self, t: Tensor) -> Tensor: ...
@@ -36,7 +40,8 @@ class SigmaNoise(Noise):
 
     def alpha(self, t: Tensor) -> Tensor:
         # expm1 keeps the small difference at t near 1, where both exponentials are nearly equal.
-        return math.exp(-self.sigma_max) * torch.expm1(self.sigma_max - self.sigma(t)) / self._span
+        alpha = math.exp(-self.sigma_max) * torch.expm1(self.sigma_max - self.sigma(t)) / self._span
+        return torch.where(t > 0, torch.where(t < 1, alpha, 0.0), 1.0)  # exact ends, whatever sigma rounds to
 
     def dalpha(self, t: Tensor) -> Tensor:
         return -self.dsigma(t) * torch.exp(-self.sigma(t)) / self._span
@@ -45,4 +50,4 @@ class SigmaNoise(Noise):
         return self.sigma_inverse(-torch.log(math.exp(-self.sigma_max) + alpha * self._span))
 
     def level(self, t: Tensor) -> Tensor:
-        return math.exp(-self.sigma_min) * -torch.expm1(self.sigma_min - self.sigma(t)) / self._span
+        return math.exp(-self.sigma_min) * -torch.expm1(-self.rise(t)) / self._span

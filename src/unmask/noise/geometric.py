@@ -23,9 +23,8 @@ class Geometric(SigmaNoise):
         if not 0 < self.sigma_min < self.sigma_max:
             raise UsageError(f"geometric noise needs 0 < sigma_min < sigma_max, got {self.sigma_min}, {self.sigma_max}")
 
-    def sigma(self, t: Tensor) -> Tensor:
-        sigma = self.sigma_min * torch.exp(t * math.log(self.sigma_max / self.sigma_min))
-        return torch.where(t < 1, sigma, self.sigma_max)  # exact at the end, where rounding would leave alpha(1) != 0
+    def rise(self, t: Tensor) -> Tensor:
+        return self.sigma_min * torch.expm1(t * math.log(self.sigma_max / self.sigma_min))
 
     def dsigma(self, t: Tensor) -> Tensor:
         return self.sigma(t) * math.log(self.sigma_max / self.sigma_min)

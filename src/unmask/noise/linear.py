@@ -24,8 +24,8 @@ class Linear(SigmaNoise):
                 f"linear noise needs 0 <= sigma_min < sigma_max, got {self.sigma_min} and {self.sigma_max}"
             )
 
-    def sigma(self, t: Tensor) -> Tensor:
-        return self.sigma_min + t * (self.sigma_max - self.sigma_min)
+    def rise(self, t: Tensor) -> Tensor:
+        return t * (self.sigma_max - self.sigma_min)
 
     def dsigma(self, t: Tensor) -> Tensor:
         return torch.full_like(t, self.sigma_max - self.sigma_min)

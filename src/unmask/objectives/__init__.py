@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from unmask.denoisers._network import Network
     from unmask.objectives._loss import LossSum
     from unmask.predictor import Predictor
+    from unmask.samplers import Sampler
 
 room = Room(__name__, base="Objective")
 
@@ -58,6 +59,10 @@ class Objective(ABC):
     @abstractmethod
     def predictor(self, denoiser: Network) -> Predictor:
         """What a sampler consumes."""
+
+    @abstractmethod
+    def sampler(self) -> Sampler:
+        """The sampler that follows this objective's law, for whoever names none."""
 
 
 def __getattr__(name: str) -> Any:

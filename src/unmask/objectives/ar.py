@@ -18,6 +18,7 @@ from unmask.objectives._loss import LossSum, Term, cross_entropy, sum_rows, summ
 
 if TYPE_CHECKING:
     from unmask.predictor import Predictor
+    from unmask.samplers import Sampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,3 +67,8 @@ class AR(Objective):
 
         self.check(denoiser)
         return NextToken(denoiser)
+
+    def sampler(self) -> Sampler:
+        from unmask.samplers.left_to_right import LeftToRight
+
+        return LeftToRight()

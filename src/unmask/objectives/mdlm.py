@@ -24,6 +24,7 @@ from unmask.objectives._terms import continuous_weight, count_weight, d3pm_nats,
 
 if TYPE_CHECKING:
     from unmask.predictor import Predictor
+    from unmask.samplers import Sampler
 
 
 @dataclass(frozen=True)
@@ -206,12 +207,13 @@ class MDLM(Objective):
         from unmask.predictor import XTheta
 
         self.check(denoiser)
-        if not self.zero_masking:
-            raise UsageError(
-                "this model was trained without zero masking, so it may predict the mask itself: "
-                "the planned samplers need SUBS; train with objective.zero_masking = true to sample"
-            )
-        return XTheta(denoiser)
+        return XTheta(denoiser, zero_masking=self.zero_masking)
+
+    def sampler(self) -> Sampler:
+        from unmask.samplers.ancestral import Ancestral
+        from unmask.samplers.posterior import Posterior
+
+        return Ancestral(noise=self.noise) if self.zero_masking else Posterior(noise=self.noise)
 
 
 def _position_uniforms(batch: Batch) -> Tensor:

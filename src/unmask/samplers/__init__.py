@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from unmask.registry import Room
 
@@ -21,7 +21,7 @@ room = Room(__name__, base="Sampler")
 class Step:
     """What one network call opened: which positions of which rows, the tokens written, and how likely each was.
 
-    tokens_BL is the canvas after the step. offset is the position of the first column in the whole text.
+    tokens_BL is the canvas after the step.
     """
 
     row_N: Tensor
@@ -35,7 +35,7 @@ class Sampler(ABC):
     """`start` a canvas, then `ask` and `tell` in turn until `ask` returns None. The state is the sampler's own."""
 
     room: ClassVar[Room] = room
-    takes: ClassVar[Literal["log_x_theta", "score"]] = "log_x_theta"
+    takes: ClassVar[tuple[str, ...]] = ("log_x_theta",)  # kinds of prediction
     left_to_right: ClassVar[bool] = False
 
     @abstractmethod

@@ -1,0 +1,169 @@
+"""Files and folders that are written whole or not at all.
+
+A writer works in `.NAME.tmp-PID-RANDOM`, syncs it, and renames it into place. Where a folder of that name exists it is
+first moved to `.NAME.old-PID-RANDOM`; a writer killed between the two renames leaves that one, and readers find it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from unmask.errors import UnmaskError, UsageError
+
+_LEFT_BEHIND = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<pid>\d+)-[0-9a-f]{8}")
+# What this process is writing now. A folder with our process id that is not among them was left by a dead process of
+# the same id, which is the rule in containers.
+_writing: set[str] = set()
+
+
+@contextlib.contextmanager
+def atomic_folder(final: Path) -> Iterator[Path]:
+    """A temporary folder that takes the place of `final` when the block ends well, and vanishes when it does not.
+
+    >>> import tempfile
+    >>> out = Path(tempfile.mkdtemp()) / "model"
+    >>> with atomic_folder(out) as folder:
+    ...     _ = (folder / "config.json").write_text("{}")
+    >>> [file.name for file in out.iterdir()]
+    ['config.json']
+    """
+    final = Path(final).resolve()  # a link to a folder on another disk stays a link
+    if final.exists() and not final.is_dir():
+        raise UsageError(f"{final} is a file; give the name of a folder")
+    temp = sibling(final, "tmp")
+    _writing.add(temp.name)
+    try:
+        with _one_line_errors(final):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            clean(final.parent, final.name)
+            temp.mkdir()
+            yield temp
+            _sync_tree(temp)
+            _swap(temp, final)
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)  # gone already when all went well
+        _writing.discard(temp.name)
+
+
+def atomic_text(final: Path, text: str) -> None:
+    """Write a small file whole or not at all.
+
+    >>> import tempfile
+    >>> atomic_text(Path(tempfile.mkdtemp()) / "best", "step-00000250")
+    """
+    temp = sibling(final, "tmp")
+    _writing.add(temp.name)
+    try:
+        with _one_line_errors(final):
+            clean(final.parent, final.name)
+            temp.write_text(text, encoding="utf-8")
+            _sync(temp)
+            os.replace(temp, final)
+            _sync(final.parent)
+    finally:
+        temp.unlink(missing_ok=True)
+        _writing.discard(temp.name)
+
+
+def find_folder(final: Path) -> Path:
+    """`final`, or where it is when its writer was killed while putting a new one in its place. Changes nothing.
+
+    >>> find_folder(Path("no/such/folder"))
+    PosixPath('no/such/folder')
+    """
+    if final.exists() or not final.parent.is_dir():
+        return final
+    aside = [
+        path for path, found in left_behind(final.parent) if found["name"] == final.name and found["kind"] == "old"
+    ]
+    return max(aside, key=lambda path: path.stat().st_mtime, default=final)
+
+
+def sibling(final: Path, kind: str) -> Path:
+    return final.with_name(f".{final.name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def _swap(temp: Path, final: Path) -> None:
+    aside = sibling(final, "old")
+    moved: list[tuple[Path, Path]] = []
+    _writing.add(aside.name)
+    try:
+        for source, target in ((final, aside), (temp, final)):
+            if source.exists():
+                os.rename(source, target)
+                moved.append((source, target))
+        _sync(final.parent)
+    except BaseException:
+        for source, target in reversed(moved):
+            os.rename(target, source)
+        raise
+    finally:
+        _writing.discard(aside.name)
+    shutil.rmtree(aside, ignore_errors=True)  # only now that the new one is durable
+
+
+def _sync(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():  # there a folder cannot be opened
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_tree(folder: Path) -> None:
+    for here, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            _sync(Path(here, name))
+        _sync(Path(here))
+
+
+@contextlib.contextmanager
+def _one_line_errors(final: Path) -> Iterator[None]:
+    previous = f"the previous {final.name} is intact" if final.exists() else "nothing was left behind"
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UnmaskError(f"disk full while writing {final}; free space and run again; {previous}") from error
+        raise UnmaskError(f"cannot write {final}: {error.strerror or error}; {previous}") from error
+
+
+def left_behind(folder: Path) -> list[tuple[Path, re.Match[str]]]:
+    """What writers, dead or alive, have or left in a folder under names of their own."""
+    matches = ((path, _LEFT_BEHIND.fullmatch(path.name)) for path in sorted(folder.iterdir()))
+    return [(path, match) for path, match in matches if match is not None]
+
+
+def clean(folder: Path, name: str | None = None) -> None:
+    """Finish or undo what dead writers left, of one name or of all."""
+    for path, found in left_behind(folder):
+        if (name is not None and found["name"] != name) or _is_live(path.name, int(found["pid"])):
+            continue
+        final = folder / found["name"]
+        if found["kind"] == "old" and not final.exists():
+            os.rename(path, final)
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _is_live(name: str, pid: int) -> bool:
+    if pid == os.getpid():
+        return name in _writing
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

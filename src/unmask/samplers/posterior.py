@@ -1,0 +1,88 @@
+"""The textbook reverse chain: all masked positions looked at in each of T steps; for models trained without SUBS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from unmask.batch import DRAW_ORDER
+from unmask.canvas import Canvas
+from unmask.draws import uniform
+from unmask.errors import UsageError
+from unmask.noise import Noise
+from unmask.noise.log_linear import LogLinear
+from unmask.posterior import stays_masked
+from unmask.predictor import Query
+from unmask.samplers import Sampler, Step
+from unmask.samplers._drawing import Drawing
+
+
+@dataclass
+class PosteriorState:
+    canvas: Canvas
+    tokens_BL: Tensor
+    step: int  # counts down from T; at 0 what is still masked is reconstructed
+    row_N: Tensor
+    position_N: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posterior(Drawing, Sampler):
+    """Follows the T-step chain of a network that may predict the mask: p_theta(z_s|z_t) = q(z_s | z_t, x_theta).
+
+    Visible tokens keep. A predicted mask makes a position stay; what is still masked at t=0 is reconstructed there.
+    For models with SUBS it has the law of the planned sampler, at T calls.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("log_x_theta", "log_x_theta_and_mask")
+    steps: int = 128
+    noise: Noise = LogLinear()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps < 1:
+            raise UsageError(f"steps must be at least 1, got {self.steps}")
+
+    def max_calls(self, length: int) -> int:
+        return self.steps + 1
+
+    def start(self, canvas: Canvas) -> PosteriorState:
+        none = torch.empty(0, dtype=torch.long, device=canvas.tokens.device)
+        return PosteriorState(canvas, canvas.tokens.clone(), self.steps, none, none)
+
+    def ask(self, state: PosteriorState) -> Query | None:
+        masked_BL = state.tokens_BL == state.canvas.mask_id
+        if state.step < 0 or not bool(masked_BL.any()):
+            return None
+        state.row_N, state.position_N = masked_BL.nonzero(as_tuple=True)
+        t = torch.tensor(state.step / self.steps, dtype=torch.float64)
+        B, L = masked_BL.shape
+        return Query(
+            tokens_BL=state.tokens_BL,
+            level_R=self.noise.level(t).expand(B).to(masked_BL.device, torch.float32),
+            at_RK=torch.arange(L, device=masked_BL.device).expand(B, L),
+            wanted_RK=masked_BL,
+            reach=L,
+            valid_BL=state.canvas.valid_BL,
+        )
+
+    def tell(self, state: PosteriorState, prediction: Tensor) -> Step:
+        canvas, row_N = state.canvas, state.row_N
+        position_N = state.position_N + canvas.offset
+        key_N = canvas.key_B[row_N]
+        opens_N = torch.ones_like(row_N, dtype=torch.bool)
+        if state.step > 0:
+            t = torch.tensor([state.step - 1, state.step], dtype=torch.float64) / self.steps
+            alpha_s, alpha_t = self.noise.alpha(t).to(prediction)
+            u_N = uniform(key_N, DRAW_ORDER, position_N, state.step)
+            opens_N = u_N >= stays_masked(prediction[:, canvas.mask_id].exp(), alpha_s, alpha_t)
+        row_N, position_N, key_N = row_N[opens_N], state.position_N[opens_N], key_N[opens_N]
+        token_N, log_prob_N = self.draw(
+            prediction[opens_N], key_N, position_N + canvas.offset, (canvas.mask_id, *canvas.forbidden)
+        )
+        state.tokens_BL = state.tokens_BL.index_put((row_N, position_N), token_N)
+        state.step -= 1
+        return Step(row_N, position_N, token_N, log_prob_N, state.tokens_BL)
