@@ -36,7 +36,7 @@ _STEP = re.compile(r"step-(\d{8,})")
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors to one safetensors file. Tensors that share memory are written out in full, each under its name.
 
-    >>> import tempfile
+    >>> import tempfile, torch
     >>> path = Path(tempfile.mkdtemp()) / "model.safetensors"
     >>> write_tensors(path, {"weight": torch.ones(2, 3)})
     >>> read_tensors(path)["weight"].shape
@@ -103,7 +103,7 @@ def save_checkpoint(
 
     `state` must survive JSON: string keys, lists rather than tuples.
 
-    >>> import tempfile
+    >>> import tempfile, torch
     >>> run = Path(tempfile.mkdtemp())
     >>> save_checkpoint(run, 250, {"model": {"w": torch.ones(2)}}, {"loss": 1.5}, keep=2, best=True).name
     'step-00000250'

@@ -32,7 +32,7 @@ def evaluate_rows(
     if n == 0:
         raise UsageError("there are no rows to evaluate")
     indices = np.arange(n) if max_rows is None or max_rows >= n else np.linspace(0, n - 1, max_rows).astype(np.int64)
-    device = next(denoiser.parameters()).device
+    device = next((p.device for p in denoiser.parameters()), torch.device("cpu"))
     was_training = denoiser.training
     denoiser.eval()
     parts = []

@@ -54,7 +54,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return next(self.denoiser.parameters()).device
+        return next((p.device for p in self.denoiser.parameters()), torch.device("cpu"))
 
     @property
     def num_parameters(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -37,8 +38,8 @@ class Room:
         """Plug-in name → module name, from the file names alone: nothing is imported."""
         path = sys.modules[self.package].__path__
         found = {m.name: f"{self.package}.{m.name}" for m in pkgutil.iter_modules(path) if not m.name.startswith("_")}
-        for point in importlib.metadata.entry_points(group=self.package):
-            found.setdefault(point.name, point.value.partition(":")[0])
+        for name, module in _third_party(self.package, tuple(sys.path)):
+            found.setdefault(name, module)
         return found
 
     def names(self) -> list[str]:
@@ -79,6 +80,12 @@ class Room:
         tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
         doc = ast.get_docstring(tree) or ""
         return doc.partition("\n")[0].strip()
+
+
+@functools.cache
+def _third_party(group: str, path: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Name and module of each entry point; looking through all that is installed on `path` is slow, so once."""
+    return [(point.name, point.value.partition(":")[0]) for point in importlib.metadata.entry_points(group=group)]
 
 
 def fields_of(plugin: type[Any] | object) -> list[dataclasses.Field[Any]]:

@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import json
 import math
+import shlex
 import signal
 import threading
 import time
@@ -86,7 +87,7 @@ def train(
                 if stop() and not last:
                     raise Stopped(
                         f"stopped at step {run.step} of {config.steps}, all is saved; "
-                        f"go on with: unmask train {run.folder} --resume"
+                        f"go on with: unmask train {shlex.quote(str(run.folder))} --resume"
                     )
     finally:
         tell.on_end()

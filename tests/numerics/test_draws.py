@@ -46,7 +46,7 @@ def test_big_and_negative_seeds_have_keys_of_their_own() -> None:
 
 
 def test_categorical_follows_its_law_far_into_the_tail() -> None:
-    """50,000 tokens: one of probability 1/2, the rest share the other half; a truncated draw would miss most of them."""
+    """50,000 tokens: one of probability 1/2, the rest share the other half; truncated draws miss most."""
     num = 50_000
     p = torch.full((num,), 0.5 / (num - 1), dtype=torch.float64)
     p[7] = 0.5

@@ -69,7 +69,7 @@ def test_posterior_chained_over_steps_gives_the_marginal(schedule: Noise, prior:
 
 
 def test_masked_posterior_in_closed_form() -> None:
-    """A visible token stays; a masked one opens by (alpha_s - alpha_t)/(1 - alpha_t); a predicted mask keeps it shut."""
+    """A visible token stays; a masked one opens by (alpha_s - alpha_t)/(1 - alpha_t); a predicted mask keeps it."""
     pi = torch.tensor([0.0, 0.0, 1.0]).double()
     alpha_s, alpha_t = torch.tensor([0.7]).double(), torch.tensor([0.2]).double()
     x_theta = torch.tensor([[0.5, 0.2, 0.3]]).double()  # with 0.3 on the mask, as D3PM may have

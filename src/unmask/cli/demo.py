@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         def on_valid(self, step: int, bound: Bound) -> None:
             bounds.append(bound)
 
-    overrides = {"out": args.out} | ({"steps": str(args.steps)} if args.steps else {})
+    overrides = {"out": args.out} | ({} if args.steps is None else {"steps": str(args.steps)})
     config = load_config("demo", overrides)
     found = load_checkpoint(Path(args.out))
     if found is not None and found.step >= config.steps:

@@ -63,7 +63,8 @@ def _option(field: Any) -> dict[str, Any]:
 
     from unmask.config import to_dict
 
-    option = {"name": field.name, "type": str(field.type)}
+    kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+    option = {"name": field.name, "type": kind}
     if field.default is not dataclasses.MISSING:
         return option | {"required": False, "default": to_dict(field.default)}
     if field.default_factory is not dataclasses.MISSING:

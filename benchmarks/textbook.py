@@ -1,0 +1,47 @@
+"""Masked diffusion as a textbook writes it, for comparison: full logits everywhere, every step calls the network.
+
+The network and the optimizer are unmask's own, so that a ratio measures the method and not the backbone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unmask.denoisers._network import Network
+
+
+def log_x_theta(net: Network, z_BL: Tensor) -> Tensor:
+    """SUBS over the whole logits: the mask's logit is -inf, a visible token is its own prediction."""
+    logits_BLI = net(z_BL)
+    logits_BLI = logits_BLI.clone()
+    logits_BLI[..., net.mask_id] = -torch.inf
+    log_p = torch.log_softmax(logits_BLI, dim=-1)
+    visible = z_BL != net.mask_id
+    carried = torch.full_like(log_p, -torch.inf).scatter(-1, z_BL.unsqueeze(-1), 0.0)
+    return torch.where(visible.unsqueeze(-1), carried, log_p)
+
+
+def loss(net: Network, x_BL: Tensor) -> Tensor:
+    """Continuous time, log-linear noise: E_t (1/t) sum over masked tokens of -log x_theta[x], per token."""
+    B, L = x_BL.shape
+    t_B = (torch.rand(1) + torch.arange(B) / B) % 1
+    t_B = t_B.clamp(min=1e-3)
+    z_BL = torch.where(torch.rand(B, L) < t_B[:, None], net.mask_id, x_BL)
+    nats_BL = -log_x_theta(net, z_BL).gather(-1, x_BL.unsqueeze(-1)).squeeze(-1)
+    return (nats_BL / t_B[:, None]).mean()
+
+
+@torch.no_grad()
+def sample(net: Network, num: int, length: int, steps: int) -> Tensor:
+    """Ancestral sampling: at each of T steps the network sees everything and every position draws from q(z_s | z_t)."""
+    z_BL = torch.full((num, length), net.mask_id)
+    for i in range(steps, 0, -1):
+        t, s = i / steps, (i - 1) / steps
+        p_BLI = log_x_theta(net, z_BL).exp()
+        q_BLI = p_BLI * (t - s) / t
+        q_BLI[..., net.mask_id] = s / t
+        gumbel = -torch.log(-torch.log(torch.rand_like(q_BLI).clamp(min=1e-20)))
+        drawn_BL = (q_BLI.log() + gumbel).argmax(dim=-1)
+        z_BL = torch.where(z_BL == net.mask_id, drawn_BL, z_BL)
+    return z_BL

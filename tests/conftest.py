@@ -1,0 +1,172 @@
+"""What all tests share: two threads, a home and a cache of their own, and small models trained once."""
+
+from __future__ import annotations
+
+import os
+
+# Threads that wait spin by default, which costs a small network a hundredfold when somebody else uses the cores.
+# Read once, when torch is loaded; inherited by the processes that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+
+from unmask.callbacks import Callback, StepReport
+from unmask.config import DataConfig, OptimConfig, RunConfig
+from unmask.corpora.text import Text
+from unmask.denoisers.dit import DiT
+from unmask.model import Model, load
+from unmask.objectives.ar import AR
+from unmask.objectives.mdlm import MDLM
+from unmask.training import train
+
+torch.set_num_threads(2)
+hypothesis.settings.register_profile("unmask", deadline=None)
+hypothesis.settings.load_profile("unmask")
+
+TINY = DiT(size="nano", hidden=32, blocks=1, heads=2, dropout=0.1)
+WORDS = (
+    "the cat sat on the mat",
+    "a dog ran to the red hut",
+    "the sun set and the moon rose",
+    "no rat ate the oat cake",
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """No test reads or writes the user's home or token cache."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(home))
+        patch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
+        patch.setenv("UNMASK_CACHE", str(home / "token-cache"))
+        yield home
+
+
+@pytest.fixture(scope="session")
+def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small text: 200 lines of four sentences, in an order that does not repeat soon."""
+    path = tmp_path_factory.mktemp("corpus") / "lines.txt"
+    path.write_text("".join(f"{WORDS[i * i % 7 % 4]}\n" for i in range(200)), encoding="utf-8")
+    return path
+
+
+MakeConfig = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="session")
+def make_config(corpus_file: Path) -> MakeConfig:
+    """A tiny run; keywords change it, those of `data` and `optim` given as dicts."""
+
+    def make(out: Path, **changes: Any) -> RunConfig:
+        data = DataConfig(train=Text(path=str(corpus_file)), length=32, held_out=0.1)
+        optim = OptimConfig(lr=5e-3, warmup=4, ema=0.9)
+        base = RunConfig(
+            out=str(out),
+            steps=12,
+            batch=8,
+            denoiser=TINY,
+            objective=MDLM(form="count"),
+            data=dataclasses.replace(data, **changes.pop("data", {})),
+            optim=dataclasses.replace(optim, **changes.pop("optim", {})),
+            log_every=1,
+            valid_every=6,
+            valid_rows=8,
+            save_every=4,
+        )
+        return dataclasses.replace(base, **changes)
+
+    return make
+
+
+class Record(Callback):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.reports: list[StepReport] = []
+        self.events: list[tuple[Any, ...]] = []
+        self.info: dict[str, Any] = {}
+
+    def on_start(self, config: RunConfig, info: dict[str, Any]) -> None:
+        self.info = info
+        self.events.append(("start",))
+
+    def on_step(self, report: StepReport) -> None:
+        self.reports.append(report)
+        self.events.append(("step", report.step))
+
+    def on_valid(self, step: int, bound: Any) -> None:
+        self.events.append(("valid", step))
+
+    def on_sample(self, step: int, text: str) -> None:
+        self.events.append(("sample", step))
+
+    def on_save(self, step: int, path: Path) -> None:
+        self.events.append(("save", step))
+
+    def on_end(self) -> None:
+        self.events.append(("end",))
+
+
+@pytest.fixture
+def record() -> Record:
+    return Record()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run: its folder, its config, its model and what it reported."""
+
+    folder: Path
+    config: RunConfig
+    model: Model
+    record: Record
+
+    @property
+    def model_folder(self) -> Path:
+        return self.folder / "model"
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, make_config: MakeConfig) -> Trained:
+    """A diffusion run of 60 steps. Shared: do not change it, copy it."""
+    folder = tmp_path_factory.mktemp("runs") / "mdlm"
+    config = make_config(folder, steps=60, valid_every=20, save_every=20, sample_every=30)
+    record = Record()
+    return Trained(folder, config, train(config, callbacks=[record], device="cpu"), record)
+
+
+@pytest.fixture(scope="session")
+def trained_ar(tmp_path_factory: pytest.TempPathFactory, make_config: MakeConfig) -> Trained:
+    """The same with an autoregressive model."""
+    folder = tmp_path_factory.mktemp("runs") / "ar"
+    causal = dataclasses.replace(TINY, causal=True)
+    config = make_config(folder, steps=60, valid_every=20, save_every=20, objective=AR(), denoiser=causal)
+    record = Record()
+    return Trained(folder, config, train(config, callbacks=[record], device="cpu"), record)
+
+
+@pytest.fixture(scope="session")
+def model(trained: Trained) -> Model:
+    """The trained diffusion model. Shared: do not change it."""
+    return trained.model
+
+
+@pytest.fixture(scope="session")
+def ar_model(trained_ar: Trained) -> Model:
+    """The trained autoregressive model. Shared: do not change it."""
+    return trained_ar.model
+
+
+@pytest.fixture
+def fresh_model(trained: Trained) -> Model:
+    """The trained diffusion model, to do with as the test likes."""
+    return load(trained.folder, device="cpu")

@@ -1,0 +1,257 @@
+"""Runs stopped by signals or killed at any point go on bit for bit: same losses, weights, average and optimizer."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import unmask.callbacks
+import unmask.checkpoint
+from unmask.checkpoint import load_checkpoint
+from unmask.cli import run
+from unmask.config import RunConfig, load_config, to_dict
+from unmask.ema import Ema
+from unmask.training import train
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+
+STEPS = 150
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory, make_config: Any) -> RunConfig:
+    """A run that nothing interrupts; dropout is on."""
+    folder = tmp_path_factory.mktemp("reference") / "run"
+    config: RunConfig = make_config(folder, steps=STEPS, valid_every=10, save_every=4, keep=2, sample_every=50)
+    assert config.denoiser.dropout > 0  # type: ignore[attr-defined]
+    train(config, device="cpu")
+    return config
+
+
+@pytest.fixture
+def recipe(reference: RunConfig, tmp_path: Path) -> Path:
+    """The same run, to be made in tmp_path/run."""
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(to_dict(reference) | {"out": str(tmp_path / "run")}), encoding="utf-8")
+    return path
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what depends on the clock."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [{k: v for k, v in line.items() if k not in ("tokens_per_second", "seconds")} for line in lines]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The bytes of everything a run ends with, save the metrics and what names its folder."""
+    kept = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and path.name not in ("metrics.jsonl", "recipe.json", "state.json", "manifest.json"):
+            kept[name] = path.read_bytes()
+    return kept
+
+
+def assert_as_if_never_interrupted(folder: Path, reference: RunConfig) -> None:
+    straight = Path(reference.out)
+    assert records(folder) == records(straight)
+    ours, theirs = files(folder), files(straight)
+    assert ours.keys() == theirs.keys()  # the same checkpoints are kept, and nothing is left lying about
+    assert any(name.endswith("optimizer.safetensors") for name in ours)
+    assert any(name.endswith("ema.safetensors") for name in ours)
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+    a, b = load_checkpoint(folder), load_checkpoint(straight)
+    assert a is not None
+    assert b is not None
+    assert (a.step, a.skipped) == (STEPS, [])
+    a.state["config"].pop("out"), b.state["config"].pop("out")
+    assert a.state == b.state
+
+
+# --- signals to the real program --------------------------------------------------------------------------------------
+
+
+class Program:
+    """`python -m unmask train`, in the background."""
+
+    def __init__(self, *words: str) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "2"}
+        command = [sys.executable, "-m", "unmask", "train", *words, "--device", "cpu"]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+
+    def wait_for_lines(self, path: Path, count: int) -> None:
+        """Until the run has logged that much."""
+        deadline = time.monotonic() + 60
+        while not path.exists() or path.read_bytes().count(b"\n") < count:
+            assert self.process.poll() is None, self.process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    def send(self, number: signal.Signals) -> tuple[int, str, str]:
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
+def test_a_request_to_stop(number: signal.Signals, recipe: Path, reference: RunConfig, tmp_path: Path) -> None:
+    """SIGTERM and Ctrl-C finish the step, save, exit with 75 and say how to go on."""
+    folder = tmp_path / "run"
+    program = Program(str(recipe))
+    program.wait_for_lines(folder / "metrics.jsonl", 10)
+    code, out, err = program.send(number)
+    assert (code, out) == (75, ""), err
+    assert "Traceback" not in err
+    last = err.splitlines()[-1]
+    found = load_checkpoint(folder)
+    assert found is not None
+    assert 9 <= found.step < STEPS
+    assert last == (
+        f"unmask: stopped at step {found.step} of {STEPS}, all is saved; go on with: unmask train {folder} --resume"
+    )
+    assert max(line["step"] for line in records(folder)) == found.step  # not one step was lost
+    words = shlex.split(last.partition("go on with: unmask ")[2])
+    assert run([*words, "--device", "cpu"]) == 0
+    assert_as_if_never_interrupted(folder, reference)
+
+
+def test_killed_at_random_moments(recipe: Path, reference: RunConfig, tmp_path: Path) -> None:
+    """SIGKILL leaves no time for anything; what was saved last is where the run goes on."""
+    moments = random.Random(0)
+    folder = tmp_path / "run"
+    lines = 0
+    for _ in range(3):
+        words = [str(recipe)] if load_checkpoint(folder) is None else [str(folder), "--resume"]
+        program = Program(*words)
+        # Counted from what the checkpoint keeps, so that every round gets further than the last.
+        found = load_checkpoint(folder)
+        lines = 0 if found is None else sum(line["step"] <= found.step for line in records(folder))
+        program.wait_for_lines(folder / "metrics.jsonl", lines + moments.randrange(2, 12))
+        time.sleep(moments.random() * 0.05)
+        code, _, err = program.send(signal.SIGKILL)
+        assert code == -signal.SIGKILL, err
+    train(load_config(folder), resume=True, device="cpu")
+    assert_as_if_never_interrupted(folder, reference)
+
+
+# --- killed at chosen points ------------------------------------------------------------------------------------------
+
+
+def die(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at_call(place: Any, name: str, number: int, *, after: bool) -> Callable[[], None]:
+    """Arm a kill before or after the n-th call of a function."""
+
+    def arm() -> None:
+        real, calls = getattr(place, name), 0
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == number and not after:
+                die()
+            result = real(*args, **kwargs)
+            if calls == number and after:
+                die()
+            return result
+
+        setattr(place, name, counted)
+
+    return arm
+
+
+def half_a_weights_file() -> None:
+    """Killed in the middle of writing a tensor file."""
+    real = unmask.checkpoint.save_file
+
+    def partly(tensors: Any, path: Path, **options: Any) -> None:
+        real(tensors, path, **options)
+        os.truncate(path, path.stat().st_size // 2)
+        if path.name == "optimizer.safetensors":
+            die()
+
+    unmask.checkpoint.save_file = partly  # type: ignore[assignment]
+
+
+def half_a_line() -> None:
+    """Killed in the middle of a line of metrics."""
+
+    def partly(self: Any, record: dict[str, Any]) -> None:
+        self.file.write(json.dumps(record)[:17])
+        self.file.flush()
+        die()
+
+    unmask.callbacks.MetricsFile._write = partly  # type: ignore[method-assign]
+
+
+POINTS: list[Callable[[], None]] = [
+    at_call(os, "replace", 1, after=False),  # before the run has written anything
+    at_call(os, "replace", 2, after=True),
+    at_call(Ema, "update", 1, after=False),  # the weights have moved, the average has not
+    at_call(torch.optim.AdamW, "step", 6, after=True),
+    at_call(unmask.checkpoint, "save_file", 1, after=False),
+    at_call(unmask.checkpoint, "save_file", 2, after=True),
+    half_a_weights_file,
+    at_call(os, "fsync", 9, after=True),
+    at_call(os, "rename", 1, after=False),  # the checkpoint is whole, under a name that does not count
+    at_call(os, "rename", 1, after=True),  # it counts, and nothing else was done
+    half_a_line,
+    at_call(os, "replace", 3, after=True),  # metrics are mended when a run goes on
+    at_call(os, "replace", 4, after=False),  # the pointer to the best lags behind
+    at_call(shutil, "rmtree", 2, after=False),  # old checkpoints are being removed
+    at_call(shutil, "rmtree", 3, after=True),
+    at_call(os, "fsync", 31, after=False),
+    at_call(os, "rename", 4, after=False),  # the model folder is being replaced
+    at_call(os, "rename", 5, after=True),
+]
+
+
+def killed_at_every_point(recipe: str) -> None:
+    """One child a point, each going on where the last was killed. In a process of its own, to fork before torch works."""
+    torch.set_num_threads(2)
+    folder = Path(json.loads(Path(recipe).read_text(encoding="utf-8"))["out"])
+    for arm in POINTS:
+        child = os.fork()
+        if child == 0:
+            begun = load_checkpoint(folder) is not None
+            config = load_config(folder if begun else recipe)
+            arm()
+            train(config, resume=begun, device="cpu")
+            os._exit(0)  # the point was never reached
+        _, status = os.waitpid(child, 0)
+        found = load_checkpoint(folder)
+        print(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0, found.step if found else 0, flush=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
+def test_killed_at_every_point_of_a_save(recipe: Path, reference: RunConfig, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, __file__, str(recipe)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    fates = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert [number for number, _ in fates] == [signal.SIGKILL] * len(POINTS), done.stderr
+    steps = [step for _, step in fates]
+    assert steps == sorted(steps)  # what was saved once is never lost
+    assert 0 < steps[-1] < STEPS
+    train(load_config(tmp_path / "run"), resume=True, device="cpu")
+    assert_as_if_never_interrupted(tmp_path / "run", reference)
+
+
+if __name__ == "__main__":
+    killed_at_every_point(sys.argv[1])

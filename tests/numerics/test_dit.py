@@ -1,0 +1,132 @@
+"""The DiT keeps the denoiser's contract: asked positions, padding, cache, causality, conditioning."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from unmask import samplers
+from unmask.canvas import Canvas
+from unmask.denoisers._network import KVCache, Network, gather_positions
+from unmask.denoisers.dit import SIZES, DiT
+from unmask.errors import UsageError
+from unmask.generate import sample
+
+SMALL = DiT(hidden=32, blocks=3, heads=4, dropout=0.0)
+IDS, MASK = 11, 10
+
+
+def build(config: DiT) -> Network:
+    torch.manual_seed(0)
+    net = config.build(num_ids=IDS, mask_id=MASK).double().eval()
+    for p in net.parameters():
+        torch.nn.init.normal_(p, std=0.2)
+    return net
+
+
+Z = torch.randint(0, IDS, (3, 8), generator=torch.Generator().manual_seed(0))
+LEVEL = torch.tensor([0.1, 0.5, 1.0])
+
+
+@pytest.mark.parametrize("conditioning", ["none", "constant", "level", "sigma"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_asked_positions_are_those_of_the_whole(conditioning: str, causal: bool) -> None:
+    if causal and conditioning in ("level", "sigma"):
+        pytest.skip("refused: a causal denoiser sees no noise")
+    net = build(dataclasses.replace(SMALL, conditioning=conditioning, causal=causal))
+    at = torch.tensor([[1, 5], [0, 7], [3, 3]])
+    torch.testing.assert_close(net.trunk(Z, LEVEL, at_BK=at), gather_positions(net.trunk(Z, LEVEL), at))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding_is_not_seen(causal: bool) -> None:
+    net = build(dataclasses.replace(SMALL, causal=causal))
+    valid = torch.arange(8) < torch.tensor([8, 5, 3])[:, None]
+    h = net.trunk(Z, valid_BL=valid)
+    torch.testing.assert_close(h[1, :5], net.trunk(Z[1:2, :5])[0])
+    torch.testing.assert_close(h[2, :3], net.trunk(Z[2:3, :3])[0])
+
+
+def test_causal_network_sees_only_what_stands_before() -> None:
+    net = build(dataclasses.replace(SMALL, causal=True))
+    changed = Z.clone()
+    changed[:, 4:] = (changed[:, 4:] + 1) % IDS
+    same = (net.trunk(Z) - net.trunk(changed)).abs().amax(dim=(0, 2))
+    assert (same[:5] == 0).all()  # position 4 is predicted without looking at token 4
+    assert (same[5:] > 1e-6).all()
+
+
+@pytest.mark.parametrize("stops", [[8], [1, 2, 3, 4, 5, 6, 7, 8], [3, 4, 7, 8]])
+def test_cache_gives_the_same_vectors(stops: list[int]) -> None:
+    net = build(dataclasses.replace(SMALL, causal=True))
+    cache, parts = KVCache(), []
+    for stop in stops:
+        cache.stop = stop
+        parts.append(net.trunk(Z, cache=cache))
+    torch.testing.assert_close(torch.cat(parts, dim=1), net.trunk(Z))
+
+
+def test_positions_are_relative() -> None:
+    net = build(SMALL)
+    moved = torch.arange(100, 108).expand(3, 8)
+    torch.testing.assert_close(net.trunk(Z, positions_BL=moved), net.trunk(Z), rtol=1e-4, atol=1e-6)
+    stretched = (2 * torch.arange(8)).expand(3, 8)
+    assert (net.trunk(Z, positions_BL=stretched) - net.trunk(Z)).abs().max() > 1e-3
+
+
+def test_only_conditioned_networks_look_at_the_level() -> None:
+    for conditioning, looks in (("none", False), ("constant", False), ("level", True), ("sigma", True)):
+        net = build(dataclasses.replace(SMALL, conditioning=conditioning))
+        moved = (net.trunk(Z, LEVEL) - net.trunk(Z, LEVEL / 2)).abs().max()
+        assert (moved > 1e-6) == looks
+        assert net.uses_level == looks
+    with pytest.raises(UsageError, match="level_B"):
+        build(dataclasses.replace(SMALL, conditioning="level")).trunk(Z)
+
+
+def test_what_is_not_supported_raises() -> None:
+    net = build(SMALL)
+    with pytest.raises(UsageError, match="cond"):
+        net.trunk(Z, cond=torch.zeros(3, 4))
+    with pytest.raises(UsageError, match="causal"):
+        net.trunk(Z, cache=KVCache())
+
+
+def test_activation_checkpointing_gives_the_same_gradients() -> None:
+    net = build(dataclasses.replace(SMALL, dropout=0.2)).train()
+    grads = []
+    for on in (False, True):
+        net.checkpoint_activations = on
+        net.zero_grad()
+        torch.manual_seed(3)
+        net.head(net.trunk(Z)).square().sum().backward()
+        grads.append(torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]))
+    torch.testing.assert_close(grads[0], grads[1])
+
+
+def test_sizes_have_the_papers_parameter_counts() -> None:
+    """Blocks alone: 12 hidden^2 + 5 hidden (MLP biases) + 2 hidden (norms) each."""
+    for size, (hidden, blocks, _) in SIZES.items():
+        with torch.device("meta"):
+            net = DiT(size=size).build(num_ids=IDS, mask_id=MASK)  # type: ignore[arg-type]
+        got = sum(p.numel() for name, p in net.named_parameters() if name.startswith("blocks."))
+        assert got == blocks * (12 * hidden**2 + 7 * hidden)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_do_not_depend_on_their_batch(causal: bool) -> None:
+    """The same row alone, among others, and among longer ones."""
+    net = build(dataclasses.replace(SMALL, causal=causal))
+    sampler = samplers.LeftToRight() if causal else samplers.Ancestral(steps=6)
+    canvas = Canvas.blank(num=6, length=8, mask_id=MASK, seed=4)
+    together = sample(net, canvas, sampler).tokens
+    for i in range(6):
+        alone = dataclasses.replace(canvas, tokens=canvas.tokens[i : i + 1], key_B=canvas.key_B[i : i + 1])
+        assert sample(net, alone, sampler).tokens.equal(together[i : i + 1])
+    rows = [[MASK] * 8, [MASK] * 5]
+    ragged = sample(net, Canvas.of_rows(rows, mask_id=MASK, pad_id=0, seed=4), sampler).tokens
+    short = dataclasses.replace(canvas, tokens=canvas.tokens[1:2, :5], key_B=canvas.key_B[1:2])
+    assert ragged[0].equal(together[0])
+    assert ragged[1, :5].equal(sample(net, short, sampler).tokens[0])

@@ -1,0 +1,338 @@
+"""The command line: help with an example, the result alone on stdout, JSON that parses, exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unmask
+from unmask.cli import Parser, _commands, run
+from unmask.config import load_config, to_dict
+from unmask.model import load
+from unmask.samplers.ancestral import Ancestral
+
+COMMANDS = sorted(_commands())
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, make_config: Any) -> Path:
+    """A recipe of three steps into tmp_path/run."""
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(to_dict(make_config(tmp_path / "run", steps=3))), encoding="utf-8")
+    return path
+
+
+Capture = pytest.CaptureFixture[str]
+
+
+# --- help -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_are_there() -> None:
+    assert {"demo", "eval", "export", "fill", "generate", "import", "plugins", "train"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example_that_parses(command: str, capsys: Capture) -> None:
+    assert run([command, "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith(f"usage: unmask {command}")
+    assert "\nExample:\n" in out
+    examples = re.findall(rf"^  (unmask {command}\b.*)$", out, re.MULTILINE)
+    assert examples
+    module = __import__(f"unmask.cli.{_commands()[command]}", fromlist=["add_arguments"])
+    for example in examples:
+        parser = Parser(prog="unmask", allow_abbrev=False)
+        module.add_arguments(parser)
+        words = shlex.split(example.partition(">")[0])[2:]
+        if getattr(module, "TAKES_OVERRIDES", False):
+            words, overrides = unmask.cli._split_overrides(words, parser)
+            load_config("demo", overrides)
+        parser.parse_args(words)  # an error would raise
+
+
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["help"]])
+def test_the_overview_lists_every_command(words: list[str], capsys: Capture) -> None:
+    assert run(words) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} +\S.*\S$", out, re.MULTILINE), command
+
+
+def test_the_version(capsys: Capture) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"unmask {unmask.__version__}\n"
+
+
+def test_options_lists_what_can_be_overridden(capsys: Capture, tmp_path: Path) -> None:
+    assert run(["train", "--options"]) == 0
+    keys = dict(line.removeprefix("--").split()[:2] for line in capsys.readouterr().out.splitlines())
+    (tmp_path / "empty.toml").write_text("", encoding="utf-8")
+    assert load_config(tmp_path / "empty.toml", keys) == load_config(tmp_path / "empty.toml")
+    assert keys["optim.betas"] == "0.9,0.999"
+
+
+# --- train, eval ------------------------------------------------------------------------------------------------------
+
+
+def test_train_prints_the_folder_and_goes_on(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert run(["train", str(recipe), "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'run'}\n"
+    assert "valid" in err
+    assert "\x1b" not in err  # no terminal, no bar
+    # Overrides may stand before the recipe; a run's folder is a recipe; the result as JSON.
+    assert (
+        run(["train", "--steps", "5", "--log-every=1", str(tmp_path / "run"), "--resume", "--json", "--device", "cpu"])
+        == 0
+    )
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    assert result["model"] == str(tmp_path / "run")
+    assert result["steps"] == 5
+    assert result["ppl"] > 1
+    assert "going on from step 3" in err
+    assert run(["train", str(recipe), "--device", "cpu"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "holds a run at step 5; go on with --resume, or give another --out" in err
+
+
+def test_a_run_folder_that_was_moved_goes_on_where_it_is(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert run(["train", str(recipe), "--device", "cpu"]) == 0
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert run(["train", str(tmp_path / "moved"), "--resume", "--steps", "4", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "moved")
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_takes_typed_overrides(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
+    words = "--steps 1 --objective mdlm --objective.noise polynomial --objective.noise.power 3 --optim.betas 0.8,0.9"
+    assert run(["train", str(recipe), *words.split(), "--micro-batch=none", "--device", "cpu"]) == 0
+    model = load(tmp_path / "run", device="cpu")
+    assert model.objective == unmask.objectives.MDLM(noise=unmask.noise.Polynomial(power=3.0))
+    kept = load_config(tmp_path / "run")
+    assert kept.optim.betas == (0.8, 0.9)
+    capsys.readouterr()
+
+
+def test_train_init(recipe: Path, trained: Any, tmp_path: Path, capsys: Capture) -> None:
+    words = ["--init", str(trained.folder), "--optim.lr", "0", "--steps", "1", "--device", "cpu"]
+    assert run(["train", str(recipe), *words]) == 0
+    assert load(tmp_path / "run", device="cpu").generate(seed=3) == trained.model.generate(seed=3)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("kind", ["trained", "trained_ar"])
+def test_eval_prints_numbers_and_protocol(
+    kind: str, request: pytest.FixtureRequest, corpus_file: Path, capsys: Capture
+) -> None:
+    folder = str(request.getfixturevalue(kind).folder)
+    words = ["eval", folder, "--data", str(corpus_file), "--max-rows", "20", "--device", "cpu"]
+    assert run([*words, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    result = json.loads(out)
+    exact = kind == "trained_ar"
+    assert result["protocol"]["kind"] == ("exact" if exact else "upper bound")
+    assert result["protocol"]["estimator"] == ("exact" if exact else "count")
+    assert result["protocol"]["rows"] == result["sequences"] == 20
+    assert result["protocol"]["length"] == 32
+    low, high = result["ppl_ci95"]
+    assert 1 < low < result["ppl"] < high
+    assert result["bits_per_byte_ci95"][0] < result["bits_per_byte"] < result["bits_per_byte_ci95"][1]
+    assert run(words) == 0
+    text = capsys.readouterr().out
+    assert f"perplexity  {'' if exact else '≤ '}{result['ppl']:.4f}" in text
+    for word in ("nats/token", "bits/byte", "95% interval", "packing=wrap", "seed=0", "corpus"):
+        assert word in text
+    assert run([*words, "--json", "--batch", "3"]) == 0
+    assert json.loads(capsys.readouterr().out)["ppl"] == pytest.approx(result["ppl"], rel=1e-5)
+
+
+def test_eval_by_another_estimator_and_packing(trained: Any, corpus_file: Path, capsys: Capture) -> None:
+    words = ["eval", str(trained.folder), "--data", str(corpus_file), "--max-rows", "9", "--json", "--device", "cpu"]
+    assert run([*words, "--estimator", "T=7", "--packing", "sentence", "--length", "30", "--num-samples", "2"]) == 0
+    protocol = json.loads(capsys.readouterr().out)["protocol"]
+    assert (protocol["estimator"], protocol["packing"], protocol["length"]) == ("T=7", "sentence", 30)
+    assert protocol["draws_per_row"] == 2
+
+
+# --- generate, fill ---------------------------------------------------------------------------------------------------
+
+
+def test_generate_prints_the_texts_alone(trained: Any, capsys: Capture) -> None:
+    words = ["generate", str(trained.folder), "--num", "2", "--length", "20", "--prompt", "the ", "--seed", "4"]
+    assert run([*words, "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    expected = trained.model.generate(num=2, length=20, prompt="the ", seed=4)
+    assert out == "\n\n".join(expected) + "\n"
+    assert err == ""
+    assert run([*words, "--device", "cpu", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["texts"] == expected
+    assert result["prompts"] == ["the "]
+    assert result["seed"] == 4
+    assert run([*words, "--device", "cpu", "--watch"]) == 0  # without a terminal nothing is shown
+    assert capsys.readouterr() == (out, "")
+
+
+def test_generate_takes_prompts_a_suffix_and_a_sampler(trained: Any, capsys: Capture) -> None:
+    words = [
+        "generate",
+        str(trained.folder),
+        "--prompt",
+        "the ",
+        "--prompt",
+        "a ",
+        "--suffix",
+        " mat",
+        "--length",
+        "24",
+    ]
+    options = ["--steps", "inf", "--temperature", "0.5", "--top-k", "9", "--top-p", "0.9", "--device", "cpu", "--json"]
+    assert run([*words, *options]) == 0
+    texts = json.loads(capsys.readouterr().out)["texts"]
+    sampler = Ancestral(steps=None, temperature=0.5, top_k=9, top_p=0.9)
+    assert texts == trained.model.generate(length=24, prompt=["the ", "a "], suffix=" mat", sampler=sampler)
+    for name in ("left_to_right", "ancestral", "semi_ar", "posterior"):
+        assert run([*words, "--sampler", name, "--device", "cpu"]) == 0
+        assert capsys.readouterr().out.startswith("the ")
+    words += ["--sampler", "semi_ar", "--window", "8", "--stride", "4", "--length", "40"]
+    assert run([*words, "--device", "cpu"]) == 0
+    assert len(capsys.readouterr().out) > 40
+
+
+def test_generate_with_an_autoregressive_model(trained_ar: Any, capsys: Capture) -> None:
+    assert run(["generate", str(trained_ar.folder), "--prompt", "the", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == trained_ar.model.generate(prompt="the")[0] + "\n"
+
+
+def test_fill_prints_the_texts_alone(trained: Any, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["fill", str(trained.folder), "the [MASK:3] sat", "--device", "cpu"]
+    assert run(words) == 0
+    expected = trained.model.fill("the [MASK:3] sat")
+    assert capsys.readouterr() == (expected[0] + "\n", "")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from a [MASK:2] pipe\n"))
+    assert run(["fill", str(trained.folder), "-", "x[MASK]", "--json", "--device", "cpu"]) == 0
+    texts = json.loads(capsys.readouterr().out)["texts"]
+    assert texts == trained.model.fill(["from a [MASK:2] pipe\n", "x[MASK]"])
+
+
+# --- import, export, plugins, demo ------------------------------------------------------------------------------------
+
+
+def test_export_and_import_are_inverse(tmp_path: Path, capsys: Capture, make_config: Any) -> None:
+    from unmask.denoisers.dit import DiT
+    from unmask.training import train
+
+    denoiser = DiT(size="nano", hidden=32, blocks=1, heads=2, conditioning="constant", cond_dim=8)
+    train(make_config(tmp_path / "run", steps=2, denoiser=denoiser), device="cpu")
+    assert run(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"out": str(tmp_path / "out")}
+    words = ["import", str(tmp_path / "out"), str(tmp_path / "back"), "--tokenizer", "bytes", "--json"]
+    assert run(words) == 0
+    assert json.loads(capsys.readouterr().out)["num_ids"] == 258
+    first, back = load(tmp_path / "run", device="cpu"), load(tmp_path / "back", device="cpu")
+    assert first.generate(seed=1) == back.generate(seed=1)
+    assert run(words) == 2
+    assert "exists and is not empty" in capsys.readouterr().err
+
+
+def test_the_demo_in_small(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, corpus_file: Path) -> None:
+    """The whole of it on a small corpus: trains, says the bound before and after, writes, fills; once is enough."""
+    import unmask.config
+
+    real = unmask.config.load_config
+
+    def small(path: str, overrides: dict[str, str]) -> Any:
+        net = {"denoiser.hidden": "32", "denoiser.blocks": "1", "denoiser.heads": "2", "valid_rows": "4", "batch": "4"}
+        data = {"data.train": "text", "data.train.path": str(corpus_file), "data.held_out": "0.1"}
+        return real(path, overrides | net | data)
+
+    monkeypatch.setattr(unmask.config, "load_config", small)
+    words = ["demo", "--out", str(tmp_path / "demo"), "--steps", "4", "--device", "cpu"]
+    assert run(words) == 0
+    out, err = capsys.readouterr()
+    assert re.search(r"validation bound: \d\.\d+ bits/byte before training, \d\.\d+ after", out)
+    assert "generated from 'def read(self, size):\\n':\ndef read(self, size):\n" in out
+    assert re.search(r"filled:\n    def .+\(self, ", out, re.DOTALL)
+    assert f"unmask generate {tmp_path / 'demo'}" in out
+    assert load(tmp_path / "demo", device="cpu")
+    assert run(words) == 0
+    out, err = capsys.readouterr()
+    assert "is trained already (4 steps)" in " ".join(err.split())
+    assert "validation bound" not in out
+
+
+# --- from outside -----------------------------------------------------------------------------------------------------
+
+
+def test_as_a_program(trained: Any, tmp_path: Path) -> None:
+    """`python -m unmask` gives what the function gives; a reader that goes away is no error."""
+    command = [sys.executable, "-m", "unmask", "fill", str(trained.folder), "the [MASK:3]\n" * 40, "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == trained.model.fill("the [MASK:3]\n" * 40)[0] + "\n"
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        gone = subprocess.run(
+            [sys.executable, "-m", "unmask", "--help"], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(write)
+    assert (gone.returncode, gone.stderr) == (0, "")
+
+
+def test_memory_that_runs_out_is_one_line(
+    trained: Any, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import unmask.model
+
+    for error in (MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")):
+        monkeypatch.setattr(unmask.model.Model, "generate", lambda *a, e=error, **k: (_ for _ in ()).throw(e))
+        assert run(["generate", str(trained.folder), "--device", "cpu"]) == 1
+        assert capsys.readouterr() == ("", "unmask: out of memory; use a smaller batch, length or model\n")
+    monkeypatch.setattr(unmask.model.Model, "generate", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt()))
+    assert run(["generate", str(trained.folder), "--device", "cpu"]) == 130
+    assert capsys.readouterr() == ("", "unmask: interrupted\n")
+
+
+def test_a_stopped_run_says_how_to_go_on(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
+    """75: stopped by request, everything saved. (Real signals to a real process: tests/faults/test_resume.py.)"""
+    import signal
+
+    from unmask.callbacks import MetricsFile
+
+    real = MetricsFile.on_step
+
+    def stop_at_2(self: Any, report: Any) -> None:
+        real(self, report)
+        if report.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MetricsFile, "on_step", stop_at_2)
+        assert run(["train", str(recipe), "--out", str(tmp_path / "my run"), "--device", "cpu"]) == 75
+    assert signal.getsignal(signal.SIGTERM) is before
+    out, err = capsys.readouterr()
+    assert out == ""
+    last = err.splitlines()[-1]
+    assert last.startswith("unmask: stopped at step 2 of 3, all is saved; go on with: ")
+    words = shlex.split(last.partition("go on with: ")[2])
+    assert words[0] == "unmask"
+    assert run([*words[1:], "--device", "cpu"]) == 0
+    assert load(tmp_path / "my run", device="cpu")
