@@ -224,8 +224,9 @@ POINTS: list[Callable[[], None]] = [
 
 
 def killed_at_every_point(recipe: str) -> None:
-    """One child a point, each going on where the last was killed. In a process of its own, to fork before torch works."""
+    """One child a point, each going on where the last was killed. In a process of its own: forks before torch works."""
     torch.set_num_threads(2)
+    torch.optim.AdamW([torch.zeros(1)])  # the first one imports half of torch; once is enough for all children
     folder = Path(json.loads(Path(recipe).read_text(encoding="utf-8"))["out"])
     for arm in POINTS:
         child = os.fork()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unmask.errors import UsageError
 
 if TYPE_CHECKING:
     from unmask.model import Model
-    from unmask.samplers import Sampler
+    from unmask.samplers import Sampler, Step
 
 _OPTIONS = ("steps", "temperature", "top_k", "top_p", "window", "stride")
 
@@ -45,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
     parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], help="default fp32")
     parser.add_argument("--watch", action="store_true", help="show the masks opening in the terminal")
+    parser.add_argument("--svg", metavar="FILE", help="draw the first text opening, as a picture")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -72,6 +76,19 @@ def _build(cls: type[Sampler], own: Sampler, options: dict[str, Any]) -> Sampler
     if "noise" in known and hasattr(own, "noise"):
         options = {"noise": own.noise} | options
     return cls(**options)
+
+
+@contextmanager
+def shown(args: argparse.Namespace, model: Model) -> Iterator[Callable[[Step], None] | None]:
+    """What --watch and --svg ask for, as one listener."""
+    from unmask.cli._picture import Recorder
+    from unmask.cli._terminal import watching
+
+    with watching(model.tokenizer, enabled=args.watch) as watch:
+        recorder = Recorder(model.tokenizer, watch) if args.svg else None
+        yield recorder or watch
+    if recorder is not None:
+        recorder.save(Path(args.svg))
 
 
 def print_texts(texts: list[str], args: argparse.Namespace, extra: dict[str, Any]) -> None:

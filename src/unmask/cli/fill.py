@@ -20,13 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from unmask.cli._terminal import watching
     from unmask.model import load
 
     model = load(args.model, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
     texts = [_standard_input() if text == "-" else text for text in args.text]
-    with watching(model.tokenizer, enabled=args.watch) as watch:
+    with _sampling.shown(args, model) as watch:
         filled = model.fill(texts, sampler=sampler, seed=args.seed, watch=watch)
     _sampling.print_texts(filled, args, {})
     return 0

@@ -21,12 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from unmask.cli._terminal import watching
     from unmask.model import load
 
     model = load(args.model, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
-    with watching(model.tokenizer, enabled=args.watch) as watch:
+    with _sampling.shown(args, model) as watch:
         texts = model.generate(
             args.num, args.length, args.prompt or "", args.suffix, sampler=sampler, seed=args.seed, watch=watch
         )
