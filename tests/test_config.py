@@ -379,7 +379,7 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
         (lambda: SemiAR(window=1), "window must be at least 2"),
         (lambda: SemiAR(window=8, stride=9), r"stride must lie in 1\.\.8"),
         (lambda: SemiAR(window=8, inner=samplers.LeftToRight()), "left to right needs no window"),
-        (lambda: Ancestral(steps=0), "steps must be at least 1, or none"),
+        (lambda: Ancestral(steps=0), r"steps must lie in 1\.\."),
         (lambda: Ancestral(temperature=float("nan")), "temperature must be 0 or more"),
         (lambda: Ancestral(top_p=0.0), r"top_p must lie in \(0, 1\]"),
         (lambda: Ancestral(top_k=-1), "top_k must be 0"),

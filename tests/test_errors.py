@@ -101,6 +101,8 @@ CASES: list[tuple[str, int, str]] = [
     ("train half --resume", 2, "half is at step 60 already; give more --steps to go on"),
     ("train half --resume --steps 70 --seed 1", 2, "seed is 1, the run in half has 0; it cannot change"),
     ("train r.json --init gone", 1, "no model folder 'gone'"),
+    ("train r.json --out cut-model", 2, "cut-model is a model's folder, not a run's; give another --out"),
+    ("train half --resume --steps 70 --init model", 2, "give --resume or --init, not both"),
     ("train r.json --out short.txt", 1, "short.txt"),
     ("train r.json --out short.txt/run", 1, "short.txt/run"),
     # --- corpora and tokenizers
@@ -150,12 +152,13 @@ CASES: list[tuple[str, int, str]] = [
     ("generate model --temperature nan", 2, "temperature must be 0 or more, got nan"),
     ("generate model --top-p 0", 2, "top_p must lie in (0, 1], got 0.0"),
     ("generate model --top-k -2", 2, "top_k must be 0 (off) or more, got -2"),
-    ("generate model --steps 0", 2, "steps must be at least 1"),
+    ("generate model --steps 0", 2, "steps must lie in 1.."),
     ("generate model --steps few", 2, "'few' is neither a number of steps nor inf"),
     ("generate model --sampler ancestal", 2, "--sampler: 'ancestal' is not a choice; did you mean 'ancestral'?"),
     ("generate model --sampler left_to_right --steps 5", 2, "the sampler LeftToRight has no option --steps"),
     ("generate model --window 5", 2, "the sampler Ancestral has no option --window"),
     ("generate model --sampler semi_ar --window 1", 2, "window must be at least 2"),
+    ("generate model --sampler semi_ar --window 33", 2, "a window of 33 is beyond the 32 tokens"),
     ("generate ar --sampler ancestral", 2, "use the left_to_right sampler"),
     ("generate ar --suffix end", 2, "an autoregressive model cannot see what stands behind a gap"),
     ("generate ar --length 33", 2, "length 33 is beyond the model's window of 32 tokens"),
@@ -208,6 +211,7 @@ def test_no_gpu_when_one_is_asked_for(place: Path, capsys: Capture, words: str) 
 def test_a_message_stays_one_line_whatever_was_given(place: Path, capsys: Capture) -> None:
     one_line(capsys, run(["generate", "no\nsuch\r\nfolder"]), 1, "no model folder")
     one_line(capsys, run(["fill", "model", "a\nb\n"]), 2, "no gap in")
+    one_line(capsys, run(["train", "no\nsuch\n.toml"]), 2, "cannot read the recipe no such .toml")
     one_line(capsys, run(["train", "r.json", "--tokenizer", "bpe:\n9"]), 2, "write bpe:SIZE")
 
 

@@ -328,10 +328,20 @@ def test_a_text_does_not_depend_on_the_batch_around_it(model: Model, ar_model: M
 
 def test_rows_of_different_lengths_do_not_see_each_other(model: Model) -> None:
     texts = ["the [MASK:3] sat", "a dog [MASK:8] to the red [MASK:5]", "[MASK:2]"]
-    together = model.fill(texts, seed=4)
-    assert model.fill(texts[0], seed=4) == together[:1]
-    assert model.fill(["[MASK]", texts[1]], seed=4)[1] == together[1]
-    assert model.fill(["[MASK:9] x", "y [MASK]", texts[2]], seed=4)[2] == together[2]
+    # Random weights attend to everything, so that one visible token of padding would show.
+    for m in (model, untrained(DiT(**SMALL), length=64), untrained(DiT(**SMALL, conditioning="level"), length=64)):
+        for seed in range(8):
+            together = m.fill(texts, seed=seed)
+            assert m.fill(texts[0], seed=seed) == together[:1]
+            assert m.fill(["[MASK]", texts[1]], seed=seed)[1] == together[1]
+            assert m.fill(["[MASK:9] x", "y [MASK]", texts[2]], seed=seed)[2] == together[2]
+    # Beyond the window, too: where a row's windows lie does not depend on the longest row.
+    long = ["the [MASK:30] sat", "a dog [MASK:60] to the red [MASK:25]", "[MASK:41]"]
+    for m in (model, untrained(DiT(**SMALL))):
+        together = m.fill(long, seed=4)
+        assert m.fill(long[0], seed=4) == together[:1]
+        assert m.fill([long[2], long[1]], seed=4)[1] == together[1]
+        assert m.fill(["[MASK]", "[MASK]", long[2]], seed=4)[2] == together[2]
 
 
 def test_seeds_decide(model: Model) -> None:
@@ -356,6 +366,8 @@ def test_beyond_the_window_text_is_written_window_by_window(model: Model) -> Non
     finally:
         del model.denoiser.trunk
     assert max(lengths) == 32
+    with pytest.raises(UsageError, match="a window of 33 is beyond the 32 tokens the model was trained on"):
+        model.generate(length=100, sampler=SemiAR(window=33))
     explicit = SemiAR(window=32, inner=Ancestral(noise=model.objective.noise))
     assert model.generate(length=100, prompt="the cat", seed=3, sampler=explicit)[0] == text
     assert model.generate(length=100, prompt="the cat", suffix="mat", seed=3)[0].endswith("mat")

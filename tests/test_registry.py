@@ -95,6 +95,7 @@ def test_a_dropped_file_is_found_by_name(dropped: Dropped) -> None:
     room = dropped.package.room
     before = [name for name in room.names() if name != "zigzag"]
     assert room.names() == sorted([*before, "zigzag"])
+    assert not any(name.startswith("_") for name in before)
     assert f"unmask.{dropped.room}.zigzag" not in sys.modules  # names come from the files, nothing is imported for them
     assert room.summary("zigzag") == f"Zigzag {dropped.room}: made for a test."
     assert f"unmask.{dropped.room}.zigzag" not in sys.modules

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import unmask
+import unmask.denoisers.dit
 import unmask.training
 from unmask.batch import make_batch
 from unmask.bound import Bound
@@ -173,13 +174,16 @@ def test_validation_and_the_model_use_the_average(tmp_path: Path, make_config: A
 
 
 def test_the_last_and_the_best_are_kept(tmp_path: Path, make_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Validation is best at step 6 and never again: that checkpoint, its model and the last two stay."""
+    """Validation is best at step 6 and never again: that checkpoint, its model and the last two stay, also when the
+    run is taken up later."""
     script = iter([9.0, 8.0, 3.0, 5.0, 4.0, 6.0, 3.5])
     monkeypatch.setattr(
         Run, "validate", lambda self: Bound(draws_BS=torch.tensor([[next(script)]]), tokens_B=torch.tensor([1]))
     )
     config = make_config(tmp_path / "r", steps=18, valid_every=3, save_every=3, keep=2)
-    model = train(config, device="cpu")
+    train(dataclasses.replace(config, steps=12), device="cpu")
+    assert kept(tmp_path / "r") == [6, 9, 12]
+    model = train(config, resume=True, device="cpu")
     assert kept(tmp_path / "r") == [6, 15, 18]
     best = best_checkpoint(tmp_path / "r")
     assert best is not None
@@ -236,14 +240,14 @@ def test_the_average_follows_the_ramp() -> None:
     weight = network.norm.weight
     average = weight.detach().clone()
     torch.testing.assert_close(ema.shadow["norm.weight"], average)
-    for n in range(5):
+    for n in range(1, 6):  # the first update is number 1
         with torch.no_grad():
             weight.mul_(1.5).add_(n)
         ema.update()
         decay = min(0.99, (1 + n) / (10 + n))
         average = decay * average + (1 - decay) * weight.detach()
         torch.testing.assert_close(ema.shadow["norm.weight"], average)
-    assert [Ema.decay_at(0.9999, n) for n in (0, 1, 90)] == [0.1, 2 / 11, 0.91]
+    assert [Ema.decay_at(0.9999, n) for n in (1, 2, 90)] == [2 / 11, 3 / 12, 0.91]
     assert Ema.decay_at(0.9, 10**6) == 0.9
 
 
@@ -321,15 +325,20 @@ def test_accumulation_gives_the_gradients_of_the_whole_batch(
 
 @pytest.mark.parametrize(("denoiser", "objective"), OBJECTIVES, ids=NAMES)
 def test_checkpointed_activations_give_the_same_gradients(
-    tmp_path: Path, make_config: Any, denoiser: DiT, objective: Any
+    tmp_path: Path, make_config: Any, monkeypatch: pytest.MonkeyPatch, denoiser: DiT, objective: Any
 ) -> None:
     """With dropout, too: the recomputation drops the same."""
+    used: list[Any] = []
+    real = unmask.denoisers.dit.checkpoint
+    monkeypatch.setattr(unmask.denoisers.dit, "checkpoint", lambda *a, **k: (used.append(a), real(*a, **k))[1])
     denoiser = dataclasses.replace(denoiser, dropout=0.3)
     make = {"denoiser": denoiser, "objective": objective}
     plain = one_step(make_config(tmp_path / "r", **make))
+    assert not used
     saved = one_step(make_config(tmp_path / "r", **make, checkpoint_activations=True))
     assert saved[:2] == plain[:2]
     assert_same(saved[2], plain[2])
+    assert used
     other = one_step(make_config(tmp_path / "r", **make, seed=9))
     assert other[0] != plain[0]
 
@@ -433,6 +442,10 @@ def test_init_from_what_does_not_fit(tmp_path: Path, make_config: Any, trained: 
         train(wider, init=trained.folder, device="cpu")
     with pytest.raises(ModelFolderError, match="no model folder"):
         train(make_config(tmp_path / "r"), init=tmp_path / "nowhere", device="cpu")
+    with pytest.raises(UsageError, match="give --resume or --init, not both"):
+        train(make_config(tmp_path / "r"), init=trained.folder, resume=True, device="cpu")
+    with pytest.raises(UsageError, match="is a model's folder, not a run's; give another --out"):
+        train(make_config(trained.model_folder), device="cpu")
     assert not (tmp_path / "r").exists()
 
 

@@ -8,7 +8,29 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unmask import corpora as corpora
+    from unmask import denoisers as denoisers
+    from unmask import noise as noise
+    from unmask import objectives as objectives
+    from unmask import samplers as samplers
+    from unmask.batch import Batch as Batch
+    from unmask.batch import make_batch as make_batch
+    from unmask.bound import Bound as Bound
+    from unmask.canvas import Canvas as Canvas
+    from unmask.config import RunConfig as RunConfig
+    from unmask.config import load_config as load_config
+    from unmask.denoisers._network import as_denoiser as as_denoiser
+    from unmask.errors import UnmaskError as UnmaskError
+    from unmask.errors import UsageError as UsageError
+    from unmask.generate import sample as sample
+    from unmask.generate import steps as steps
+    from unmask.model import Model as Model
+    from unmask.model import load as load
+    from unmask.tokens import load_tokenizer as load_tokenizer
+    from unmask.training import train as train
 
 __version__ = "0.1.0"
 

@@ -22,6 +22,7 @@ class Bound:
     draws_BS: Tensor
     tokens_B: Tensor
     num_bytes: int | None = None  # of the text behind the tokens, where it is known
+    exact: bool = False  # nothing was drawn: a likelihood, not an estimate
 
     @property
     def nats_B(self) -> Tensor:
@@ -42,7 +43,7 @@ class Bound:
 
     @property
     def ppl(self) -> float:
-        return math.exp(self.nats_per_token)
+        return _exp(self.nats_per_token)
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -52,14 +53,17 @@ class Bound:
     def standard_error(self) -> float:
         """Of nats per token. Many sequences: they are a sample of texts, and each one's mean carries its own noise.
 
-        One sequence: the text is given, and only the draws of times and masks vary. An exact value has error 0 then.
+        One sequence: the text is given, and only the draws of times and masks vary; one draw tells nothing of its
+        error, which is NaN then.
         """
         rows, columns = self.draws_BS.shape
         if rows > 1:  # the ratio estimator's error: sequences that hold more tokens weigh more
             residual_B = self.nats_B.double() - self.nats_per_token * self.tokens_B.double()
             variance = float(residual_B.square().sum()) * rows / (rows - 1)
+        elif self.exact:
+            variance = 0.0
         else:
-            variance = float(self.draws_BS.double().var()) / columns if columns > 1 else 0.0
+            variance = float(self.draws_BS.double().var()) / columns if columns > 1 else math.nan
         return math.sqrt(variance) / self.tokens
 
     @property
@@ -74,17 +78,16 @@ class Bound:
         lo, hi = self.ci95
         per_byte = self.tokens / self.num_bytes / math.log(2) if self.num_bytes else None
         return {
-            "ppl": self.ppl,
-            "ppl_ci95": [math.exp(lo), math.exp(hi)],
+            "ppl": self.ppl if math.isfinite(self.ppl) else None,
+            "ppl_ci95": _finite(_exp(lo), _exp(hi)),
             "nats_per_token": self.nats_per_token,
-            "nats_per_token_ci95": [lo, hi],
+            "nats_per_token_ci95": _finite(lo, hi),
             "bits_per_byte": self.bits_per_byte,
-            "bits_per_byte_ci95": None if per_byte is None else [lo * per_byte, hi * per_byte],
+            "bits_per_byte_ci95": None if per_byte is None else _finite(lo * per_byte, hi * per_byte),
             "nats": self.nats,
             "tokens": self.tokens,
             "bytes": self.num_bytes,
             "sequences": len(self.tokens_B),
-            "draws_per_sequence": self.draws_BS.shape[1],
         }
 
 
@@ -100,7 +103,17 @@ def join(bounds: list[Bound], num_bytes: int | None = None) -> Bound:
         draws_BS=torch.cat([b.draws_BS.cpu() for b in bounds]),
         tokens_B=torch.cat([b.tokens_B.cpu() for b in bounds]),
         num_bytes=num_bytes,
+        exact=all(b.exact for b in bounds),
     )
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 700 else math.inf
+
+
+def _finite(lo: float, hi: float) -> list[float] | None:
+    """An interval for JSON, which has neither NaN nor infinity."""
+    return [lo, hi] if math.isfinite(lo) and math.isfinite(hi) else None
 
 
 def _student_975(freedom: int) -> float:

@@ -90,10 +90,10 @@ class MetricsFile(Callback):
 class TensorBoard(Callback):
     """The same numbers for TensorBoard, where it is installed."""
 
-    def __init__(self, folder: Path, log_every: int) -> None:
+    def __init__(self, folder: Path, log_every: int, resumed_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer: Any = SummaryWriter(str(folder))
+        self.writer: Any = SummaryWriter(str(folder), purge_step=resumed_step + 1)
         self.log_every = log_every
 
     def on_step(self, report: StepReport) -> None:

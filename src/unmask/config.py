@@ -88,7 +88,7 @@ class RunConfig:
     log_every: int = 10
     valid_every: int = 250
     valid_rows: int = 256
-    sample_every: int = 0  # 0: none
+    sample_every: int = 1000  # 0: none
     save_every: int = 250
     keep: int = 2  # last checkpoints kept, beside the best
 

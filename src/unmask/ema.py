@@ -14,8 +14,8 @@ from unmask.denoisers._network import Network
 class Ema:
     """decay_n = min(decay, (1 + n) / (10 + n)): early averages forget the initial weights quickly.
 
-    >>> Ema.decay_at(0.9999, 0)
-    0.1
+    >>> round(Ema.decay_at(0.9999, 1), 4)  # the first update
+    0.1818
     """
 
     def __init__(self, network: Network, decay: float) -> None:
@@ -30,8 +30,8 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        keep = self.decay_at(self.decay, self.num_updates)
         self.num_updates += 1
+        keep = self.decay_at(self.decay, self.num_updates)
         torch._foreach_lerp_(list(self.shadow.values()), list(self.parameters.values()), 1 - keep)
 
     def load(self, shadow: dict[str, Tensor], num_updates: int) -> None:

@@ -33,8 +33,6 @@ def evaluate_rows(
         raise UsageError("there are no rows to evaluate")
     indices = np.arange(n) if max_rows is None or max_rows >= n else np.linspace(0, n - 1, max_rows).astype(np.int64)
     device = next((p.device for p in denoiser.parameters()), torch.device("cpu"))
-    was_training = denoiser.training
-    denoiser.eval()
     parts = []
     for lo in range(0, len(indices), batch):
         x, valid_len, prefix_len = (torch.from_numpy(a).to(device) for a in rows.take(indices[lo : lo + batch]))
@@ -53,5 +51,4 @@ def evaluate_rows(
         )
         if progress is not None:
             progress(min(lo + batch, len(indices)), len(indices))
-    denoiser.train(was_training)
     return join(parts, num_bytes=int(rows.bytes_of(indices).sum()))

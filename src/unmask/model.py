@@ -29,7 +29,7 @@ from unmask.tokens import Tokenizer, tokenizer_from_json
 
 FORMAT_VERSION = 1
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
-MAX_LENGTH = 1 << 24  # of a window; a config that says more is taken for damaged
+MAX_LENGTH = 1 << 20  # of a window; a config that says more is taken for damaged
 Watch = Callable[[Step], None]
 
 
@@ -40,7 +40,9 @@ class Model:
     >>> model.generate(num=2, length=128, prompt="def ", seed=0)   # doctest: +SKIP
     """
 
-    def __init__(self, *, denoiser: Network, tokenizer: Tokenizer, objective: Objective, length: int) -> None:
+    def __init__(
+        self, *, denoiser: Network, tokenizer: Tokenizer, objective: Objective, length: int, bos: bool = False
+    ) -> None:
         if denoiser.num_ids != tokenizer.num_ids or denoiser.mask_id != tokenizer.mask_id:
             raise UsageError(
                 f"the denoiser has {denoiser.num_ids} ids with mask {denoiser.mask_id}, "
@@ -51,6 +53,7 @@ class Model:
         self.tokenizer = tokenizer
         self.objective = objective
         self.length = length
+        self.bos = bos  # trained on rows that begin with the vocabulary's begin token, so every row begins with it
 
     @property
     def device(self) -> torch.device:
@@ -59,6 +62,10 @@ class Model:
     @property
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.denoiser.parameters())
+
+    @property
+    def _begin(self) -> list[int]:
+        return [self.tokenizer.bos_id] if self.bos and self.tokenizer.bos_id is not None else []
 
     # --- use ---
 
@@ -82,7 +89,7 @@ class Model:
         tail = encode_fixed(suffix, self.tokenizer, "suffix")
         rows, heads = [], []
         for text in prompts:
-            head = encode_fixed(text, self.tokenizer, "prompt")
+            head = self._begin + encode_fixed(text, self.tokenizer, "prompt")
             gap = length - len(head) - len(tail)
             if gap < 1:
                 raise UsageError(
@@ -95,7 +102,8 @@ class Model:
             raise UsageError(f"num must be at least 1 and there must be a prompt list of at least one, got num={num}")
         # A suffix must stay part of the text, so nothing before it may end the text.
         finished = self._run(rows, sampler, seed, watch, may_end=not tail)
-        return [to_text(row, self.tokenizer, head) for row, head in zip(finished, heads, strict=True)]
+        begin = len(self._begin)
+        return [to_text(row[begin:], self.tokenizer, head - begin) for row, head in zip(finished, heads, strict=True)]
 
     def fill(
         self,
@@ -109,11 +117,12 @@ class Model:
         texts = [text] if isinstance(text, str) else list(text)
         if not texts:
             raise UsageError("nothing to fill: give at least one text")
-        rows = [parse_gaps(t, self.tokenizer) for t in texts]
+        rows = [self._begin + parse_gaps(t, self.tokenizer) for t in texts]
         for t, row in zip(texts, rows, strict=True):
             if self.tokenizer.mask_id not in row:
                 raise UsageError(f"no gap in {t[:40]!r}: write [MASK] for one token, [MASK:5] for five")
-        return [self.tokenizer.decode(row) for row in self._run(rows, sampler, seed, watch, may_end=False)]
+        finished = self._run(rows, sampler, seed, watch, may_end=False)
+        return [self.tokenizer.decode(row[len(self._begin) :]) for row in finished]
 
     def _run(
         self, rows: list[list[int]], sampler: Sampler | None, seed: int, watch: Watch | None, may_end: bool
@@ -133,6 +142,10 @@ class Model:
     def fit_sampler(self, sampler: Sampler | None, length: int) -> Sampler:
         """The model's default sampler where none is given, and windows around it where the text is too long for one."""
         sampler = sampler or self.objective.sampler()
+        if isinstance(sampler, SemiAR) and sampler.window > self.length:
+            raise UsageError(
+                f"a window of {sampler.window} is beyond the {self.length} tokens the model was trained on"
+            )
         if length <= self.length or isinstance(sampler, SemiAR):
             return sampler
         if sampler.left_to_right:
@@ -144,11 +157,14 @@ class Model:
     def score(
         self, texts: str | Sequence[str], *, seed: int = 0, num_samples: int = 16, estimator: str | None = None
     ) -> Bound:
-        """The bound of each text, its end-of-text included; a text beyond the window is scored window by window."""
+        """The bound of each text, its end-of-text included; a text beyond the window is scored window by window.
+
+        Diffusion sees where a row ends, so its bound is given the number of tokens; autoregression's value is not.
+        """
         texts = [texts] if isinstance(texts, str) else list(texts)
         rows, owner = [], []
         for i, text in enumerate(texts):
-            ids = [*self.tokenizer.encode(text), self.tokenizer.eot_id]
+            ids = [*self._begin, *self.tokenizer.encode(text), self.tokenizer.eot_id]
             for lo in range(0, len(ids), self.length):
                 rows.append(ids[lo : lo + self.length])
                 owner.append(i)
@@ -175,6 +191,7 @@ class Model:
             draws_BS=draws_BS.index_add(0, owner_B, windows.draws_BS),
             tokens_B=torch.zeros(len(texts), dtype=torch.long).index_add(0, owner_B, windows.tokens_B),
             num_bytes=sum(len(t.encode()) for t in texts),
+            exact=windows.exact,
         )
 
     # --- keep ---
@@ -202,6 +219,7 @@ class Model:
             "length": self.length,
             "num_ids": self.tokenizer.num_ids,
             "mask_id": self.tokenizer.mask_id,
+            "bos": self.bos,
         }
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (folder / "tokenizer.json").write_text(self.tokenizer.to_json(), encoding="utf-8")
@@ -232,7 +250,9 @@ def check_weights(network: Network, tensors: dict[str, Tensor], where: str) -> N
             raise ModelFolderError(
                 f"{where}: {name} has shape {tuple(tensor.shape)}, the config asks for {tuple(wanted[name].shape)}"
             )
-        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+        if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64) or not bool(
+            torch.isfinite(tensor).all()
+        ):
             raise ModelFolderError(f"{where}: {name} holds numbers that are not finite floats; the weights are damaged")
 
 
@@ -264,7 +284,7 @@ def load(
     tensors = read_tensors(folder / "model.safetensors")
     network = _build(description, tokenizer, tensors, folder)
     network.to(device=on, dtype=pick_dtype(dtype, on))
-    return Model(denoiser=network, tokenizer=tokenizer, objective=objective, length=config["length"])
+    return Model(denoiser=network, tokenizer=tokenizer, objective=objective, length=config["length"], bos=config["bos"])
 
 
 def _build(description: Denoiser, tokenizer: Tokenizer, tensors: dict[str, Tensor], folder: Path) -> Network:
@@ -302,7 +322,15 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or config.get("format_version") != FORMAT_VERSION:
         found = config.get("format_version") if isinstance(config, dict) else None
         raise ModelFolderError(f"{path}: format_version is {found!r}, this unmask reads {FORMAT_VERSION}")
-    wanted = {"format_version": int, "denoiser": dict, "objective": dict, "length": int, "num_ids": int, "mask_id": int}
+    wanted = {
+        "format_version": int,
+        "denoiser": dict,
+        "objective": dict,
+        "length": int,
+        "num_ids": int,
+        "mask_id": int,
+        "bos": bool,
+    }
     for key, kind in wanted.items():
         if type(config.get(key)) is not kind:
             raise ModelFolderError(f"{path}: {key} is missing or not {kind.__name__}; the folder is damaged")

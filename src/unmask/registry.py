@@ -15,6 +15,7 @@ import importlib.metadata
 import importlib.util
 import pkgutil
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,11 @@ def _third_party(group: str, path: tuple[str, ...]) -> list[tuple[str, str]]:
 def fields_of(plugin: type[Any] | object) -> list[dataclasses.Field[Any]]:
     """The options of a plug-in: its dataclass fields."""
     return list(dataclasses.fields(plugin))  # type: ignore[arg-type]
+
+
+def check_choices(plugin: object) -> None:
+    """Refuse a field whose value is not among its type's choices: a dataclass alone would take any word."""
+    for name, kind in typing.get_type_hints(type(plugin)).items():
+        value, choices = getattr(plugin, name), typing.get_args(kind)
+        if typing.get_origin(kind) is typing.Literal and value not in choices:
+            raise UsageError(f"{name} is {value!r}; {did_you_mean(str(value), map(str, choices))}")

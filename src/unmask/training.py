@@ -71,7 +71,7 @@ def train(
                 run.check_finite(loss, grad_norm, rows[0])
                 run.update(lr)
                 now = time.perf_counter()
-                rate = config.batch * config.data.length / (now - before)
+                rate = int(rows[2].sum()) / (now - before)  # padding is no token
                 tell.on_step(StepReport(run.step, loss, lr, grad_norm, rate, now - began))
 
                 last = run.step == config.steps
@@ -82,9 +82,10 @@ def train(
                     tell.on_valid(run.step, bound)
                 if config.sample_every and (run.step % config.sample_every == 0 or last):
                     tell.on_sample(run.step, run.sample())
-                if run.step % config.save_every == 0 or improved or last or stop():
+                stopping = stop() and not last  # asked once: what is announced as saved was saved
+                if run.step % config.save_every == 0 or improved or last or stopping:
                     tell.on_save(run.step, run.save(best=improved))
-                if stop() and not last:
+                if stopping:
                     raise Stopped(
                         f"stopped at step {run.step} of {config.steps}, all is saved; "
                         f"go on with: unmask train {shlex.quote(str(run.folder))} --resume"
@@ -98,6 +99,8 @@ class Run:
     """Everything a run holds: rows, network, average, optimizer, and where it stands."""
 
     def __init__(self, config: RunConfig, *, resume: bool, init: str | Path | None, device: str | None) -> None:
+        if resume and init is not None:
+            raise UsageError("a resumed run has its weights already: give --resume or --init, not both")
         self.config = config
         self.folder = Path(config.out)
         self.device = pick_device(device)
@@ -144,7 +147,7 @@ class Run:
                 first_row=lo,
                 num_rows=batch,
             )
-            # Dropout, too, depends on the step and the row alone: resuming needs no generator state.
+            # Dropout, too, depends on the step and the micro-batch alone: resuming needs no generator state.
             torch.manual_seed(int(row_keys(self.config.seed, torch.tensor(self.step * batch + lo))))
             with self._autocast():
                 loss = self.config.objective.loss(self.network, part)
@@ -202,6 +205,7 @@ class Run:
             tokenizer=self.tokenizer,
             objective=self.config.objective,
             length=self.config.data.length,
+            bos=self.config.data.packing == "sentence" and self.tokenizer.bos_id is not None,
         )
 
     def info(self) -> dict[str, Any]:
@@ -218,7 +222,7 @@ class Run:
         every = self.config.log_every
         listeners: list[Callback] = [MetricsFile(self.folder / "metrics.jsonl", every, self.resumed)]
         if importlib.util.find_spec("tensorboard"):
-            listeners.append(TensorBoard(self.folder / "tensorboard", every))
+            listeners.append(TensorBoard(self.folder / "tensorboard", every, self.resumed))
         return listeners
 
     # --- keeping and resuming ---
@@ -243,6 +247,8 @@ class Run:
 
     def _find_checkpoint(self, resume: bool) -> Checkpoint | None:
         found = load_checkpoint(self.folder)
+        if (self.folder / "config.json").exists() or (self.folder / "model.safetensors").exists():
+            raise UsageError(f"{self.folder} is a model's folder, not a run's; give another --out")
         if not resume:
             if found is not None:
                 raise UsageError(

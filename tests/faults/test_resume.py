@@ -28,14 +28,14 @@ from unmask.training import train
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 
-STEPS = 150
+STEPS = 72
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory, make_config: Any) -> RunConfig:
     """A run that nothing interrupts; dropout is on."""
     folder = tmp_path_factory.mktemp("reference") / "run"
-    config: RunConfig = make_config(folder, steps=STEPS, valid_every=10, save_every=4, keep=2, sample_every=50)
+    config: RunConfig = make_config(folder, steps=STEPS, valid_every=12, save_every=4, keep=2, sample_every=36)
     assert config.denoiser.dropout > 0  # type: ignore[attr-defined]
     train(config, device="cpu")
     return config
@@ -134,18 +134,23 @@ def test_killed_at_random_moments(recipe: Path, reference: RunConfig, tmp_path: 
     """SIGKILL leaves no time for anything; what was saved last is where the run goes on."""
     moments = random.Random(0)
     folder = tmp_path / "run"
-    lines = 0
+    kills = 0
     for _ in range(3):
         words = [str(recipe)] if load_checkpoint(folder) is None else [str(folder), "--resume"]
         program = Program(*words)
         # Counted from what the checkpoint keeps, so that every round gets further than the last.
         found = load_checkpoint(folder)
         lines = 0 if found is None else sum(line["step"] <= found.step for line in records(folder))
-        program.wait_for_lines(folder / "metrics.jsonl", lines + moments.randrange(2, 12))
-        time.sleep(moments.random() * 0.05)
+        program.wait_for_lines(folder / "metrics.jsonl", lines + moments.randrange(2, 9))
+        time.sleep(moments.random() * 0.03)
         code, _, err = program.send(signal.SIGKILL)
+        if code == 0:
+            break  # a fast machine may be done by then
         assert code == -signal.SIGKILL, err
-    train(load_config(folder), resume=True, device="cpu")
+        kills += 1
+    else:
+        train(load_config(folder), resume=True, device="cpu")
+    assert kills >= 2
     assert_as_if_never_interrupted(folder, reference)
 
 

@@ -15,6 +15,7 @@ SCHEDULES = [
     noise.CosineSquared(),
     noise.Linear(),
     noise.Linear(sigma_min=0.5, sigma_max=3.0),
+    noise.Linear(sigma_min=800.0, sigma_max=900.0),
     noise.Geometric(),
     noise.Polynomial(power=0.5),
     noise.Polynomial(power=3.0),

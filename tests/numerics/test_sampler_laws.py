@@ -10,6 +10,7 @@ from chains import World, data_world, fits, random_order_law
 
 from unmask import objectives, samplers
 from unmask.canvas import Canvas
+from unmask.denoisers._network import as_denoiser
 from unmask.errors import UsageError
 from unmask.generate import sample, steps
 from unmask.noise import Cosine, LogLinear, Noise, Polynomial
@@ -168,3 +169,31 @@ def test_forbidden_tokens_are_never_written() -> None:
     canvas = dataclasses.replace(Canvas.blank(num=500, length=3, mask_id=3), forbidden=(0,))
     tokens = sample(world.denoiser(), canvas, samplers.Ancestral()).tokens
     assert set(tokens.flatten().tolist()) == {1, 2}
+
+
+def test_a_tiny_temperature_is_the_argmax_and_top_k_keeps_k_of_equals() -> None:
+    world = World.random(V=4, L=2, seed=6)
+    cold, zero = (draw(world, samplers.Ancestral(steps=2, temperature=t), num=50) for t in (1e-38, 0.0))
+    assert cold.equal(zero)
+    world.logits[:] = 0
+    assert len(draw(world, samplers.Ancestral(top_k=1), num=200).unique()) == 1
+
+
+def test_a_window_does_not_depend_on_the_longest_row() -> None:
+    """Ragged rows: a neighbour that is longer moves none of the row's windows."""
+    g = torch.Generator().manual_seed(0)
+    table = torch.randn(4, 4, generator=g)
+
+    def neighbours(z_BL: torch.Tensor, level_B: torch.Tensor | None) -> torch.Tensor:
+        return table[z_BL.roll(1, dims=1)] + table[z_BL.roll(2, dims=1)].flip(-1)
+
+    net = as_denoiser(neighbours, vocab_size=3, mask_id=3, uses_level=False)
+    net.trunk = lambda z, level=None, *, valid_BL=None, at_BK, **_: (  # type: ignore[method-assign]
+        neighbours(z, level).gather(1, at_BK[..., None].expand(-1, -1, 4))
+    )
+    sampler = samplers.SemiAR(window=6, stride=3, inner=samplers.Ancestral(steps=3))
+    short, long = [3] * 13, [3] * 20
+    alone = sample(net, Canvas.of_rows([short], mask_id=3, pad_id=0, seed=1), sampler).tokens
+    among = sample(net, Canvas.of_rows([short, long], mask_id=3, pad_id=0, seed=1), sampler).tokens
+    # The wrapped toy sees padding at its left edge (roll), so only what lies before the last window is compared.
+    assert alone[0, :9].equal(among[0, :9])

@@ -9,6 +9,7 @@ Example:
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 
@@ -23,8 +24,6 @@ SENTENCE = "    def [MASK:8](self, [MASK:6]):\n        return self.[MASK:8]\n"
 
 
 def run(args: argparse.Namespace) -> int:
-    from unmask.bound import Bound
-    from unmask.callbacks import Callback
     from unmask.checkpoint import load_checkpoint
     from unmask.cli._terminal import TrainProgress, stderr, watching
     from unmask.config import load_config
@@ -33,12 +32,6 @@ def run(args: argparse.Namespace) -> int:
     from unmask.training import train
 
     say = stderr().print
-    bounds: list[Bound] = []
-
-    class Remember(Callback):
-        def on_valid(self, step: int, bound: Bound) -> None:
-            bounds.append(bound)
-
     overrides = {"out": args.out} | ({} if args.steps is None else {"steps": str(args.steps)})
     config = load_config("demo", overrides)
     found = load_checkpoint(Path(args.out))
@@ -46,13 +39,11 @@ def run(args: argparse.Namespace) -> int:
         say(f"{args.out} is trained already ({found.step} steps); delete it to train again")
         model = load(args.out, device=args.device)
     else:
-        callbacks = [TrainProgress(), Remember()]
-        model = train(config, callbacks=callbacks, resume=found is not None, device=args.device)
-        first, last = bounds[0], bounds[-1]
-        print(
-            f"validation bound: {first.bits_per_byte:.3f} bits/byte before training, "
-            f"{last.bits_per_byte:.3f} after (ppl {first.ppl:.1f} → {last.ppl:.2f} a byte)"
-        )
+        model = train(config, callbacks=[TrainProgress()], resume=found is not None, device=args.device)
+    # From the file rather than from this process: a demo that was interrupted began in another one.
+    lines = [json.loads(line) for line in (Path(args.out) / "metrics.jsonl").read_text().splitlines()]
+    bits = [line["valid_bits_per_byte"] for line in lines if "valid_bits_per_byte" in line]
+    print(f"validation bound: {bits[0]:.3f} bits/byte before training, {min(bits):.3f} after")
     sampler = Ancestral(steps=64, temperature=0.8)
     with watching(model.tokenizer, enabled=True) as watch:
         text = model.generate(prompt=PROMPT, sampler=sampler, watch=watch)[0]

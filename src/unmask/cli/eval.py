@@ -70,8 +70,11 @@ def run(args: argparse.Namespace) -> int:
         "length": length,
         "estimator": estimator,
         "draws_per_row": 1 if exact else args.num_samples,
+        "tokenizer": f"{type(model.tokenizer).__name__.lower()} of {model.tokenizer.num_ids} ids",
         "seed": args.seed,
         "kind": "exact" if exact else "upper bound",
+        # Diffusion sees where padding begins, so a padded row is bounded given its length; autoregression is not told.
+        "given": "row lengths" if not exact and args.packing != "wrap" else "nothing",
     }
     if args.json:
         print(json.dumps(bound.summary() | {"protocol": protocol}))
@@ -79,9 +82,13 @@ def run(args: argparse.Namespace) -> int:
     numbers = bound.summary()
     sign = "" if exact else "≤ "
     for label, key in (("perplexity", "ppl"), ("nats/token", "nats_per_token"), ("bits/byte", "bits_per_byte")):
-        interval = numbers[f"{key}_ci95"]
-        if isinstance(interval, list):
-            print(f"{label:<11} {sign}{numbers[key]:.4f}   95% interval {interval[0]:.4f} – {interval[1]:.4f}")
+        value, interval = numbers[key], numbers[f"{key}_ci95"]
+        spread = (
+            "no interval: a single draw"
+            if not isinstance(interval, list)
+            else "95% interval {:.4f} – {:.4f}".format(*interval)
+        )
+        print(f"{label:<11} {sign}{value:.4f}   {spread}" if value is not None else f"{label:<11} not finite")
     print(f"tokens      {bound.tokens:,} in {len(bound.tokens_B):,} rows, {bound.num_bytes:,} bytes")
     print("protocol    " + ", ".join(f"{k}={v}" for k, v in protocol.items() if k not in ("corpus", "rows")))
     print(f"corpus      {protocol['corpus']}")

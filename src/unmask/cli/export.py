@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     model = load(args.model, device="cpu")
     if not isinstance(model.denoiser, DiTNetwork):
         raise UsageError(f"{args.model} has no published form: its denoiser is no dit")
-    if not isinstance(model.objective, MDLM):
+    if not (isinstance(model.objective, MDLM) and model.objective.carry_over and model.objective.zero_masking):
         raise UsageError(f"{args.model} has no published form: it was not trained with the objective mdlm")
     write_published(model.denoiser, Path(args.out), length=model.length)
     print(json.dumps({"out": args.out}) if args.json else args.out)

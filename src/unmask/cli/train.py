@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on with the run in the recipe's out folder")
     parser.add_argument("--init", metavar="DIR", help="begin with the weights of this model")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
-    parser.add_argument("--json", action="store_true", help="print the last validation as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print this call's best validation as one JSON object")
     parser.add_argument("--options", action=_ShowOptions, nargs=0, help="list every --KEY with its default and choices")
 
 
@@ -45,16 +45,17 @@ def run(args: argparse.Namespace) -> int:
     from unmask.config import load_config
     from unmask.training import train
 
-    last: list[Bound] = []
+    best: list[Bound] = []
 
     class Remember(Callback):
         def on_valid(self, step: int, bound: Bound) -> None:
-            last[:] = [bound]
+            if step and not (best and best[0].nats_per_token <= bound.nats_per_token):
+                best[:] = [bound]
 
     config = load_config(args.recipe, args.overrides)
     train(config, callbacks=[TrainProgress(), Remember()], resume=args.resume, init=args.init, device=args.device)
     if args.json:
-        print(json.dumps({"model": config.out, "steps": config.steps} | last[0].summary()))
+        print(json.dumps({"model": config.out, "steps": config.steps} | best[0].summary()))
     else:
         print(config.out)
     return 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -63,6 +64,17 @@ class Network(nn.Module):
         return self.head(self.trunk(z_BL, level_B, **options))
 
 
+@contextmanager
+def evaluating(network: Network) -> Iterator[None]:
+    """Dropout off inside the block, as before behind it."""
+    was_training = network.training
+    network.eval()
+    try:
+        yield
+    finally:
+        network.train(was_training)
+
+
 def gather_positions(h_BLD: Tensor, at_BK: Tensor) -> Tensor:
     """h_BKD: the vectors at the asked positions."""
     return h_BLD.gather(1, at_BK.unsqueeze(-1).expand(-1, -1, h_BLD.shape[-1]))
@@ -91,6 +103,8 @@ class _Wrapped(Network):
             raise UsageError("a wrapped function takes no padding: give it rows of one length")
         if positions_BL is not None or cond is not None or cache is not None:
             raise UsageError("a wrapped function takes tokens and a noise level only: no positions, condition or cache")
+        if level_B is not None and (first := next(self.parameters(), None)) is not None:
+            level_B = level_B.to(first.dtype)  # a foreign network wants its own precision
         logits_BLI = self.f(z_BL, level_B)
         if logits_BLI.shape != (*z_BL.shape, self.num_ids):
             raise UsageError(f"the function returned {tuple(logits_BLI.shape)}, not {(*z_BL.shape, self.num_ids)}")
@@ -105,6 +119,7 @@ def as_denoiser(
 ) -> Network:
     """Wrap a plain `logits_BLI = f(z_BL, level_B)` with I = vocab_size + 1 (the mask): tables, toys, foreign models.
 
+    level_B comes in float64 to a plain function, in the parameters' type to a module.
     `uses_level=False` promises that f ignores the level, which makes the count form of the bound valid.
 
     >>> import torch

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from unmask.denoisers import Denoiser
 from unmask.denoisers._network import KVCache, Network, gather_positions, level_column, refuse_options
 from unmask.errors import UsageError
+from unmask.registry import check_choices
 
 # name: (hidden, blocks, heads). The last three are the paper's, the first three are for CPUs.
 SIZES = {
@@ -45,6 +46,7 @@ class DiT(Denoiser):
     causal: bool = False
 
     def __post_init__(self) -> None:
+        check_choices(self)
         hidden, blocks, heads = self.dims
         if min(hidden, blocks, heads, self.cond_dim) < 1 or hidden % heads or (hidden // heads) % 2:
             raise UsageError(f"hidden ({hidden}) must be a multiple of 2 x heads ({heads}); all sizes at least 1")
@@ -56,7 +58,9 @@ class DiT(Denoiser):
     @property
     def dims(self) -> tuple[int, int, int]:
         hidden, blocks, heads = SIZES[self.size]
-        return self.hidden or hidden, self.blocks or blocks, self.heads or heads
+        given = (self.hidden, self.blocks, self.heads)
+        hidden, blocks, heads = (p if g is None else g for p, g in zip((hidden, blocks, heads), given, strict=True))
+        return hidden, blocks, heads
 
     @property
     def uses_level(self) -> bool:
@@ -90,7 +94,9 @@ class DiTNetwork(Network):
                 nn.init.zeros_(p)  # adaLN starts as the identity, the head as the uniform law
             elif p.ndim > 1:
                 nn.init.normal_(p, std=0.02)
-            if name.endswith(("out.weight", "mlp_out.weight")):  # what is added to the residual stream, 2 a block
+            if name.startswith("blocks.") and name.endswith(
+                "out.weight"
+            ):  # what is added to the residual stream, 2 a block
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * len(self.blocks)))
 
     def trunk(
@@ -108,7 +114,8 @@ class DiTNetwork(Network):
         if cache is not None:
             if not self.causal:
                 raise UsageError("a key-value cache needs a causal denoiser: here every position sees every other")
-            return self._trunk_cached(z_BL, valid_BL, positions_BL, cache)
+            refuse_options("dit with a cache", positions_BL=positions_BL, at_BK=at_BK)
+            return self._trunk_cached(z_BL, cache)
         c_BC = self._condition(z_BL, level_B)
         x_BLD = self.embed(self._shift(z_BL) if self.causal else z_BL)
         rope = rotary(self._head_dim, positions_BL, z_BL.shape[1], x_BLD.device, x_BLD.dtype)
@@ -156,11 +163,8 @@ class DiTNetwork(Network):
         shift, scale = self.modulation(c_BC).unsqueeze(1).chunk(2, dim=-1)
         return torch.addcmul(shift, h_BLD, 1 + scale)
 
-    def _trunk_cached(
-        self, z_BL: Tensor, valid_BL: Tensor | None, positions_BL: Tensor | None, cache: KVCache
-    ) -> Tensor:
+    def _trunk_cached(self, z_BL: Tensor, cache: KVCache) -> Tensor:
         """Positions cache.length..cache.stop-1 of every row, in lockstep."""
-        refuse_options("dit with a cache", positions_BL=positions_BL)
         start, stop = cache.length, cache.stop
         B, L = z_BL.shape
         if not 0 <= start < stop <= L:

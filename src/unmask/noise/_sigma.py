@@ -25,29 +25,32 @@ class SigmaNoise(Noise):
     def rise(self, t: Tensor) -> Tensor:
         """sigma(t) - sigma_min, without the subtraction, which would cancel at small t."""
 
-    def sigma(self, t: Tensor) -> Tensor:
-        return self.sigma_min + self.rise(t)
-
     @abstractmethod
     def dsigma(self, t: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def sigma_inverse(self, sigma: Tensor) -> Tensor: ...
+    def rise_inverse(self, rise: Tensor) -> Tensor: ...
+
+    @property
+    def _whole(self) -> float:
+        """How far sigma rises in all."""
+        return self.sigma_max - self.sigma_min
 
     @property
     def _span(self) -> float:
-        return math.exp(-self.sigma_min) * -math.expm1(self.sigma_min - self.sigma_max)
+        return -math.expm1(-self._whole)
 
     def alpha(self, t: Tensor) -> Tensor:
-        # expm1 keeps the small difference at t near 1, where both exponentials are nearly equal.
-        alpha = math.exp(-self.sigma_max) * torch.expm1(self.sigma_max - self.sigma(t)) / self._span
+        # Differences of exponentials as expm1: nothing cancels at the ends, nothing overflows for a large sigma.
+        rise = self.rise(t)
+        alpha = torch.exp(-rise) * -torch.expm1(rise - self._whole) / self._span
         return torch.where(t > 0, torch.where(t < 1, alpha, 0.0), 1.0)  # exact ends, whatever sigma rounds to
 
     def dalpha(self, t: Tensor) -> Tensor:
-        return -self.dsigma(t) * torch.exp(-self.sigma(t)) / self._span
+        return -self.dsigma(t) * torch.exp(-self.rise(t)) / self._span
 
     def inverse(self, alpha: Tensor) -> Tensor:
-        return self.sigma_inverse(-torch.log(math.exp(-self.sigma_max) + alpha * self._span))
+        return self.rise_inverse(-torch.log(alpha * self._span + math.exp(-self._whole)))
 
     def level(self, t: Tensor) -> Tensor:
-        return math.exp(-self.sigma_min) * -torch.expm1(-self.rise(t)) / self._span
+        return -torch.expm1(-self.rise(t)) / self._span

@@ -27,7 +27,7 @@ class Geometric(SigmaNoise):
         return self.sigma_min * torch.expm1(t * math.log(self.sigma_max / self.sigma_min))
 
     def dsigma(self, t: Tensor) -> Tensor:
-        return self.sigma(t) * math.log(self.sigma_max / self.sigma_min)
+        return (self.sigma_min + self.rise(t)) * math.log(self.sigma_max / self.sigma_min)
 
-    def sigma_inverse(self, sigma: Tensor) -> Tensor:
-        return torch.log(sigma / self.sigma_min) / math.log(self.sigma_max / self.sigma_min)
+    def rise_inverse(self, rise: Tensor) -> Tensor:
+        return torch.log1p(rise / self.sigma_min) / math.log(self.sigma_max / self.sigma_min)

@@ -30,5 +30,5 @@ class Linear(SigmaNoise):
     def dsigma(self, t: Tensor) -> Tensor:
         return torch.full_like(t, self.sigma_max - self.sigma_min)
 
-    def sigma_inverse(self, sigma: Tensor) -> Tensor:
-        return (sigma - self.sigma_min) / (self.sigma_max - self.sigma_min)
+    def rise_inverse(self, rise: Tensor) -> Tensor:
+        return rise / (self.sigma_max - self.sigma_min)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from unmask.denoisers._network import Network
 from unmask.objectives._terms import subs_log_probs
@@ -89,6 +90,7 @@ class _ChunkedSum(torch.autograd.Function):
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_total: Tensor) -> Any:
         grad_h, *grads = ctx.saved_tensors
         return (None, None, grad_h * grad_total, *(g * grad_total for g in grads))

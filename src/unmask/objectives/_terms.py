@@ -13,9 +13,12 @@ def continuous_weight(noise: Noise, t: Tensor) -> Tensor:
     return noise.weight(t)
 
 
-def step_weight(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
-    """(alpha_s - alpha_t) / (1 - alpha_t): the probability that a token masked at t was still visible at s."""
-    return (alpha_s - alpha_t) / (1 - alpha_t)
+def step_weight(level_s: Tensor, level_t: Tensor) -> Tensor:
+    """(alpha_s - alpha_t) / (1 - alpha_t): the probability that a token masked at t was still visible at s.
+
+    Written in level = 1 - alpha, which keeps its digits where alpha is close to 1.
+    """
+    return (level_t - level_s) / level_t
 
 
 def count_weight(num_tokens: Tensor, num_masked: Tensor) -> Tensor:
@@ -33,18 +36,18 @@ def subs_log_probs(logits_NI: Tensor, mask_id: int, zero_masking: bool = True) -
     return torch.log_softmax(logits_NI, dim=-1)
 
 
-def d3pm_nats(log_p_x: Tensor, p_mask: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+def d3pm_nats(log_p_x: Tensor, p_mask: Tensor, level_s: Tensor, level_t: Tensor) -> Tensor:
     """KL(q(z_s|z_t,x) || p_theta(z_s|z_t)) at a masked position, for a network that may predict the mask.
 
     With p_mask = 0 (zero masking) both logarithms vanish and the T-step MDLM loss remains.
     """
 
-    def log_excess(alpha: Tensor) -> Tensor:
+    def log_excess(level: Tensor) -> Tensor:
         # log(alpha a / (1 - alpha) + 1); at alpha=1 (s=0) its weight is 0 and it counts 0, not NaN.
-        clean = alpha >= 1
-        ratio = torch.where(clean, 0.0, alpha / torch.where(clean, 1.0, 1 - alpha))
+        clean = level <= 0
+        ratio = torch.where(clean, 0.0, (1 - level) / torch.where(clean, 1.0, level))
         return torch.log1p(ratio * p_mask)
 
-    opens = step_weight(alpha_s, alpha_t)
-    stays = (1 - alpha_s) / (1 - alpha_t)
-    return opens * (log_excess(alpha_t) - log_p_x) + stays * (log_excess(alpha_t) - log_excess(alpha_s))
+    opens = step_weight(level_s, level_t)
+    stays = level_s / level_t  # (1 - alpha_s) / (1 - alpha_t)
+    return opens * (log_excess(level_t) - log_p_x) + stays * (log_excess(level_t) - log_excess(level_s))

@@ -11,7 +11,7 @@ from torch import Tensor
 from unmask.batch import Batch
 from unmask.bound import Bound
 from unmask.denoisers import Denoiser
-from unmask.denoisers._network import Network
+from unmask.denoisers._network import Network, evaluating
 from unmask.errors import UsageError
 from unmask.objectives import Objective
 from unmask.objectives._loss import LossSum, Term, cross_entropy, sum_rows, summed_nats, token_nats
@@ -59,8 +59,9 @@ class AR(Objective):
         if scored_BL is None:
             scored_BL = torch.ones_like(x_BL, dtype=torch.bool) if valid_BL is None else valid_BL
         batch = Batch(x_BL, valid_BL, scored_BL, x_BL[:, 0], x_BL[:, 0])  # nothing here is random
-        nats_B = sum_rows(scored_BL, token_nats(denoiser, *self._positions(denoiser, batch)))
-        return Bound(draws_BS=nats_B[:, None].cpu(), tokens_B=scored_BL.sum(dim=1).cpu())
+        with evaluating(denoiser):
+            nats_B = sum_rows(scored_BL, token_nats(denoiser, *self._positions(denoiser, batch)))
+        return Bound(draws_BS=nats_B[:, None].cpu(), tokens_B=scored_BL.sum(dim=1).cpu(), exact=True)
 
     def predictor(self, denoiser: Network) -> Predictor:
         from unmask.predictor import NextToken

@@ -13,7 +13,7 @@ from torch import Tensor
 from unmask.batch import DRAW_MASK, DRAW_TIME, Batch
 from unmask.bound import Bound
 from unmask.denoisers import Denoiser
-from unmask.denoisers._network import Network
+from unmask.denoisers._network import Network, evaluating
 from unmask.draws import fold, row_keys, uniform
 from unmask.errors import UsageError
 from unmask.noise import Noise
@@ -21,6 +21,7 @@ from unmask.noise.log_linear import LogLinear
 from unmask.objectives import Objective
 from unmask.objectives._loss import LossSum, Term, cross_entropy, sum_rows, summed_nats, token_nats
 from unmask.objectives._terms import continuous_weight, count_weight, d3pm_nats, step_weight, subs_log_probs
+from unmask.registry import check_choices
 
 if TYPE_CHECKING:
     from unmask.predictor import Predictor
@@ -35,8 +36,7 @@ class Noised:
     masked_BL: Tensor
     level_B: Tensor
     weight_B: Tensor
-    alpha_s_B: Tensor | None = None  # T-step forms only
-    alpha_t_B: Tensor | None = None
+    level_s_B: Tensor | None = None  # T-step forms only: the level one step on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,7 @@ class MDLM(Objective):
     zero_masking: bool = True
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if self.steps is not None and self.steps < 1:
             raise UsageError(f"steps must be at least 1, or none for continuous time; got {self.steps}")
         if self.steps is None and not self.carry_over:
@@ -95,17 +96,16 @@ class MDLM(Objective):
             return self._noised_by_count(batch, mask_id)
         t_B = batch.time_B
         if self.steps is None:
-            weight_B = continuous_weight(self.noise, t_B)
-            alpha_s_B = alpha_t_B = None
+            weight_B, level_s_B = continuous_weight(self.noise, t_B), None
         else:
             i_B = torch.ceil(t_B * self.steps).clamp(min=1)
             t_B, s_B = i_B / self.steps, (i_B - 1) / self.steps
-            alpha_s_B, alpha_t_B = self.noise.alpha(s_B), self.noise.alpha(t_B)
-            weight_B = self.steps * step_weight(alpha_s_B, alpha_t_B)
+            level_s_B = self.noise.level(s_B)
+            weight_B = self.steps * step_weight(level_s_B, self.noise.level(t_B))
         level_B = self.noise.level(t_B)
         u_BL = _position_uniforms(batch)
         masked_BL = batch.scored_BL & (u_BL < level_B[:, None])
-        return Noised(batch.x_BL.masked_fill(masked_BL, mask_id), masked_BL, level_B, weight_B, alpha_s_B, alpha_t_B)
+        return Noised(batch.x_BL.masked_fill(masked_BL, mask_id), masked_BL, level_B, weight_B, level_s_B)
 
     def _noised_by_count(self, batch: Batch, mask_id: int) -> Noised:
         """n uniform in 1..L, then a uniform subset of n tokens: those with the n smallest of independent uniforms."""
@@ -130,10 +130,9 @@ class MDLM(Objective):
             log_p_x = log_p.gather(1, x_N[lo:hi, None]).squeeze(1)
             if self.zero_masking:
                 return weight_N[lo:hi].to(log_p.dtype) * -log_p_x
-            assert noised.alpha_s_B is not None and noised.alpha_t_B is not None and self.steps is not None
-            rows = row_N[lo:hi]
-            alpha_s, alpha_t = noised.alpha_s_B[rows].to(log_p.dtype), noised.alpha_t_B[rows].to(log_p.dtype)
-            return self.steps * d3pm_nats(log_p_x, log_p[:, denoiser.mask_id].exp(), alpha_s, alpha_t)
+            assert noised.level_s_B is not None and self.steps is not None
+            level_s, level_t = (level_B[row_N[lo:hi]].to(log_p.dtype) for level_B in (noised.level_s_B, noised.level_B))
+            return self.steps * d3pm_nats(log_p_x, log_p[:, denoiser.mask_id].exp(), level_s, level_t)
 
         return h_BLD[row_N, position_N], term
 
@@ -181,7 +180,7 @@ class MDLM(Objective):
             scored_BL = torch.ones_like(x_BL, dtype=torch.bool) if valid_BL is None else valid_BL
         key_B = row_keys(seed, torch.arange(first_row, first_row + len(x_BL), device=x_BL.device))
         # Times are spread evenly inside a group of a row's draws; groups and rows are independent of each other.
-        strata = 4 if num_samples % 4 == 0 else 1
+        strata = 4 if num_samples % 4 == 0 and num_samples >= 8 else 1  # two groups at least: one has no spread
         groups = []
         for g in range(num_samples // strata):
             u_B = uniform(fold(key_B, g), DRAW_TIME)
@@ -189,7 +188,8 @@ class MDLM(Objective):
             for j in range(strata):
                 key_j_B = fold(key_B, g, j + 1)
                 batch = Batch(x_BL, valid_BL, scored_BL, key_j_B, 1 - (u_B + j / strata) % 1)
-                group_B += objective.row_nats(denoiser, batch).to(group_B) / strata
+                with evaluating(denoiser):
+                    group_B += objective.row_nats(denoiser, batch).to(group_B) / strata
             groups.append(group_B)
         return Bound(draws_BS=torch.stack(groups, dim=1), tokens_B=scored_BL.sum(dim=1).cpu())
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from unmask.predictor import Query
 
 room = Room(__name__, base="Sampler")
+MAX_STEPS = 10_000_000  # a grid of times is made of them
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,12 @@ class Sampler(ABC):
     """`start` a canvas, then `ask` and `tell` in turn until `ask` returns None. The state is the sampler's own."""
 
     room: ClassVar[Room] = room
-    takes: ClassVar[tuple[str, ...]] = ("log_x_theta",)  # kinds of prediction
     left_to_right: ClassVar[bool] = False
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """The kinds of prediction that it can use."""
+        return ("log_x_theta",)
 
     @abstractmethod
     def start(self, canvas: Canvas) -> Any:

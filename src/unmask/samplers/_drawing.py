@@ -38,15 +38,18 @@ class Drawing:
         if self.temperature == 0:
             token_N = log_p_NI.argmax(dim=-1)
         else:
-            log_p_NI = self._cut(log_p_NI / self.temperature)
+            # The largest is made 0 first: a tiny temperature then gives 0 and -inf, never -inf alone.
+            log_p_NI = self._cut((log_p_NI - log_p_NI.amax(dim=-1, keepdim=True)) / self.temperature)
+            if key_N.device.type == "mps":  # 53 bits, as everywhere else
+                key_N, position_N = key_N.cpu(), position_N.cpu()
             token_N = categorical(log_p_NI, uniform(key_N, DRAW_TOKEN, position_N))
         log_p_NI = torch.log_softmax(log_p_NI, dim=-1)
         return token_N, log_p_NI.gather(1, token_N[:, None]).squeeze(1)
 
     def _cut(self, log_p_NI: Tensor) -> Tensor:
         if 0 < self.top_k < log_p_NI.shape[-1]:
-            least = log_p_NI.topk(self.top_k, dim=-1).values[:, -1:]
-            log_p_NI = log_p_NI.masked_fill(log_p_NI < least, -torch.inf)
+            kept = log_p_NI.topk(self.top_k, dim=-1)  # by index: among equals exactly k stay
+            log_p_NI = torch.full_like(log_p_NI, -torch.inf).scatter(1, kept.indices, kept.values)
         if self.top_p < 1:
             # The smallest set of likeliest tokens that holds at least top_p; the likeliest one always stays.
             sorted_p, order = torch.softmax(log_p_NI, dim=-1).sort(dim=-1, descending=True)

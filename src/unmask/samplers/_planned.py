@@ -1,7 +1,7 @@
 """Samplers whose order is known before the first network call: the plan is a rank for every open position.
 
 In round r every row opens its positions of rank r. Rows do not wait for each other: a row with fewer rounds is simply
-done sooner. The plan lives on the host, so the loop never waits for the device to learn what to ask next.
+done sooner. The plan lives on the host: what to ask next is known without looking at the device.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PlannedSampler(Sampler, Drawing):
         whole = len(rows) == len(state.tokens_BL)
         return Query(
             tokens_BL=state.tokens_BL,
-            level_R=torch.from_numpy(state.level_BL[row_N[first], position_N[first]]).to(device),
+            level_R=torch.from_numpy(state.level_BL[row_N[first], position_N[first]].astype(np.float32)).to(device),
             at_RK=torch.from_numpy(at_RK).to(device),
             wanted_RK=torch.from_numpy(wanted_RK).to(device),
             reach=int(position_N.max()) + 1,

@@ -13,6 +13,7 @@ from unmask.draws import uniform
 from unmask.errors import UsageError
 from unmask.noise import Noise
 from unmask.noise.log_linear import LogLinear
+from unmask.samplers import MAX_STEPS
 from unmask.samplers._planned import Plan, PlannedSampler
 
 
@@ -30,8 +31,8 @@ class Ancestral(PlannedSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.steps is not None and self.steps < 1:
-            raise UsageError(f"steps must be at least 1, or none for one token a call; got {self.steps}")
+        if self.steps is not None and not 1 <= self.steps <= MAX_STEPS:
+            raise UsageError(f"steps must lie in 1..{MAX_STEPS}, or be none for one token a call; got {self.steps}")
 
     def max_calls(self, length: int) -> int:
         return length if self.steps is None else min(self.steps, length)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from unmask.noise import Noise
 from unmask.noise.log_linear import LogLinear
 from unmask.posterior import stays_masked
 from unmask.predictor import Query
-from unmask.samplers import Sampler, Step
+from unmask.samplers import MAX_STEPS, Sampler, Step
 from unmask.samplers._drawing import Drawing
 
 
@@ -33,18 +32,22 @@ class PosteriorState:
 class Posterior(Drawing, Sampler):
     """Follows the T-step chain of a network that may predict the mask: p_theta(z_s|z_t) = q(z_s | z_t, x_theta).
 
-    Visible tokens keep. A predicted mask makes a position stay; what is still masked at t=0 is reconstructed there.
+    Visible tokens keep, also at t=0, where a bound without carry-over would draw them once more. A predicted mask makes
+    a position stay; what is still masked at t=0 is reconstructed there.
     For models with SUBS it has the law of the planned sampler, at T calls.
     """
 
-    takes: ClassVar[tuple[str, ...]] = ("log_x_theta", "log_x_theta_and_mask")
     steps: int = 128
     noise: Noise = LogLinear()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.steps < 1:
-            raise UsageError(f"steps must be at least 1, got {self.steps}")
+        if self.steps is None or not 1 <= self.steps <= MAX_STEPS:
+            raise UsageError(f"the posterior sampler needs a number of steps from 1 to {MAX_STEPS}, got {self.steps}")
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        return ("log_x_theta", "log_x_theta_and_mask")
 
     def max_calls(self, length: int) -> int:
         return self.steps + 1

@@ -42,6 +42,10 @@ class SemiAR(Sampler):
     def _stride(self) -> int:
         return self.stride or self.window // 2
 
+    @property
+    def takes(self) -> tuple[str, ...]:
+        return self.inner.takes
+
     def max_calls(self, length: int) -> int:
         windows = 1 + max(0, -(-(length - self.window) // self._stride))
         return windows * self.inner.max_calls(min(self.window, length))
@@ -61,11 +65,10 @@ class SemiAR(Sampler):
 
     def ask(self, state: SemiARState) -> Query | None:
         while (query := self.inner.ask(state.inner)) is None:
-            length = state.tokens_BL.shape[1]
-            if state.start + self.window >= length:
+            if state.start + self.window >= state.tokens_BL.shape[1]:
                 return None
-            # The last window ends with the text, so that it has as much context as the others.
-            state.start = min(state.start + self._stride, length - self.window)
+            # Windows lie at multiples of the stride whatever the longest row: a row's text is its own affair.
+            state.start += self._stride
             self._open_window(state)
         return query
 
