@@ -80,6 +80,7 @@ def make_config(corpus_file: Path) -> MakeConfig:
             log_every=1,
             valid_every=6,
             valid_rows=8,
+            sample_every=0,
             save_every=4,
         )
         return dataclasses.replace(base, **changes)

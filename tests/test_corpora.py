@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unmask import corpora
+from unmask.config import RunConfig, from_dict
 from unmask.corpora import Corpus, Document, _files, text
 from unmask.corpora._files import from_path
 from unmask.corpora.hub import Hub
@@ -23,7 +24,7 @@ from unmask.corpora.jsonl import Jsonl
 from unmask.corpora.parquet import Parquet
 from unmask.corpora.stdlib import Stdlib
 from unmask.corpora.text import Text
-from unmask.errors import DataError, MissingExtraError, UsageError
+from unmask.errors import ConfigError, DataError, MissingExtraError, UsageError
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 zstandard = pytest.importorskip("zstandard")
@@ -272,6 +273,8 @@ def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_hub_knows_test_splits() -> None:
     for split in ("test", "Test", "train+test", "test[:10%]", "test.raw", "test_matched"):
         assert Hub(dataset="a", split=split).is_test(), split
+        with pytest.raises(ConfigError, match="test split"):
+            from_dict(RunConfig, {"data": {"valid": {"name": "hub", "dataset": "a", "split": split}}})
     for split in ("train", "validation[:5%]", "latest", "contest"):
         assert not Hub(dataset="a", split=split).is_test(), split
 

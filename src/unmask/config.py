@@ -102,6 +102,8 @@ class RunConfig:
             raise ConfigError(f"data.length must be at least 2, got {self.data.length}")
         if not 0 < self.data.held_out < 1:
             raise ConfigError(f"data.held_out must lie between 0 and 1, got {self.data.held_out}")
+        if self.data.valid is not None and self.data.valid.is_test():
+            raise ConfigError("data.valid is a test split: validate on another one, so that the test stays a test")
         if self.sample_every < 0:
             raise ConfigError(f"sample_every must be 0 (none) or more, got {self.sample_every}")
         self.objective.check(self.denoiser)

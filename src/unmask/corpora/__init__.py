@@ -33,6 +33,10 @@ class Corpus(ABC):
     def fingerprint(self) -> str:
         """Changes exactly when the documents would: the cache's key (a hash of the content, not of the path)."""
 
+    def is_test(self) -> bool:
+        """Whether this is (part of) a test split, which nothing may be tuned on."""
+        return False
+
 
 def __getattr__(name: str) -> Any:
     return room.attribute(name)
