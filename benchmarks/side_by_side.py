@@ -22,9 +22,9 @@ JOBS = ("train textbook", "train unmask", "sample textbook", "sample unmask")
 
 def measure(job: str, args: argparse.Namespace) -> dict[str, float]:
     """Runs in the child process: tokens a second, and peak memory above what Python with torch takes."""
-    import textbook
     import torch
 
+    import textbook
     from unmask.batch import make_batch
     from unmask.canvas import Canvas
     from unmask.config import OptimConfig
@@ -61,12 +61,14 @@ def measure(job: str, args: argparse.Namespace) -> dict[str, float]:
         net.eval()
         begin = time.perf_counter()
         if version == "textbook":
-            tokens = textbook.sample(net, args.batch, args.length, args.steps)
+            calls = args.textbook_calls or args.steps
+            textbook.sample(net, args.batch, args.length, args.steps, calls)
+            elapsed = (time.perf_counter() - begin) * args.steps / calls
         else:
             canvas = Canvas.blank(num=args.batch, length=args.length, mask_id=args.vocab)
             tokens = sample(net, canvas, Ancestral(steps=args.steps)).tokens
-        elapsed = time.perf_counter() - begin
-        assert (tokens != args.vocab).all()
+            elapsed = time.perf_counter() - begin
+            assert (tokens != args.vocab).all()
     return {"tokens_per_second": x_BL.numel() / elapsed, "peak_mib": (peak_memory() - base) / 2**20}
 
 
@@ -81,6 +83,11 @@ def parse() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5, help="training steps timed; the median counts")
+    parser.add_argument(
+        "--textbook-calls",
+        type=int,
+        help="time only so many of the textbook's T equal calls and scale up (default: all)",
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--job", choices=JOBS, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -107,6 +114,8 @@ def main() -> None:
     if args.json:
         print(json.dumps({"options": vars(args)} | results))
         return
+    if args.textbook_calls:
+        print(f"textbook sampling: {args.textbook_calls} of its {args.steps} equal calls timed, scaled up")
     size = f"DiT {args.hidden}×{args.blocks}, L {args.length}, V {args.vocab}, T {args.steps}, batch {args.batch}"
     print(f"{size}\n\n{'':<17}{'tokens/s':>10}{'peak MiB':>10}")
     for job in JOBS:

@@ -55,6 +55,12 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k not in ("tokens_per_second", "seconds")} for line in lines]
 
 
+def logged_steps(folder: Path) -> list[int]:
+    """The step of every whole line; a kill may have cut the last one."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line)["step"] for line in lines]
+
+
 def files(folder: Path) -> dict[str, bytes]:
     """The bytes of everything a run ends with, save the metrics and what names its folder."""
     kept = {}
@@ -85,26 +91,39 @@ def assert_as_if_never_interrupted(folder: Path, reference: RunConfig) -> None:
 
 
 class Program:
-    """`python -m unmask train`, in the background."""
+    """`python -m unmask train`, in the background until the block ends."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.metrics = folder / "metrics.jsonl"
+        self.before = self.metrics.stat().st_ino if self.metrics.exists() else None
         environment = os.environ | {"OMP_NUM_THREADS": "2"}
         command = [sys.executable, "-m", "unmask", "train", *words, "--device", "cpu"]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
 
-    def wait_for_lines(self, path: Path, count: int) -> None:
-        """Until the run has logged that much."""
-        deadline = time.monotonic() + 60
-        while not path.exists() or path.read_bytes().count(b"\n") < count:
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.send(signal.SIGKILL)
+
+    def _lines(self) -> int:
+        """Logged so far; the file that an earlier process left does not count before it is mended."""
+        mine = self.metrics.exists() and self.metrics.stat().st_ino != self.before
+        return self.metrics.read_bytes().count(b"\n") if mine else 0
+
+    def wait_for_lines(self, count: int) -> None:
+        deadline = time.monotonic() + 180
+        while self._lines() < count:
             assert self.process.poll() is None, self.process.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.002)
 
     def send(self, number: signal.Signals) -> tuple[int, str, str]:
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=180)
         return self.process.returncode, out, err
 
 
@@ -112,9 +131,9 @@ class Program:
 def test_a_request_to_stop(number: signal.Signals, recipe: Path, reference: RunConfig, tmp_path: Path) -> None:
     """SIGTERM and Ctrl-C finish the step, save, exit with 75 and say how to go on."""
     folder = tmp_path / "run"
-    program = Program(str(recipe))
-    program.wait_for_lines(folder / "metrics.jsonl", 10)
-    code, out, err = program.send(number)
+    with Program(folder, str(recipe)) as program:
+        program.wait_for_lines(10)
+        code, out, err = program.send(number)
     assert (code, out) == (75, ""), err
     assert "Traceback" not in err
     last = err.splitlines()[-1]
@@ -137,13 +156,13 @@ def test_killed_at_random_moments(recipe: Path, reference: RunConfig, tmp_path: 
     kills = 0
     for _ in range(3):
         words = [str(recipe)] if load_checkpoint(folder) is None else [str(folder), "--resume"]
-        program = Program(*words)
         # Counted from what the checkpoint keeps, so that every round gets further than the last.
         found = load_checkpoint(folder)
-        lines = 0 if found is None else sum(line["step"] <= found.step for line in records(folder))
-        program.wait_for_lines(folder / "metrics.jsonl", lines + moments.randrange(2, 9))
-        time.sleep(moments.random() * 0.03)
-        code, _, err = program.send(signal.SIGKILL)
+        lines = 0 if found is None else sum(step <= found.step for step in logged_steps(folder))
+        with Program(folder, *words) as program:
+            program.wait_for_lines(lines + moments.randrange(6, 14))
+            time.sleep(moments.random() * 0.03)
+            code, _, err = program.send(signal.SIGKILL)
         if code == 0:
             break  # a fast machine may be done by then
         assert code == -signal.SIGKILL, err
