@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unmask.errors import UsageError
+from unmask.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from unmask.model import Model
     from unmask.samplers import Sampler, Step
 
+_FLAGS = ("sampler", "seed", "device", "dtype", "watch", "svg", "json", "num", "length", "prompt", "suffix")
 _OPTIONS = ("steps", "temperature", "top_k", "top_p", "window", "stride")
 
 
@@ -32,7 +34,9 @@ def steps_value(text: str) -> int | None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from unmask import samplers
 
-    group = parser.add_argument_group("sampling")
+    group = parser.add_argument_group(
+        "sampling", "any option of the sampler, see unmask plugins samplers; these among them:"
+    )
     group.add_argument(
         "--sampler", choices=samplers.room.names(), help="default: ancestral; left_to_right for AR models"
     )
@@ -54,10 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:
     """The model's own sampler, or the one named, with the options given; one that it does not have is refused."""
+    from unmask.config import Word
     from unmask.samplers import room
     from unmask.samplers.semi_ar import SemiAR
 
-    given: dict[str, Any] = {k: getattr(args, k) for k in _OPTIONS if getattr(args, k) not in (None, ...)}
+    given: dict[str, Any] = {k: Word(v) for k, v in args.overrides.items()}
+    given |= {k: getattr(args, k) for k in _OPTIONS if getattr(args, k) not in (None, ...)}
     if args.steps is None:
         given["steps"] = None
     own = model.objective.sampler()
@@ -69,10 +75,16 @@ def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:
 
 
 def _build(cls: type[Sampler], own: Sampler, options: dict[str, Any]) -> Sampler:
+    from unmask.config import Word, from_dict
+
     known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for name in options:
+    hints = typing.get_type_hints(cls)
+    for name, value in options.items():
         if name not in known:
-            raise UsageError(f"the sampler {cls.__name__} has no option --{name.replace('_', '-')}")
+            hint = did_you_mean(name, {*known, *_FLAGS}).replace("_", "-")
+            raise UsageError(f"neither this command nor the sampler {cls.__name__} has an option --{name}; {hint}")
+        if isinstance(value, Word):
+            options = options | {name: from_dict(hints[name], value, f"--{name}")}
     if "noise" in known and hasattr(own, "noise"):
         options = {"noise": own.noise} | options
     return cls(**options)

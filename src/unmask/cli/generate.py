@@ -10,6 +10,8 @@ import argparse
 
 from unmask.cli import _sampling
 
+TAKES_OVERRIDES = True  # a sampler's own options
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a model folder, or a training run's")

@@ -81,7 +81,8 @@ class _ChunkedSum(torch.autograd.Function):
                 h = h_ND[lo:hi].detach().requires_grad_()
                 nats = term(network.head(h), lo, hi).sum()
             first, *rest = torch.autograd.grad(nats, [h, *parameters], allow_unused=True)
-            grad_h[lo:hi] = first
+            if first is not None:
+                grad_h[lo:hi] = first
             for grad, new in zip(grads, rest, strict=True):
                 if new is not None:
                     grad += new
