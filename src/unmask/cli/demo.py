@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import sys
 from pathlib import Path
 
 
@@ -52,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
         filled = model.fill(SENTENCE, sampler=Ancestral(steps=None, temperature=0.5), watch=watch)[0]
     print(f"\ngaps:\n{SENTENCE}filled:\n{filled}")
     print(f"The model is in {args.out}. Try:")
-    print(f"  unmask generate {args.out} --prompt 'import ' --watch")
-    print(f"  unmask fill {args.out} 'for [MASK:4] in range([MASK:3]):' --watch")
-    print(f"  unmask train {args.out} --resume --steps {config.steps * 2}")
+    program = "unmask" if shutil.which("unmask") else sys.argv[0]  # make runs it from .venv, which is not on the path
+    print(f"  {program} generate {args.out} --prompt 'import ' --watch")
+    print(f"  {program} fill {args.out} 'for [MASK:4] in range([MASK:3]):' --watch")
+    print(f"  {program} train {args.out} --resume --steps {config.steps * 2}")
     return 0
