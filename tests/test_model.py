@@ -560,3 +560,38 @@ def test_estimators_agree(model: Model) -> None:
     assert abs(difference) < 5 * error
     assert error < 0.5
     assert model.score(text).nats_per_token < model.score("zqxj kvw#@!%&*() ZQXJ").nats_per_token  # it learnt something
+
+
+def test_a_model_of_sentences_begins_every_row_as_it_was_trained(tmp_path: Path) -> None:
+    """[CLS] stands first in every training row of `sentence` packing, though no sampler may write it."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    (tmp_path / "text.txt").write_text("a b c\nb a\nc c a\n" * 20, encoding="utf-8")
+    overrides = {
+        "out": str(tmp_path / "run"),
+        "tokenizer": str(tmp_path),
+        "steps": "3",
+        "batch": "4",
+        "data.train": "text",
+        "data.train.path": str(tmp_path / "text.txt"),
+        "data.packing": "sentence",
+        "data.length": "8",
+        "denoiser.hidden": "16",
+    }
+    unmask.train(unmask.load_config("demo", overrides), device="cpu")
+    model = load(tmp_path / "run")
+    assert model.bos
+    seen: list[int] = []
+    model.generate(num=1, length=8, watch=lambda step: seen.append(int(step.tokens_BL[0, 0])))
+    assert set(seen) == {model.tokenizer.bos_id}
+    for text in [*model.generate(num=5, length=8), *model.fill(["a [MASK] c", "[MASK:3]"])]:
+        assert not {"[CLS]", "[PAD]", "[SEP]", "[MASK]", "[UNK]"} & set(text.split())
+    # The begin token is part of the row that is scored, as it was of the rows that were trained on.
+    assert model.score("a b c").tokens == 5
+
+
+def test_the_bound_of_one_draw_has_no_interval() -> None:
+    bound = untrained(DiT(hidden=16, blocks=1, heads=2)).score("the cat", num_samples=1)
+    assert math.isnan(bound.standard_error)
+    assert bound.summary()["ppl_ci95"] is None
+    json.dumps(bound.summary(), allow_nan=False)
