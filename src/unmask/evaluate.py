@@ -27,7 +27,10 @@ def evaluate_rows(
     estimator: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Bound:
-    """The bound over the rows, or over `max_rows` of them spread evenly; rows are scored on the denoiser's device."""
+    """The bound over the rows, or over `max_rows` of them spread evenly; rows are scored on the denoiser's device.
+
+    >>> evaluate_rows(model.denoiser, model.objective, rows, num_samples=4).ppl  # doctest: +SKIP
+    """
     n = len(rows)
     if n == 0:
         raise UsageError("there are no rows to evaluate")

@@ -83,6 +83,8 @@ class Model:
         """Texts of at most `length` tokens, prompt and suffix included; `num` for each prompt.
 
         End-of-text ends a text. A length beyond the model's window is written window by window.
+
+        >>> model.generate(2, 128, ["def ", "class "], seed=1)  # doctest: +SKIP
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         length = self.length if length is None else length
@@ -113,7 +115,10 @@ class Model:
         seed: int = 0,
         watch: Watch | None = None,
     ) -> list[str]:
-        """Texts with every gap filled: `[MASK]` is one token, `[MASK:5]` five. All else stays as it is."""
+        """Texts with every gap filled: `[MASK]` is one token, `[MASK:5]` five. All else stays as it is.
+
+        >>> model.fill("for [MASK:4] in range([MASK:3]):")  # doctest: +SKIP
+        """
         texts = [text] if isinstance(text, str) else list(text)
         if not texts:
             raise UsageError("nothing to fill: give at least one text")
@@ -160,6 +165,8 @@ class Model:
         """The bound of each text, its end-of-text included; a text beyond the window is scored window by window.
 
         Diffusion sees where a row ends, so its bound is given the number of tokens; autoregression's value is not.
+
+        >>> model.score(["import os", "import sys"], num_samples=64).nats_B  # doctest: +SKIP
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
         rows, owner = [], []
@@ -200,6 +207,8 @@ class Model:
         """model.safetensors + config.json + tokenizer.json, written whole or not at all.
 
         A model that is there already is replaced; a folder with anything else in it is left alone.
+
+        >>> model.save("models/mine")  # doctest: +SKIP
         """
         folder = Path(folder)
         others = {p.name for p in folder.iterdir()} - {*FILES, ".DS_Store"} if folder.is_dir() else set()
