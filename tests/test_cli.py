@@ -268,7 +268,7 @@ def test_the_demo_in_small(tmp_path: Path, capsys: Capture, monkeypatch: pytest.
     assert re.search(r"validation bound: \d\.\d+ bits/byte before training, \d\.\d+ after", out)
     assert "generated from 'def read(self, size):\\n':\ndef read(self, size):\n" in out
     assert re.search(r"filled:\n    def .+\(self, ", out, re.DOTALL)
-    assert f"unmask generate {tmp_path / 'demo'}" in out
+    assert f" generate {tmp_path / 'demo'}" in out
     assert load(tmp_path / "demo", device="cpu")
     assert run(words) == 0
     again, err = capsys.readouterr()

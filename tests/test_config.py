@@ -172,7 +172,8 @@ def test_any_config_reads_back_the_same(tmp_path_factory: pytest.TempPathFactory
 def test_built_in_recipes_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     demo = load_config("demo")
-    assert demo.objective == MDLM(form="count")
+    assert demo.objective == MDLM()
+    assert load_config("python").objective == MDLM(form="count")
     assert demo.data.train == Stdlib()
     with pytest.raises(ConfigError, match=r"built-in recipe 'dmeo'; did you mean 'demo'\?"):
         load_config("dmeo")

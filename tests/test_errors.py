@@ -67,7 +67,7 @@ def place(
 CASES: list[tuple[str, int, str]] = [
     # --- the command line itself
     ("trian demo", 2, "unknown command 'trian'; did you mean 'train'?"),
-    ("generate model --lenght 3", 2, "unrecognized arguments: --lenght 3; see unmask generate --help"),
+    ("generate model --lenght 3", 2, "the sampler Ancestral has no option --lenght; did you mean 'length'?"),
     ("generate", 2, "the following arguments are required: model; see unmask generate --help"),
     ("eval model", 2, "the following arguments are required: --data"),
     ("generate model --num two", 2, "--num: invalid int value: 'two'"),

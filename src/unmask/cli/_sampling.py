@@ -82,7 +82,7 @@ def _build(cls: type[Sampler], own: Sampler, options: dict[str, Any]) -> Sampler
     for name, value in options.items():
         if name not in known:
             hint = did_you_mean(name, {*known, *_FLAGS}).replace("_", "-")
-            raise UsageError(f"neither this command nor the sampler {cls.__name__} has an option --{name}; {hint}")
+            raise UsageError(f"the sampler {cls.__name__} has no option --{name}; {hint}")
         if isinstance(value, Word):
             options = options | {name: from_dict(hints[name], value, f"--{name}")}
     if "noise" in known and hasattr(own, "noise"):
