@@ -29,7 +29,8 @@ def estimate(world: World, objective: objectives.MDLM, x: torch.Tensor, estimato
 def assert_hits(world: World, objective: objectives.MDLM, x: torch.Tensor, estimator: str, truth: float) -> None:
     mean, error = estimate(world, objective, x, estimator)
     assert abs(mean - truth) < 4.5 * error, (mean, truth, error)
-    assert error < 0.05 * truth  # a test with wide error bars could not fail
+    # A test with wide error bars could not fail; the time form's weight 1/t has the heaviest tail of the three.
+    assert error < (0.04 if estimator == "time" else 0.02) * truth
 
 
 @pytest.mark.parametrize("mask_id", [0, 2])
