@@ -286,7 +286,11 @@ def one_step(config: RunConfig, *, double: bool = False) -> tuple[float, float, 
     if double:
         run.network.double()
     loss, norm = run.forward_backward(run.loader.fetch(0))
-    return loss, norm, {n: p.grad.clone() for n, p in run.network.named_parameters() if p.grad is not None}
+    return (
+        float(loss),
+        float(norm),
+        {n: p.grad.clone() for n, p in run.network.named_parameters() if p.grad is not None},
+    )
 
 
 OBJECTIVES = [

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unmask.devices import put
 from unmask.draws import fold, row_keys, uniform
 
 # Which draw of a row's key is for what; a new purpose gets a new number, so that no two ever share bits.
@@ -35,6 +36,12 @@ class Batch:
         """A slice: one micro-batch, or one worker's share."""
         valid_BL = None if self.valid_BL is None else self.valid_BL[lo:hi]
         return Batch(self.x_BL[lo:hi], valid_BL, self.scored_BL[lo:hi], self.key_B[lo:hi], self.time_B[lo:hi])
+
+    def to(self, device: torch.device) -> Batch:
+        """The same rows on a device. A batch that is made and noised on the host never makes a GPU wait for a count."""
+        valid_BL = None if self.valid_BL is None else put(self.valid_BL, device)
+        rest = (put(t, device) for t in (self.scored_BL, self.key_B, self.time_B))
+        return Batch(put(self.x_BL, device), valid_BL, *rest)
 
 
 def low_discrepancy_times(key: Tensor, rows_B: Tensor, num_rows: int) -> Tensor:

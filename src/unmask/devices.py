@@ -1,8 +1,13 @@
-"""Which device a name stands for."""
+"""Which device a name stands for, how numbers get there, and which attention runs on it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from unmask.errors import UsageError
 
@@ -39,3 +44,22 @@ def pick_dtype(name: str | torch.dtype | None, device: torch.device) -> torch.dt
     if dtype == torch.float64 and device.type == "mps":
         raise UsageError("mps has no float64; use fp32")
     return dtype or torch.float32
+
+
+def put(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device; from the host to a GPU it is on its way when this returns, and nobody waits.
+
+    >>> put(torch.ones(2), torch.device("cpu"))
+    tensor([1., 1.])
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+@contextmanager
+def fast_attention() -> Iterator[None]:
+    """The order in which a GPU's attention kernels are tried: cuDNN's is the fastest where it applies."""
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(order, set_priority=True):
+        yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -11,7 +12,10 @@ from unmask.denoisers._network import Network
 from unmask.errors import UsageError
 from unmask.objectives import Objective
 from unmask.predictor import Predictor
+from unmask.replay import can_replay, replay
 from unmask.samplers import Sampler, Step
+from unmask.samplers._planned import PlannedSampler
+from unmask.samplers.semi_ar import SemiAR
 
 
 def steps(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Objective | None = None) -> Iterator[Step]:
@@ -25,6 +29,18 @@ def steps(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Obj
     """
     predictor = (objective or _default_objective(denoiser)).predictor(denoiser)
     check_pair(predictor, sampler, canvas)
+    yield from _run(predictor, canvas, sampler, quiet=False)
+
+
+def _run(predictor: Predictor, canvas: Canvas, sampler: Sampler, *, quiet: bool) -> Iterator[Step]:
+    """The steps; quiet: a GPU may leave out all but the last."""
+    if can_replay(predictor, sampler, canvas):
+        assert isinstance(sampler, PlannedSampler)
+        yield from replay(predictor, sampler, sampler.start(canvas), quiet=quiet)
+        return
+    if isinstance(sampler, SemiAR) and can_replay(predictor, sampler.inner, canvas):
+        yield from sampler.run(canvas, lambda window: _run(predictor, window, sampler.inner, quiet=quiet))
+        return
     state = sampler.start(canvas)
     while (query := sampler.ask(state)) is not None:
         yield sampler.tell(state, predictor(query))
@@ -39,10 +55,10 @@ def sample(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Ob
     >>> bool((out.tokens < 2).all())
     True
     """
-    from dataclasses import replace
-
+    predictor = (objective or _default_objective(denoiser)).predictor(denoiser)
+    check_pair(predictor, sampler, canvas)
     tokens = canvas.tokens
-    for step in steps(denoiser, canvas, sampler, objective=objective):
+    for step in _run(predictor, canvas, sampler, quiet=True):
         tokens = step.tokens_BL
     return replace(canvas, tokens=tokens)
 

@@ -20,7 +20,7 @@ from unmask.denoisers import Denoiser
 from unmask.denoisers._network import Network
 from unmask.devices import pick_device, pick_dtype
 from unmask.errors import ConfigError, ModelFolderError, UsageError
-from unmask.generate import steps
+from unmask.generate import sample, steps
 from unmask.objectives import Objective
 from unmask.prompts import encode_fixed, parse_gaps, to_text
 from unmask.samplers import Sampler, Step
@@ -138,9 +138,11 @@ class Model:
         canvas = dataclasses.replace(canvas, forbidden=tuple(sorted(forbidden)))
         tokens = canvas.tokens
         fitted = self.fit_sampler(sampler, tokens.shape[1])
-        for step in steps(self.denoiser, canvas, fitted, objective=self.objective):
-            tokens = step.tokens_BL
-            if watch is not None:
+        if watch is None:
+            tokens = sample(self.denoiser, canvas, fitted, objective=self.objective).tokens
+        else:
+            for step in steps(self.denoiser, canvas, fitted, objective=self.objective):
+                tokens = step.tokens_BL
                 watch(step)
         return [row[: len(given)] for row, given in zip(tokens.tolist(), rows, strict=True)]
 

@@ -11,8 +11,9 @@ import shlex
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from unmask.bound import Bound
 from unmask.callbacks import Callback, MetricsFile, StepReport, TensorBoard
 from unmask.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from unmask.config import RECIPE_FILE, RunConfig, option_paths, to_dict
-from unmask.devices import pick_device
+from unmask.devices import fast_attention, pick_device
 from unmask.draws import row_keys
 from unmask.ema import Ema
 from unmask.errors import ConfigError, DataError, ModelFolderError, NonFiniteError, Stopped, UsageError
@@ -63,18 +64,17 @@ def train(
         with stop_requests() as stop, steady_gc(), run.loader.prefetch(run.step, config.steps - run.step) as batches:
             if run.step == 0:
                 tell.on_valid(0, run.validate())
-            began = time.perf_counter()
             for rows in batches:
-                before = time.perf_counter()
                 lr = learning_rate(config.optim, run.step, config.steps)
                 loss, grad_norm = run.forward_backward(rows)
-                run.check_finite(loss, grad_norm, rows[0])
-                run.update(lr)
-                now = time.perf_counter()
-                rate = int(rows[2].sum()) / (now - before)  # padding is no token
-                tell.on_step(StepReport(run.step, loss, lr, grad_norm, rate, now - began))
-
+                run.update(lr, loss, grad_norm)
+                run.note(rows, lr, loss, grad_norm)
                 last = run.step == config.steps
+                stopping = stop() and not last  # asked once: what is announced as saved was saved
+                # A GPU is handed the next step before the last one's numbers are read, so it never waits for us.
+                for report in run.reports(keep=0 if stopping or run.looks_now() else 1):
+                    tell.on_step(report)
+
                 improved = False
                 if run.step % config.valid_every == 0 or last:
                     bound = run.validate()
@@ -82,9 +82,10 @@ def train(
                     tell.on_valid(run.step, bound)
                 if config.sample_every and (run.step % config.sample_every == 0 or last):
                     tell.on_sample(run.step, run.sample())
-                stopping = stop() and not last  # asked once: what is announced as saved was saved
                 if run.step % config.save_every == 0 or improved or last or stopping:
                     tell.on_save(run.step, run.save(best=improved))
+                if run.looks_now():
+                    run.last_read = time.perf_counter()  # validating and saving are no part of a step
                 if stopping:
                     raise Stopped(
                         f"stopped at step {run.step} of {config.steps}, all is saved; "
@@ -117,6 +118,8 @@ class Run:
         self.ema = Ema(self.network, config.optim.ema) if config.optim.ema else None
         self.optimizer, self.names = make_optimizer(self.network, config.optim)
         self.step, self.best, self.resumed = 0, math.inf, 0
+        self.unread: deque[Unread] = deque()
+        self.began = self.last_read = time.perf_counter()
         self.skipped: list[str] = []
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -128,9 +131,12 @@ class Run:
 
     # --- the parts of one step ---
 
-    def forward_backward(self, rows: tuple[Any, ...]) -> tuple[float, float]:
-        """Loss in nats per token of the global batch, and the gradient's norm before clipping."""
-        _, x, valid_len, prefix_len = (self._to_device(a) for a in rows)
+    def forward_backward(self, rows: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        """Loss in nats per token of the global batch, and the gradient's norm before clipping; both on the device.
+
+        Batches are noised on the host: how many tokens are masked is then known without asking the device.
+        """
+        _, x, valid_len, prefix_len = (torch.from_numpy(a) for a in rows)
         batch = len(x)
         tokens = int((rows[2] - rows[3]).sum())
         micro = self.config.micro_batch or batch
@@ -149,30 +155,63 @@ class Run:
             )
             # Dropout, too, depends on the step and the micro-batch alone: resuming needs no generator state.
             torch.manual_seed(int(row_keys(self.config.seed, torch.tensor(self.step * batch + lo))))
-            with self._autocast():
+            with self._autocast(), fast_attention():
                 loss = self.config.objective.loss(self.network, part)
-            (loss.nats / max(tokens, 1)).backward()  # type: ignore[no-untyped-call]
+                (loss.nats / max(tokens, 1)).backward()  # type: ignore[no-untyped-call]
             total += loss.nats.detach()
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optim.clip or math.inf)
-        return float(total) / max(tokens, 1), float(norm)
+        return total / max(tokens, 1), norm
 
-    def check_finite(self, loss: float, grad_norm: float, indices: np.ndarray) -> None:
-        """Before the optimizer sees it: a number that is none would ruin the weights and the average for good."""
-        if math.isfinite(loss) and math.isfinite(grad_norm):
-            return
-        what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {grad_norm}"
-        raise NonFiniteError(
-            f"{what} at step {self.step + 1}, batch of rows {_short(indices)}; the weights are untouched and the "
-            f"checkpoints in {self.folder} are intact: lower optim.lr, or look at the rows"
-        )
-
-    def update(self, lr: float) -> None:
+    def update(self, lr: float, loss: Tensor, grad_norm: Tensor) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        # A number that is none would ruin the weights for good: the fused kernel then leaves them alone, and the run
+        # stops as soon as the host reads it.
+        self.optimizer.found_inf = (~torch.isfinite(loss + grad_norm)).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update()
         self.step += 1
+
+    # --- reading what a step gave ---
+
+    def note(self, rows: tuple[Any, ...], lr: float, loss: Tensor, grad_norm: Tensor) -> None:
+        """Send the step's numbers to the host without waiting for them."""
+        numbers = torch.stack([loss, grad_norm])
+        arrived = None
+        if self.device.type == "cuda":
+            numbers = numbers.to("cpu", non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+        # padding is no token
+        self.unread.append(Unread(self.step, lr, int(rows[2].sum()), rows[0], numbers, arrived))
+
+    def looks_now(self) -> bool:
+        """Does something look at the weights after this step? On a CPU a step is over when it returns, so always."""
+        config, step = self.config, self.step
+        every = (config.valid_every, config.save_every, config.sample_every)
+        return self.device.type != "cuda" or step == config.steps or any(e and step % e == 0 for e in every)
+
+    def reports(self, keep: int = 0) -> Iterator[StepReport]:
+        """What the steps gave, save the newest `keep`; a number that is none ends the run here."""
+        while len(self.unread) > keep:
+            seen = self.unread.popleft()
+            if seen.arrived is not None:
+                seen.arrived.synchronize()
+            loss, grad_norm = seen.numbers.tolist()
+            self._check_finite(seen.step, loss, grad_norm, seen.indices)
+            now = time.perf_counter()
+            rate, self.last_read = seen.tokens / (now - self.last_read), now
+            yield StepReport(seen.step, loss, seen.lr, grad_norm, rate, now - self.began)
+
+    def _check_finite(self, step: int, loss: float, grad_norm: float, indices: np.ndarray) -> None:
+        if math.isfinite(loss) and math.isfinite(grad_norm):
+            return
+        what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {grad_norm}"
+        raise NonFiniteError(
+            f"{what} at step {step}, batch of rows {_short(indices)}; the weights are untouched and the "
+            f"checkpoints in {self.folder} are intact: lower optim.lr, or look at the rows"
+        )
 
     # --- looking at the model ---
 
@@ -309,12 +348,6 @@ class Run:
                 build_rows(data.train, self.tokenizer, part="valid", **options),
             )
 
-    def _to_device(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        if self.device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=True)
-
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.config.precision == "fp32":
             return contextlib.nullcontext()
@@ -322,6 +355,18 @@ class Run:
 
     def _averaged(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.ema is None else self.ema.applied()
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A step whose numbers are on their way from the device."""
+
+    step: int
+    lr: float
+    tokens: int
+    indices: np.ndarray
+    numbers: Tensor
+    arrived: torch.cuda.Event | None
 
 
 class Announcer(Callback):

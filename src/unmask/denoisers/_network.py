@@ -36,6 +36,7 @@ class Network(nn.Module):
     causal: bool = False
     uses_level: bool = False
     checkpoint_activations: bool = False
+    capturable: bool = False  # no call looks at a value on the host, so that a CUDA graph may replay it
 
     @abstractmethod
     def trunk(
@@ -58,6 +59,25 @@ class Network(nn.Module):
     def head_parameters(self) -> list[nn.Parameter]:
         """The parameters that `head` uses; all of them is always right, fewer is leaner."""
         return list(self.parameters())
+
+    def head_linear(self) -> nn.Linear | None:
+        """The head where it is one linear map and nothing else: losses and samplers then take shorter ways."""
+        return None
+
+    def can_decode(self) -> bool:
+        """Is there a `decode` that a CUDA graph can replay?"""
+        return False
+
+    def decode(self, ids_B: Tensor, position_1: Tensor, kv: list[tuple[Tensor, Tensor]], stop: int) -> Tensor:
+        """h_BD at one position of a causal network, given the token before it and a cache of `empty_cache`."""
+        raise NotImplementedError
+
+    def empty_cache(self, batch: int, length: int) -> list[tuple[Tensor, Tensor]]:
+        raise NotImplementedError
+
+    def device_for(self, tokens: Tensor) -> torch.device:
+        """Where the parameters are; a function without any works where its tokens are."""
+        return next((p.device for p in self.parameters()), tokens.device)
 
     def forward(self, z_BL: Tensor, level_B: Tensor | None = None, **options: Any) -> Tensor:
         """logits_BLI at every position: for tests and small tables; training and sampling ask for less."""

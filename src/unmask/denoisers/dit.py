@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from unmask import kernels
 from unmask.denoisers import Denoiser
 from unmask.denoisers._network import KVCache, Network, gather_positions, level_column, refuse_options
 from unmask.errors import UsageError
@@ -71,6 +72,8 @@ class DiT(Denoiser):
 
 
 class DiTNetwork(Network):
+    capturable = True
+
     def __init__(self, config: DiT, *, num_ids: int, mask_id: int) -> None:
         super().__init__()
         self.config = config
@@ -84,6 +87,7 @@ class DiTNetwork(Network):
         self.norm = Norm(hidden)
         self.modulation = nn.Linear(cond_dim, 2 * hidden) if cond_dim else None
         self.output = nn.Linear(hidden, num_ids)
+        self._rope_tables: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         self._init_weights()
         if config.tied:
             self.output.weight = self.embed.weight
@@ -116,8 +120,16 @@ class DiTNetwork(Network):
                 raise UsageError("a key-value cache needs a causal denoiser: here every position sees every other")
             refuse_options("dit with a cache", positions_BL=positions_BL, at_BK=at_BK)
             return self._trunk_cached(z_BL, cache)
-        c_BC = self._condition(z_BL, level_B)
-        x_BLD = self.embed(self._shift(z_BL) if self.causal else z_BL)
+        c_BC = self.condition(z_BL, level_B)
+        ids_BL = self._shift(z_BL) if self.causal else z_BL
+        if positions_BL is None and self.can_fuse():
+            from unmask.denoisers._dit_fused import fused_trunk
+
+            return fused_trunk(self, ids_BL, c_BC, valid_BL=valid_BL, at_BK=at_BK)
+        x_BLD = self.embed(ids_BL)
+        if torch.is_autocast_enabled(x_BLD.device.type):
+            # The residual stream in the products' own precision: half the traffic, and nothing the products would see.
+            x_BLD = x_BLD.to(torch.get_autocast_dtype(x_BLD.device.type))
         rope = rotary(self._head_dim, positions_BL, z_BL.shape[1], x_BLD.device, x_BLD.dtype)
         # Padding stands at the end of a row, so a causal mask already hides it from every real position.
         mask = None if valid_BL is None or self.causal else valid_BL[:, None, None, :]
@@ -135,6 +147,41 @@ class DiTNetwork(Network):
     def head_parameters(self) -> list[nn.Parameter]:
         return list(self.output.parameters())
 
+    def head_linear(self) -> nn.Linear:
+        return self.output
+
+    def can_fuse(self) -> bool:
+        """Used, not trained, on a GPU: the forward pass in _dit_fused.py applies."""
+        training = torch.is_grad_enabled() or self.training or torch.is_autocast_enabled("cuda")
+        return not training and not torch.compiler.is_compiling() and kernels.fit(self.embed.weight)
+
+    def can_decode(self) -> bool:
+        return self.causal and self.can_fuse()
+
+    def decode(self, ids_B: Tensor, position_1: Tensor, kv: list[tuple[Tensor, Tensor]], stop: int) -> Tensor:
+        from unmask.denoisers._dit_fused import fused_decode
+
+        return fused_decode(self, ids_B, position_1, kv, stop)
+
+    def rope_table(self, length: int) -> tuple[Tensor, Tensor]:
+        """cos and sin [L, head_dim/2] in float32; kept, since a captured graph goes on reading them."""
+        device = self.embed.weight.device
+        if (length, device) not in self._rope_tables:
+            cos, sin = rotary(self._head_dim, None, length, device, torch.float32)
+            self._rope_tables[length, device] = cos[0, 0], sin[0, 0]
+        return self._rope_tables[length, device]
+
+    def split_heads(self, y_MD: Tensor, batch: int) -> Tensor:
+        """[B x L, D] → [B, heads, L, head_dim]"""
+        return y_MD.view(batch, -1, self.num_heads, self._head_dim).transpose(1, 2)
+
+    def empty_cache(self, batch: int, length: int) -> list[tuple[Tensor, Tensor]]:
+        """Room for the keys and values of every block."""
+        weight = self.embed.weight
+        shape = (batch, self.num_heads, length, self._head_dim)
+        # zeros: what is masked out is still multiplied by 0, and 0 x garbage may be NaN
+        return [(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in self.blocks]
+
     @property
     def _head_dim(self) -> int:
         return int(self.embed.embedding_dim // self.num_heads)
@@ -143,7 +190,7 @@ class DiTNetwork(Network):
         """Position l is predicted from what stands before it; before the first stands the mask, which no text holds."""
         return F.pad(z_BL[:, :-1], (1, 0), value=self.mask_id)
 
-    def _condition(self, z_BL: Tensor, level_B: Tensor | None) -> Tensor | None:
+    def condition(self, z_BL: Tensor, level_B: Tensor | None) -> Tensor | None:
         if self.time is None:
             return None
         level = level_column(level_B, z_BL, self.uses_level, torch.float32)
@@ -171,14 +218,13 @@ class DiTNetwork(Network):
             raise UsageError(f"the cache holds {start} positions and was asked for {stop} of {L}")
         x_BND = self.embed(self._shift(z_BL)[:, start:stop])
         if not cache.blocks:
-            shape = (B, self.num_heads, L, self._head_dim)
-            cache.blocks = [(x_BND.new_empty(shape), x_BND.new_empty(shape)) for _ in self.blocks]
+            cache.blocks = self.empty_cache(B, L)
         cos, sin = rotary(self._head_dim, None, stop, x_BND.device, x_BND.dtype)
         mask = None
         if start > 0 and stop - start > 1:
             steps = torch.arange(stop, device=z_BL.device)
             mask = steps[None, :] <= steps[start:, None]
-        c_BC = self._condition(z_BL, None)
+        c_BC = self.condition(z_BL, None)
         for block, kv in zip(self.blocks, cache.blocks, strict=True):
             causal = start == 0 and stop > 1
             x_BND = block(

@@ -12,9 +12,10 @@ from unmask.batch import Batch
 from unmask.bound import Bound
 from unmask.denoisers import Denoiser
 from unmask.denoisers._network import Network, evaluating
+from unmask.devices import put
 from unmask.errors import UsageError
 from unmask.objectives import Objective
-from unmask.objectives._loss import LossSum, Term, cross_entropy, sum_rows, summed_nats, token_nats
+from unmask.objectives._loss import LossSum, cross_entropy, sum_rows, take, token_nats, weighted_cross_entropy
 
 if TYPE_CHECKING:
     from unmask.predictor import Predictor
@@ -31,11 +32,17 @@ class AR(Objective):
 
     def loss(self, denoiser: Network, batch: Batch) -> LossSum:
         self.check(denoiser)
-        return LossSum(summed_nats(denoiser, *self._positions(denoiser, batch)), batch.num_tokens)
+        h_ND, x_N = self._positions(denoiser, batch)
+        ones_N = torch.ones_like(x_N, dtype=torch.float32)
+        return LossSum(weighted_cross_entropy(denoiser, h_ND, x_N, ones_N), batch.num_tokens)
 
-    def _positions(self, denoiser: Network, batch: Batch) -> tuple[Tensor, Term]:
+    def _positions(self, denoiser: Network, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The trunk's vectors at the scored positions, and the tokens there."""
+        flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)
+        device = denoiser.device_for(batch.x_BL)
+        flat_N, batch = put(flat_N, device), batch.to(device)
         h_BLD = denoiser.trunk(batch.x_BL, valid_BL=batch.valid_BL)
-        return h_BLD[batch.scored_BL], cross_entropy(batch.x_BL[batch.scored_BL], denoiser.mask_id)
+        return take(h_BLD, flat_N), batch.x_BL.flatten()[flat_N]
 
     def estimator(self, denoiser: Network | Denoiser) -> str:
         return "exact"
@@ -60,7 +67,8 @@ class AR(Objective):
             scored_BL = torch.ones_like(x_BL, dtype=torch.bool) if valid_BL is None else valid_BL
         batch = Batch(x_BL, valid_BL, scored_BL, x_BL[:, 0], x_BL[:, 0])  # nothing here is random
         with evaluating(denoiser):
-            nats_B = sum_rows(scored_BL, token_nats(denoiser, *self._positions(denoiser, batch)))
+            h_ND, x_N = self._positions(denoiser, batch)
+            nats_B = sum_rows(scored_BL, token_nats(denoiser, h_ND, cross_entropy(x_N, denoiser.mask_id)))
         return Bound(draws_BS=nats_B[:, None].cpu(), tokens_B=scored_BL.sum(dim=1).cpu(), exact=True)
 
     def predictor(self, denoiser: Network) -> Predictor:

@@ -14,12 +14,22 @@ from unmask.batch import DRAW_MASK, DRAW_TIME, Batch
 from unmask.bound import Bound
 from unmask.denoisers import Denoiser
 from unmask.denoisers._network import Network, evaluating
+from unmask.devices import put
 from unmask.draws import fold, row_keys, uniform
 from unmask.errors import UsageError
 from unmask.noise import Noise
 from unmask.noise.log_linear import LogLinear
 from unmask.objectives import Objective
-from unmask.objectives._loss import LossSum, Term, cross_entropy, sum_rows, summed_nats, token_nats
+from unmask.objectives._loss import (
+    LossSum,
+    Term,
+    cross_entropy,
+    sum_rows,
+    summed_nats,
+    take,
+    token_nats,
+    weighted_cross_entropy,
+)
 from unmask.objectives._terms import continuous_weight, count_weight, d3pm_nats, step_weight, subs_log_probs
 from unmask.registry import check_choices
 
@@ -84,8 +94,10 @@ class MDLM(Objective):
     def loss(self, denoiser: Network, batch: Batch) -> LossSum:
         self.check(denoiser)
         noised = self.noised(batch, denoiser.mask_id)
-        h_ND, term = self._masked_positions(denoiser, batch, noised)
-        nats = summed_nats(denoiser, h_ND, term)
+        if self.zero_masking:
+            nats = weighted_cross_entropy(denoiser, *self._masked_vectors(denoiser, batch, noised)[:3])
+        else:
+            nats = summed_nats(denoiser, *self._masked_positions(denoiser, batch, noised))
         if not self.carry_over:
             nats = nats + summed_nats(denoiser, *self._reconstruction(denoiser, batch))
         return LossSum(nats, batch.num_tokens)
@@ -118,29 +130,42 @@ class MDLM(Objective):
         weight_B = count_weight(tokens_B.to(batch.time_B.dtype), n_B)
         return Noised(batch.x_BL.masked_fill(masked_BL, mask_id), masked_BL, level_B, weight_B)
 
+    def _masked_vectors(self, denoiser: Network, batch: Batch, noised: Noised) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """At the masked positions: the trunk's vector, the token that was there, its row's weight, its row."""
+        flat_N = noised.masked_BL.flatten().nonzero().squeeze(1)  # counted where the batch is: on the host, in training
+        row_N = flat_N // batch.x_BL.shape[1]
+        device = denoiser.device_for(batch.x_BL)
+        x_N, weight_N, row_N, flat_N = (
+            put(t, device) for t in (batch.x_BL.flatten()[flat_N], noised.weight_B[row_N], row_N, flat_N)
+        )
+        valid_BL = None if batch.valid_BL is None else put(batch.valid_BL, device)
+        h_BLD = denoiser.trunk(put(noised.z_BL, device), put(noised.level_B, device), valid_BL=valid_BL)
+        return take(h_BLD, flat_N), x_N, weight_N, row_N
+
     def _masked_positions(self, denoiser: Network, batch: Batch, noised: Noised) -> tuple[Tensor, Term]:
         """The trunk's vectors at the masked positions, and the loss of each."""
-        h_BLD = denoiser.trunk(noised.z_BL, noised.level_B, valid_BL=batch.valid_BL)
-        row_N, position_N = noised.masked_BL.nonzero(as_tuple=True)
-        x_N = batch.x_BL[row_N, position_N]
-        weight_N = noised.weight_B[row_N]
+        h_ND, x_N, weight_N, row_N = self._masked_vectors(denoiser, batch, noised)
+        steps, level_s_B, level_t_B = self.steps, noised.level_s_B, noised.level_B
 
         def term(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
             log_p = subs_log_probs(logits_CI, denoiser.mask_id, self.zero_masking)
             log_p_x = log_p.gather(1, x_N[lo:hi, None]).squeeze(1)
             if self.zero_masking:
                 return weight_N[lo:hi].to(log_p.dtype) * -log_p_x
-            assert noised.level_s_B is not None and self.steps is not None
-            level_s, level_t = (level_B[row_N[lo:hi]].to(log_p.dtype) for level_B in (noised.level_s_B, noised.level_B))
-            return self.steps * d3pm_nats(log_p_x, log_p[:, denoiser.mask_id].exp(), level_s, level_t)
+            assert level_s_B is not None and steps is not None
+            level_s, level_t = (level_B.to(log_p)[row_N[lo:hi]] for level_B in (level_s_B, level_t_B))
+            return steps * d3pm_nats(log_p_x, log_p[:, denoiser.mask_id].exp(), level_s, level_t)
 
-        return h_BLD[row_N, position_N], term
+        return h_ND, term
 
     def _reconstruction(self, denoiser: Network, batch: Batch) -> tuple[Tensor, Term]:
         """Without carry-over: -log x_theta(x, t=0)[x] at every scored position of the clean row."""
+        flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)
+        device = denoiser.device_for(batch.x_BL)
+        flat_N, batch = put(flat_N, device), batch.to(device)
         h_BLD = denoiser.trunk(batch.x_BL, torch.zeros_like(batch.time_B), valid_BL=batch.valid_BL)
-        x_N = batch.x_BL[batch.scored_BL]
-        return h_BLD[batch.scored_BL], cross_entropy(x_N, denoiser.mask_id, self.zero_masking)
+        x_N = batch.x_BL.flatten()[flat_N]
+        return take(h_BLD, flat_N), cross_entropy(x_N, denoiser.mask_id, self.zero_masking)
 
     # --- evaluation ---
 

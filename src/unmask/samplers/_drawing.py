@@ -35,16 +35,25 @@ class Drawing:
         """Tokens and their log-probabilities under the law they were drawn from."""
         if forbidden:
             log_p_NI = log_p_NI.index_fill(1, torch.tensor(forbidden, device=log_p_NI.device), -torch.inf)
+        if key_N.device.type == "mps":  # 53 bits, as everywhere else
+            key_N, position_N = key_N.cpu(), position_N.cpu()
+        return self.choose(log_p_NI, uniform(key_N, DRAW_TOKEN, position_N))
+
+    def choose(self, log_p_NI: Tensor, u_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens by one uniform each, and their log-probabilities under the law they were drawn from."""
         if self.temperature == 0:
             token_N = log_p_NI.argmax(dim=-1)
         else:
             # The largest is made 0 first: a tiny temperature then gives 0 and -inf, never -inf alone.
             log_p_NI = self._cut((log_p_NI - log_p_NI.amax(dim=-1, keepdim=True)) / self.temperature)
-            if key_N.device.type == "mps":  # 53 bits, as everywhere else
-                key_N, position_N = key_N.cpu(), position_N.cpu()
-            token_N = categorical(log_p_NI, uniform(key_N, DRAW_TOKEN, position_N))
+            token_N = categorical(log_p_NI, u_N)
         log_p_NI = torch.log_softmax(log_p_NI, dim=-1)
         return token_N, log_p_NI.gather(1, token_N[:, None]).squeeze(1)
+
+    @property
+    def draws_whole_law(self) -> bool:
+        """Nothing is cut off and something is drawn: the plain categorical draw at some temperature."""
+        return self.temperature > 0 and self.top_k == 0 and self.top_p == 1
 
     def _cut(self, log_p_NI: Tensor) -> Tensor:
         if 0 < self.top_k < log_p_NI.shape[-1]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,13 +56,13 @@ class SemiAR(Sampler):
         self._open_window(state)
         return state
 
+    def _window(self, canvas: Canvas, tokens_BL: Tensor, lo: int) -> Canvas:
+        hi = min(lo + self.window, tokens_BL.shape[1])
+        valid_BL = None if canvas.valid_BL is None else canvas.valid_BL[:, lo:hi]
+        return replace(canvas, tokens=tokens_BL[:, lo:hi], valid_BL=valid_BL, offset=canvas.offset + lo)
+
     def _open_window(self, state: SemiARState) -> None:
-        lo, hi = state.start, min(state.start + self.window, state.tokens_BL.shape[1])
-        valid_BL = None if state.canvas.valid_BL is None else state.canvas.valid_BL[:, lo:hi]
-        window = replace(
-            state.canvas, tokens=state.tokens_BL[:, lo:hi], valid_BL=valid_BL, offset=state.canvas.offset + lo
-        )
-        state.inner = self.inner.start(window)
+        state.inner = self.inner.start(self._window(state.canvas, state.tokens_BL, state.start))
 
     def ask(self, state: SemiARState) -> Query | None:
         while (query := self.inner.ask(state.inner)) is None:
@@ -78,3 +79,17 @@ class SemiAR(Sampler):
         position_N = step.position_N + lo
         state.tokens_BL = state.tokens_BL.index_put((step.row_N, position_N), step.token_N)
         return replace(step, position_N=position_N, tokens_BL=state.tokens_BL)
+
+    def run(self, canvas: Canvas, fill: Callable[[Canvas], Iterable[Step]]) -> Iterator[Step]:
+        """The same windows, each filled whole by `fill`: for a runner that has its own way with the inner sampler."""
+        tokens_BL, lo = canvas.tokens.clone(), 0
+        while True:
+            window = self._window(canvas, tokens_BL, lo)
+            for step in fill(window):
+                whole = tokens_BL.clone()
+                whole[:, lo : lo + self.window] = step.tokens_BL
+                yield replace(step, position_N=step.position_N + lo, tokens_BL=whole)
+                tokens_BL = whole
+            if lo + self.window >= tokens_BL.shape[1]:
+                return
+            lo += self._stride

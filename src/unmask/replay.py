@@ -1,0 +1,416 @@
+"""Planned sampling on a GPU with the host out of the loop.
+
+A planned sampler knows before the first network call which positions open in which round. So the whole plan goes to the
+device, one round (network, draw, writing the tokens) is captured as a CUDA graph that reads its line of the plan by a
+counter on the device, and the loop is that graph, replayed. Nothing is copied or waited for in between. The law is the
+sampler's own: the same plan, the same uniforms, the same order of tokens in the inverse CDF.
+
+Rows that are done leave: rows stand in the order of their number of rounds, and a graph for fewer rows takes over.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unmask import kernels
+from unmask.batch import DRAW_TOKEN
+from unmask.canvas import Canvas
+from unmask.denoisers._network import KVCache, Network
+from unmask.devices import fast_attention, put
+from unmask.draws import uniform
+from unmask.objectives._loss import ALIGN
+from unmask.predictor import NextToken, Predictor, XTheta
+from unmask.samplers import Sampler, Step
+from unmask.samplers._planned import PlannedSampler, PlannedState
+
+MIN_ROUNDS = 16  # a graph for fewer rows must serve this many rounds to be worth its capture
+MAX_GRAPHS = 16  # kept for each network; the least recently used goes first
+STOP_STEP = 128  # an autoregressive cache is read up to the next multiple of this
+
+
+def can_replay(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> bool:
+    """A planned sampler, a network whose calls can be captured, and a GPU."""
+    if not (isinstance(sampler, PlannedSampler) and canvas.tokens.is_cuda):
+        return False
+    if isinstance(predictor, NextToken):
+        return predictor.denoiser.can_decode()
+    return isinstance(predictor, XTheta) and predictor.denoiser.capturable
+
+
+def replay(
+    predictor: Predictor, sampler: PlannedSampler, state: PlannedState, *, quiet: bool = False
+) -> Iterator[Step]:
+    """The steps of the sampler; quiet: only the last one, and the host does nothing in between."""
+    denoiser = cast(XTheta | NextToken, predictor).denoiser
+    with torch.no_grad(), fast_attention():
+        if isinstance(predictor, NextToken):
+            yield from _decode(denoiser, sampler, state, quiet)
+        else:
+            yield from _denoise(denoiser, sampler, state, quiet)
+
+
+# --- diffusion --------------------------------------------------------------------------------------------------------
+
+
+def _denoise(denoiser: Network, sampler: PlannedSampler, state: PlannedState, quiet: bool) -> Iterator[Step]:
+    canvas, device = state.canvas, state.tokens_BL.device
+    B, L = state.tokens_BL.shape
+    plan = DevicePlan.of(state)
+    graphs = graphs_of(denoiser)
+    head = graphs.head(denoiser, device)
+    head.refresh(denoiser, canvas, sampler)
+    slots_B = put(torch.from_numpy(plan.row_of_slot), device)
+    back_B = put(torch.from_numpy(np.argsort(plan.row_of_slot)), device)
+    tokens_BL = state.tokens_BL[slots_B]
+    position_L = torch.arange(L, device=device) + canvas.offset
+    u_BL = uniform(canvas.key_B[slots_B][:, None], DRAW_TOKEN, position_L)
+    valid_BL = None if canvas.valid_BL is None else canvas.valid_BL[slots_B]
+    for lo, hi, rows in plan.segments:
+        at, source, target, level = plan.lines(lo, hi, rows, L, state.level_BL)
+        shape = (rows, L, at.shape[2], source.shape[1], valid_BL is not None)
+        key = ("denoise", *shape, _draw_key(sampler))
+        graph = graphs.get(key, partial(Denoise, denoiser, head, sampler, *shape))
+        graph.load(
+            tokens_BL[:rows], u_BL[:rows], at, source, target, level, None if valid_BL is None else valid_BL[:rows]
+        )
+        for r in range(lo, hi):
+            graph.replay()
+            if not quiet:
+                row_N, position_N = (put(torch.from_numpy(a), device) for a in state.rounds[r])
+                tokens_BL[:rows] = graph.tokens()
+                n = len(row_N)
+                yield Step(row_N, position_N, *graph.drawn(r - lo, n), tokens_BL[back_B])
+        tokens_BL[:rows] = graph.tokens()
+    state.round, state.tokens_BL = len(state.rounds), tokens_BL[back_B]
+    if quiet:
+        yield _nothing(state)
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """The rounds of a plan as dense arrays, with the rows sorted by how long they take."""
+
+    rounds: list[tuple[np.ndarray, np.ndarray]]
+    row_of_slot: np.ndarray
+    slot_of_row: np.ndarray
+    segments: list[tuple[int, int, int]]  # rounds lo..hi run with so many rows
+
+    @classmethod
+    def of(cls, state: PlannedState) -> DevicePlan:
+        B = len(state.tokens_BL)
+        last_B = np.zeros(B, dtype=np.int64)
+        for r, (row_N, _) in enumerate(state.rounds):
+            last_B[row_N] = r + 1
+        row_of_slot = np.argsort(-last_B, kind="stable")
+        slot_of_row = np.argsort(row_of_slot)
+        active_R = (last_B[None, :] > np.arange(len(state.rounds))[:, None]).sum(axis=1)
+        return cls(state.rounds, row_of_slot, slot_of_row, _segments(active_R, B))
+
+    def lines(
+        self, lo: int, hi: int, rows: int, length: int, level_BL: np.ndarray
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """For each round: positions asked at [rows, K]; of those, the real ones [N]; where they are written [N];
+        the level of each row. What only fills up is written behind the last token, where nobody reads."""
+        row = np.concatenate([r for r, _ in self.rounds[lo:hi]])
+        position = np.concatenate([p for _, p in self.rounds[lo:hi]])
+        counts = np.array([len(r) for r, _ in self.rounds[lo:hi]])
+        line = np.repeat(np.arange(hi - lo), counts)
+        n = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        # a line's entries are sorted by row: k counts inside each (line, row)
+        new = np.r_[True, (np.diff(row) != 0) | (np.diff(line) != 0)]
+        k = np.arange(len(row)) - np.maximum.accumulate(np.where(new, np.arange(len(row)), 0))
+        slot = self.slot_of_row[row]
+        K, N = min(_bucket(int(k.max()) + 1), length), _bucket(int(n.max()) + 1)
+        at = np.zeros((hi - lo, rows, K), dtype=np.int64)
+        source = np.zeros((hi - lo, N), dtype=np.int64)
+        target = np.full((hi - lo, N), rows * length, dtype=np.int64)
+        level = np.zeros((hi - lo, rows), dtype=np.float32)
+        at[line, slot, k] = position
+        source[line, n] = slot * K + k
+        target[line, n] = slot * length + position
+        level[line, slot] = level_BL[row, position]
+        return torch.from_numpy(at), torch.from_numpy(source), torch.from_numpy(target), torch.from_numpy(level)
+
+
+def _segments(active_R: np.ndarray, batch: int) -> list[tuple[int, int, int]]:
+    """Cut the rounds where the number of rows left fits a graph of half the size, if that graph then runs long enough.
+
+    >>> _segments(np.array([8] * 20 + [3] * 20 + [1] * 2), 8)
+    [(0, 20, 8), (20, 42, 4)]
+    """
+    segments: list[tuple[int, int, int]] = []
+    lo, rows = 0, batch
+    while lo < len(active_R):
+        smaller = -(-rows // 2)
+        fits = np.nonzero(active_R <= smaller)[0]
+        hi = int(fits[0]) if rows > 1 and len(fits) and len(active_R) - fits[0] >= MIN_ROUNDS else len(active_R)
+        if hi > lo:
+            segments.append((lo, hi, rows))
+        lo, rows = hi, smaller
+    return segments
+
+
+def _bucket(n: int) -> int:
+    """The next power of two: few shapes, few graphs."""
+    return 1 << (n - 1).bit_length()
+
+
+# --- autoregression ---------------------------------------------------------------------------------------------------
+
+
+def _decode(denoiser: Network, sampler: PlannedSampler, state: PlannedState, quiet: bool) -> Iterator[Step]:
+    canvas, device = state.canvas, state.tokens_BL.device
+    B, L = state.tokens_BL.shape
+    if not state.rounds:
+        return
+    columns = np.array([position_N[0] for _, position_N in state.rounds])
+    first, last = int(columns[0]), int(columns[-1])
+    target = np.full((L, B), B * L, dtype=np.int64)
+    for row_N, position_N in state.rounds:
+        target[position_N, row_N] = row_N * L + position_N
+    graphs = graphs_of(denoiser)
+    head = graphs.head(denoiser, device)
+    head.refresh(denoiser, canvas, sampler)
+    position_L = torch.arange(L, device=device) + canvas.offset
+    u_BL = uniform(canvas.key_B[:, None], DRAW_TOKEN, position_L)
+    graph = graphs.get(("decode", B, L, _draw_key(sampler)), partial(Decode, denoiser, head, sampler, B, L))
+    graph.load(denoiser, state.tokens_BL, u_BL, torch.from_numpy(target), first)
+    line_of = {int(c): r for r, c in enumerate(columns)}
+    for column in range(first, last + 1):
+        graph.replay(column)
+        if not quiet and column in line_of:
+            row_N, position_N = (put(torch.from_numpy(a), device) for a in state.rounds[line_of[column]])
+            token_B, log_prob_B = graph.drawn(column, B)
+            yield Step(row_N, position_N, token_B[row_N], log_prob_B[row_N], graph.tokens().clone())
+    state.round, state.tokens_BL = len(state.rounds), graph.tokens().clone()
+    if quiet:
+        yield _nothing(state)
+
+
+def _nothing(state: PlannedState) -> Step:
+    """The canvas at the end, without what opened on the way."""
+    none = torch.empty(0, dtype=torch.long, device=state.tokens_BL.device)
+    return Step(none, none, none, none.float(), state.tokens_BL)
+
+
+# --- what is captured -------------------------------------------------------------------------------------------------
+
+
+class Head:
+    """From vectors to drawn tokens: the head's product, what may not be drawn, and the draw."""
+
+    def __init__(self, denoiser: Network, device: torch.device) -> None:
+        linear = denoiser.head_linear()
+        width = denoiser.num_ids if linear is None else -(-denoiser.num_ids // ALIGN) * ALIGN
+        # Added to the logits: the head's bias, and -inf where nothing may be drawn.
+        self.block_I = torch.full((width,), -torch.inf, device=device)
+        self.weight_ID = None if linear is None else linear.weight.new_zeros(width, linear.weight.shape[1])
+        self.inv_temperature = torch.ones(1, dtype=torch.float64, device=device)
+
+    def refresh(self, denoiser: Network, canvas: Canvas, sampler: PlannedSampler) -> None:
+        """The weights as they are now, this canvas's forbidden ids and this sampler's temperature."""
+        linear, I = denoiser.head_linear(), denoiser.num_ids
+        block = torch.zeros(I)
+        block[[canvas.mask_id, *canvas.forbidden]] = -torch.inf
+        block = put(block, self.block_I.device)
+        if linear is not None and self.weight_ID is not None:
+            self.weight_ID[:I] = linear.weight
+            block = block if linear.bias is None else block + linear.bias
+        self.block_I[:I] = block
+        self.inv_temperature.fill_(1 / (sampler.temperature or 1))
+
+    def draw(self, denoiser: Network, h_ND: Tensor, u_N: Tensor, sampler: PlannedSampler) -> tuple[Tensor, Tensor]:
+        if self.weight_ID is None:
+            logits_NI = denoiser.head(h_ND)
+        elif h_ND.dtype in (torch.bfloat16, torch.float16):  # products in 16 bits, sums and logits in 32
+            logits_NI = torch.mm(h_ND, self.weight_ID.T, out_dtype=torch.float32)
+        else:
+            logits_NI = h_ND @ self.weight_ID.T
+        if sampler.draws_whole_law and kernels.fit(logits_NI):
+            from unmask.kernels.draw import draw
+
+            return draw(logits_NI, self.block_I, u_N, self.inv_temperature)
+        return sampler.choose(torch.log_softmax(logits_NI + self.block_I, dim=-1), u_N)
+
+
+class Captured:
+    """Buffers at fixed addresses and the graphs that work on them. The slot behind the last token takes what is void."""
+
+    def __init__(self, head: Head, sampler: PlannedSampler, rows: int, length: int, lines: int, opened: int) -> None:
+        device = head.block_I.device
+        self.head, self.sampler, self.rows, self.length = head, sampler, rows, length
+        self.flat = torch.zeros(rows * length + 1, dtype=torch.long, device=device)
+        self.u = torch.zeros(rows * length + 1, dtype=torch.float64, device=device)
+        self.counter = torch.zeros(1, dtype=torch.long, device=device)
+        self.target = torch.full((lines, opened), rows * length, dtype=torch.long, device=device)
+        self.token = torch.zeros(lines, opened, dtype=torch.long, device=device)
+        self.log_prob = torch.zeros(lines, opened, device=device)
+
+    def tokens(self) -> Tensor:
+        return self.flat[:-1].view(self.rows, self.length)
+
+    def drawn(self, line: int, n: int) -> tuple[Tensor, Tensor]:
+        """What the round of this line wrote."""
+        return self.token[line, :n].clone(), self.log_prob[line, :n].clone()
+
+    def write(self, denoiser: Network, h_ND: Tensor) -> None:
+        """Draw for the line of the counter, write, and go on to the next."""
+        target_N = self.target.index_select(0, self.counter)[0]
+        token_N, log_prob_N = self.head.draw(denoiser, h_ND, self.u.index_select(0, target_N), self.sampler)
+        self.flat.index_copy_(0, target_N, token_N)
+        self.token.index_copy_(0, self.counter, token_N[None])
+        self.log_prob.index_copy_(0, self.counter, log_prob_N[None].float())
+        self.counter += 1
+
+    def capture(self, body: Callable[[], None], pool: tuple[int, int]) -> torch.cuda.CUDAGraph:
+        """Run once to warm up (kernels are compiled, libraries choose), then record."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            body()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            body()
+        return graph
+
+
+class Denoise(Captured):
+    """One round of a planned diffusion sampler."""
+
+    def __init__(
+        self,
+        denoiser: Network,
+        head: Head,
+        sampler: PlannedSampler,
+        rows: int,
+        length: int,
+        asked: int,
+        opened: int,
+        padded: bool,
+    ) -> None:
+        super().__init__(head, sampler, rows, length, length + 1, opened)
+        device = self.flat.device
+        # A plan has at most as many rounds as a row has positions.
+        self.at = torch.zeros(length + 1, rows, asked, dtype=torch.long, device=device)
+        self.source = torch.zeros(length + 1, opened, dtype=torch.long, device=device)
+        self.level = torch.zeros(length + 1, rows, device=device)
+        self.valid = torch.ones(rows, length, dtype=torch.bool, device=device) if padded else None
+        self.graph = self.capture(lambda: self._round(denoiser), graphs_of(denoiser).pool)
+
+    def _round(self, denoiser: Network) -> None:
+        at_RK = self.at.index_select(0, self.counter)[0]
+        level_R = self.level.index_select(0, self.counter)[0] if denoiser.uses_level else None
+        h_RKD = denoiser.trunk(self.tokens(), level_R, valid_BL=self.valid, at_BK=at_RK)
+        self.write(denoiser, h_RKD.flatten(0, 1).index_select(0, self.source.index_select(0, self.counter)[0]))
+
+    def load(
+        self,
+        tokens_RL: Tensor,
+        u_RL: Tensor,
+        at: Tensor,
+        source: Tensor,
+        target: Tensor,
+        level: Tensor,
+        valid_RL: Tensor | None,
+    ) -> None:
+        self.flat[:-1] = tokens_RL.flatten()
+        self.u[:-1] = u_RL.flatten()
+        for buffer, lines in ((self.at, at), (self.source, source), (self.target, target), (self.level, level)):
+            buffer[: len(lines)] = put(lines, buffer.device)
+        if self.valid is not None and valid_RL is not None:
+            self.valid.copy_(valid_RL)
+        self.counter.zero_()
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+class Decode(Captured):
+    """One column of a left-to-right sampler; the counter is the column's number."""
+
+    def __init__(self, denoiser: Network, head: Head, sampler: PlannedSampler, rows: int, length: int) -> None:
+        super().__init__(head, sampler, rows, length, length + 1, rows)
+        self.kv = denoiser.empty_cache(rows, length)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def _column(self, denoiser: Network, stop: int) -> None:
+        before_1 = (self.counter - 1).clamp(min=0)
+        ids_R = torch.where(self.counter > 0, self.tokens().index_select(1, before_1)[:, 0], denoiser.mask_id)
+        self.write(denoiser, denoiser.decode(ids_R, self.counter, self.kv, stop))
+
+    def load(self, denoiser: Network, tokens_RL: Tensor, u_RL: Tensor, target: Tensor, first: int) -> None:
+        """Set the canvas, and compute the keys and values of the prompt."""
+        for stop in range(STOP_STEP, self.length + STOP_STEP, STOP_STEP):
+            stop = min(stop, self.length)
+            if stop > first and stop not in self.graphs:
+                self.graphs[stop] = self.capture(partial(self._column, denoiser, stop), graphs_of(denoiser).pool)
+        self.flat[:-1] = tokens_RL.flatten()
+        self.u[:-1] = u_RL.flatten()
+        self.target[: len(target)] = put(target, self.target.device)
+        self.counter.fill_(first)
+        if first > 0:
+            cache = KVCache()
+            cache.stop, cache.blocks = first, self.kv
+            denoiser.trunk(self.tokens(), cache=cache)
+
+    def replay(self, column: int) -> None:
+        self.graphs[min(-(-(column + 1) // STOP_STEP) * STOP_STEP, self.length)].replay()
+
+
+class Graphs:
+    """A network's captured graphs. They share one memory pool, since they never run at the same time.
+
+    Nothing here holds the network itself: when it goes, its graphs go.
+    """
+
+    def __init__(self, denoiser: Network) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        self.known: OrderedDict[Hashable, Captured] = OrderedDict()
+        self.captures = 0
+        self.place = _place(denoiser)
+        self._head: Head | None = None
+
+    def head(self, denoiser: Network, device: torch.device) -> Head:
+        if self._head is None:
+            self._head = Head(denoiser, device)
+        return self._head
+
+    def get(self, key: Hashable, make: Callable[[], Captured]) -> Any:
+        if key not in self.known:
+            self.captures += 1
+            self.known[key] = make()
+            if len(self.known) > MAX_GRAPHS:
+                self.known.popitem(last=False)
+        self.known.move_to_end(key)
+        return self.known[key]
+
+
+_GRAPHS: weakref.WeakKeyDictionary[Network, Graphs] = weakref.WeakKeyDictionary()
+
+
+def graphs_of(denoiser: Network) -> Graphs:
+    """The graphs captured for this network; weights that moved to another place or type have none yet."""
+    graphs = _GRAPHS.get(denoiser)
+    if graphs is None or graphs.place != _place(denoiser):
+        graphs = _GRAPHS[denoiser] = Graphs(denoiser)
+    return graphs
+
+
+def _place(denoiser: Network) -> tuple[Hashable, ...]:
+    """A graph reads the weights where they were when it was captured; new values in the same place are fine."""
+    return tuple((p.data_ptr(), p.dtype) for p in denoiser.parameters())
+
+
+def _draw_key(sampler: PlannedSampler) -> Hashable:
+    """What of the drawing is recorded in a graph; a temperature alone is not."""
+    return True if sampler.draws_whole_law else (sampler.temperature, sampler.top_k, sampler.top_p)
