@@ -34,6 +34,7 @@ from unmask.samplers._planned import PlannedSampler, PlannedState
 
 MIN_ROUNDS = 16  # a graph for fewer rows must serve this many rounds to be worth its capture
 MAX_GRAPHS = 16  # kept for each network; the least recently used goes first
+AT_ONCE = 8  # rounds in one launch, where nobody looks in between
 STOP_STEP = 128  # an autoregressive cache is read up to the next multiple of this
 
 
@@ -42,7 +43,8 @@ def can_replay(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> bool:
     if not (isinstance(sampler, PlannedSampler) and canvas.tokens.is_cuda):
         return False
     if isinstance(predictor, NextToken):
-        return predictor.denoiser.can_decode()
+        with torch.no_grad():
+            return predictor.denoiser.can_decode()
     return isinstance(predictor, XTheta) and predictor.denoiser.capturable
 
 
@@ -63,11 +65,12 @@ def replay(
 
 def _denoise(denoiser: Network, sampler: PlannedSampler, state: PlannedState, quiet: bool) -> Iterator[Step]:
     canvas, device = state.canvas, state.tokens_BL.device
-    B, L = state.tokens_BL.shape
+    L = state.tokens_BL.shape[1]
     plan = DevicePlan.of(state)
     graphs = graphs_of(denoiser)
     head = graphs.head(denoiser, device)
     head.refresh(denoiser, canvas, sampler)
+    denoiser.before_replay()
     slots_B = put(torch.from_numpy(plan.row_of_slot), device)
     back_B = put(torch.from_numpy(np.argsort(plan.row_of_slot)), device)
     tokens_BL = state.tokens_BL[slots_B]
@@ -82,14 +85,16 @@ def _denoise(denoiser: Network, sampler: PlannedSampler, state: PlannedState, qu
         graph.load(
             tokens_BL[:rows], u_BL[:rows], at, source, target, level, None if valid_BL is None else valid_BL[:rows]
         )
+        if quiet:
+            graph.replay(hi - lo)
+            tokens_BL[:rows] = graph.tokens()
+            continue
         for r in range(lo, hi):
             graph.replay()
-            if not quiet:
-                row_N, position_N = (put(torch.from_numpy(a), device) for a in state.rounds[r])
-                tokens_BL[:rows] = graph.tokens()
-                n = len(row_N)
-                yield Step(row_N, position_N, *graph.drawn(r - lo, n), tokens_BL[back_B])
-        tokens_BL[:rows] = graph.tokens()
+            row_N, position_N = (put(torch.from_numpy(a), device) for a in state.rounds[r])
+            tokens_BL[:rows] = graph.tokens()
+            token_N, log_prob_N = graph.drawn(r - lo, len(row_N))
+            yield Step(row_N, position_N, token_N, log_prob_N, tokens_BL[back_B])
     state.round, state.tokens_BL = len(state.rounds), tokens_BL[back_B]
     if quiet:
         yield _nothing(state)
@@ -180,6 +185,7 @@ def _decode(denoiser: Network, sampler: PlannedSampler, state: PlannedState, qui
     graphs = graphs_of(denoiser)
     head = graphs.head(denoiser, device)
     head.refresh(denoiser, canvas, sampler)
+    denoiser.before_replay()
     position_L = torch.arange(L, device=device) + canvas.offset
     u_BL = uniform(canvas.key_B[:, None], DRAW_TOKEN, position_L)
     graph = graphs.get(("decode", B, L, _draw_key(sampler)), partial(Decode, denoiser, head, sampler, B, L))
@@ -188,9 +194,9 @@ def _decode(denoiser: Network, sampler: PlannedSampler, state: PlannedState, qui
     for column in range(first, last + 1):
         graph.replay(column)
         if not quiet and column in line_of:
-            row_N, position_N = (put(torch.from_numpy(a), device) for a in state.rounds[line_of[column]])
+            rows, positions = (put(torch.from_numpy(a), device) for a in state.rounds[line_of[column]])
             token_B, log_prob_B = graph.drawn(column, B)
-            yield Step(row_N, position_N, token_B[row_N], log_prob_B[row_N], graph.tokens().clone())
+            yield Step(rows, positions, token_B[rows], log_prob_B[rows], graph.tokens().clone())
     state.round, state.tokens_BL = len(state.rounds), graph.tokens().clone()
     if quiet:
         yield _nothing(state)
@@ -218,74 +224,103 @@ class Head:
 
     def refresh(self, denoiser: Network, canvas: Canvas, sampler: PlannedSampler) -> None:
         """The weights as they are now, this canvas's forbidden ids and this sampler's temperature."""
-        linear, I = denoiser.head_linear(), denoiser.num_ids
-        block = torch.zeros(I)
+        linear, num_ids = denoiser.head_linear(), denoiser.num_ids
+        block = torch.zeros(num_ids)
         block[[canvas.mask_id, *canvas.forbidden]] = -torch.inf
         block = put(block, self.block_I.device)
         if linear is not None and self.weight_ID is not None:
-            self.weight_ID[:I] = linear.weight
+            self.weight_ID[:num_ids] = linear.weight
             block = block if linear.bias is None else block + linear.bias
-        self.block_I[:I] = block
+        self.block_I[:num_ids] = block
         self.inv_temperature.fill_(1 / (sampler.temperature or 1))
 
-    def draw(self, denoiser: Network, h_ND: Tensor, u_N: Tensor, sampler: PlannedSampler) -> tuple[Tensor, Tensor]:
+    def draw(self, denoiser: Network, h_ND: Tensor, sampler: PlannedSampler, lines: Lines) -> None:
+        """Draw for the line that is due, and write."""
         if self.weight_ID is None:
-            logits_NI = denoiser.head(h_ND)
-        elif h_ND.dtype in (torch.bfloat16, torch.float16):  # products in 16 bits, sums and logits in 32
-            logits_NI = torch.mm(h_ND, self.weight_ID.T, out_dtype=torch.float32)
-        else:
-            logits_NI = h_ND @ self.weight_ID.T
-        if sampler.draws_whole_law and kernels.fit(logits_NI):
+            h_ND = denoiser.head(h_ND).float()
+        if sampler.draws_whole_law and kernels.fit(h_ND):
             from unmask.kernels.draw import draw
 
-            return draw(logits_NI, self.block_I, u_N, self.inv_temperature)
-        return sampler.choose(torch.log_softmax(logits_NI + self.block_I, dim=-1), u_N)
+            draw(h_ND, self.weight_ID, self.block_I, self.inv_temperature, lines)
+            return
+        logits_NI = h_ND if self.weight_ID is None else (h_ND @ self.weight_ID.T).float()
+        target_N = lines.target.index_select(0, lines.line)[0]
+        log_p_NI = torch.log_softmax(logits_NI + self.block_I, dim=-1)
+        token_N, log_prob_N = sampler.choose(log_p_NI, lines.u.index_select(0, target_N))
+        lines.text.index_copy_(0, target_N, token_N)
+        lines.token.index_copy_(0, lines.line, token_N[None])
+        lines.log_prob.index_copy_(0, lines.line, log_prob_N[None])
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A plan on the device, one line a round, and where what is drawn goes. `line` says which one is due.
+
+    target [lines, N]: places in the flat text; u: a uniform for every place. token and log_prob [lines, N] keep a
+    record. The place behind the last token takes what is void.
+    """
+
+    line: Tensor
+    target: Tensor
+    u: Tensor
+    text: Tensor
+    token: Tensor
+    log_prob: Tensor
+
+    @classmethod
+    def void(cls, lines: int, opened: int, places: int, device: torch.device) -> Lines:
+        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return cls(
+            line=zeros(1),
+            target=zeros(lines, opened) + places,
+            u=zeros(places + 1, dtype=torch.float64),
+            text=zeros(places + 1),
+            token=zeros(lines, opened),
+            log_prob=zeros(lines, opened, dtype=torch.float32),
+        )
 
 
 class Captured:
-    """Buffers at fixed addresses and the graphs that work on them. The slot behind the last token takes what is void."""
+    """Buffers at fixed addresses, and graphs that work on them."""
 
-    def __init__(self, head: Head, sampler: PlannedSampler, rows: int, length: int, lines: int, opened: int) -> None:
-        device = head.block_I.device
+    def __init__(self, head: Head, sampler: PlannedSampler, rows: int, length: int, opened: int) -> None:
         self.head, self.sampler, self.rows, self.length = head, sampler, rows, length
-        self.flat = torch.zeros(rows * length + 1, dtype=torch.long, device=device)
-        self.u = torch.zeros(rows * length + 1, dtype=torch.float64, device=device)
-        self.counter = torch.zeros(1, dtype=torch.long, device=device)
-        self.target = torch.full((lines, opened), rows * length, dtype=torch.long, device=device)
-        self.token = torch.zeros(lines, opened, dtype=torch.long, device=device)
-        self.log_prob = torch.zeros(lines, opened, device=device)
+        # A plan has at most as many rounds as a row has positions; one more line to run past the end.
+        self.lines = Lines.void(length + 1, opened, rows * length, head.block_I.device)
 
     def tokens(self) -> Tensor:
-        return self.flat[:-1].view(self.rows, self.length)
+        return self.lines.text[:-1].view(self.rows, self.length)
 
     def drawn(self, line: int, n: int) -> tuple[Tensor, Tensor]:
         """What the round of this line wrote."""
-        return self.token[line, :n].clone(), self.log_prob[line, :n].clone()
+        return self.lines.token[line, :n].clone(), self.lines.log_prob[line, :n].clone()
 
-    def write(self, denoiser: Network, h_ND: Tensor) -> None:
-        """Draw for the line of the counter, write, and go on to the next."""
-        target_N = self.target.index_select(0, self.counter)[0]
-        token_N, log_prob_N = self.head.draw(denoiser, h_ND, self.u.index_select(0, target_N), self.sampler)
-        self.flat.index_copy_(0, target_N, token_N)
-        self.token.index_copy_(0, self.counter, token_N[None])
-        self.log_prob.index_copy_(0, self.counter, log_prob_N[None].float())
-        self.counter += 1
+    def begin(self, tokens_RL: Tensor, u_RL: Tensor, target: Tensor, line: int) -> None:
+        lines = self.lines
+        lines.text[:-1] = tokens_RL.flatten()
+        lines.u[:-1] = u_RL.flatten()
+        lines.target[: len(target)] = put(target, lines.target.device)
+        lines.line.fill_(line)
 
-    def capture(self, body: Callable[[], None], pool: tuple[int, int]) -> torch.cuda.CUDAGraph:
-        """Run once to warm up (kernels are compiled, libraries choose), then record."""
-        stream = torch.cuda.Stream()
+    def capture(self, body: Callable[[], None], pool: Any, times: int = 1) -> torch.cuda.CUDAGraph:
+        """Run once to warm up (kernels are compiled, libraries choose), then record so many rounds."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             body()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            body()
+            for _ in range(times):
+                body()
+        self.lines.line.zero_()
         return graph
 
 
 class Denoise(Captured):
-    """One round of a planned diffusion sampler."""
+    """Rounds of a planned diffusion sampler."""
 
     def __init__(
         self,
@@ -298,20 +333,25 @@ class Denoise(Captured):
         opened: int,
         padded: bool,
     ) -> None:
-        super().__init__(head, sampler, rows, length, length + 1, opened)
-        device = self.flat.device
-        # A plan has at most as many rounds as a row has positions.
+        super().__init__(head, sampler, rows, length, opened)
+        device = self.lines.text.device
         self.at = torch.zeros(length + 1, rows, asked, dtype=torch.long, device=device)
         self.source = torch.zeros(length + 1, opened, dtype=torch.long, device=device)
         self.level = torch.zeros(length + 1, rows, device=device)
         self.valid = torch.ones(rows, length, dtype=torch.bool, device=device) if padded else None
-        self.graph = self.capture(lambda: self._round(denoiser), graphs_of(denoiser).pool)
+        pool = graphs_of(denoiser).pool
+        self.one = self.capture(partial(self._round, denoiser), pool)
+        self.many = self.capture(partial(self._round, denoiser), pool, AT_ONCE) if length >= AT_ONCE else self.one
 
     def _round(self, denoiser: Network) -> None:
-        at_RK = self.at.index_select(0, self.counter)[0]
-        level_R = self.level.index_select(0, self.counter)[0] if denoiser.uses_level else None
-        h_RKD = denoiser.trunk(self.tokens(), level_R, valid_BL=self.valid, at_BK=at_RK)
-        self.write(denoiser, h_RKD.flatten(0, 1).index_select(0, self.source.index_select(0, self.counter)[0]))
+        line = self.lines.line
+        at_RK = self.at.index_select(0, line)[0]
+        level_R = self.level.index_select(0, line)[0] if denoiser.uses_level else None
+        h_ND = denoiser.trunk(self.tokens(), level_R, valid_BL=self.valid, at_BK=at_RK).flatten(0, 1)
+        if self.rows > 1:  # with one row, what is asked is what opens
+            h_ND = h_ND.index_select(0, self.source.index_select(0, line)[0])
+        self.head.draw(denoiser, h_ND, self.sampler, self.lines)
+        line += 1
 
     def load(
         self,
@@ -323,30 +363,34 @@ class Denoise(Captured):
         level: Tensor,
         valid_RL: Tensor | None,
     ) -> None:
-        self.flat[:-1] = tokens_RL.flatten()
-        self.u[:-1] = u_RL.flatten()
-        for buffer, lines in ((self.at, at), (self.source, source), (self.target, target), (self.level, level)):
+        self.begin(tokens_RL, u_RL, target, 0)
+        for buffer, lines in ((self.at, at), (self.source, source), (self.level, level)):
             buffer[: len(lines)] = put(lines, buffer.device)
         if self.valid is not None and valid_RL is not None:
             self.valid.copy_(valid_RL)
-        self.counter.zero_()
 
-    def replay(self) -> None:
-        self.graph.replay()
+    def replay(self, rounds: int = 1) -> None:
+        many, ones = divmod(rounds, AT_ONCE)
+        for _ in range(many):
+            self.many.replay()
+        for _ in range(ones):
+            self.one.replay()
 
 
 class Decode(Captured):
     """One column of a left-to-right sampler; the counter is the column's number."""
 
     def __init__(self, denoiser: Network, head: Head, sampler: PlannedSampler, rows: int, length: int) -> None:
-        super().__init__(head, sampler, rows, length, length + 1, rows)
+        super().__init__(head, sampler, rows, length, rows)
         self.kv = denoiser.empty_cache(rows, length)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def _column(self, denoiser: Network, stop: int) -> None:
-        before_1 = (self.counter - 1).clamp(min=0)
-        ids_R = torch.where(self.counter > 0, self.tokens().index_select(1, before_1)[:, 0], denoiser.mask_id)
-        self.write(denoiser, denoiser.decode(ids_R, self.counter, self.kv, stop))
+        line = self.lines.line
+        before_R = self.tokens().index_select(1, (line - 1).clamp(min=0))[:, 0]
+        ids_R = torch.where(line > 0, before_R, denoiser.mask_id)
+        self.head.draw(denoiser, denoiser.decode(ids_R, line, self.kv, stop), self.sampler, self.lines)
+        line += 1
 
     def load(self, denoiser: Network, tokens_RL: Tensor, u_RL: Tensor, target: Tensor, first: int) -> None:
         """Set the canvas, and compute the keys and values of the prompt."""
@@ -354,10 +398,7 @@ class Decode(Captured):
             stop = min(stop, self.length)
             if stop > first and stop not in self.graphs:
                 self.graphs[stop] = self.capture(partial(self._column, denoiser, stop), graphs_of(denoiser).pool)
-        self.flat[:-1] = tokens_RL.flatten()
-        self.u[:-1] = u_RL.flatten()
-        self.target[: len(target)] = put(target, self.target.device)
-        self.counter.fill_(first)
+        self.begin(tokens_RL, u_RL, target, first)
         if first > 0:
             cache = KVCache()
             cache.stop, cache.blocks = first, self.kv

@@ -181,7 +181,7 @@ class Run:
         arrived = None
         if self.device.type == "cuda":
             numbers = numbers.to("cpu", non_blocking=True)
-            arrived = torch.cuda.Event()
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
         # padding is no token
         self.unread.append(Unread(self.step, lr, int(rows[2].sum()), rows[0], numbers, arrived))

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unmask.denoisers._network import gather_positions
 from unmask.kernels.residual_norm import residual_norm
 from unmask.kernels.rope import rope_
 
@@ -22,22 +21,24 @@ if TYPE_CHECKING:
 def fused_trunk(
     net: DiTNetwork,
     ids_BL: Tensor,
-    c_BC: Tensor | None,
+    level_B: Tensor | None,
     *,
     valid_BL: Tensor | None = None,
     at_BK: Tensor | None = None,
 ) -> Tensor:
     """h_BLD, or h_BKD at `at_BK`: there, the last block asks with those positions alone."""
     B, L = ids_BL.shape
-    stream = Stream(net, F.embedding(ids_BL, net.embed.weight).flatten(0, 1), c_BC, L)
+    stream = Stream(net.constants(ids_BL, level_B), F.embedding(ids_BL, net.embed.weight).flatten(0, 1), L)
     cos, sin = net.rope_table(L)
     mask = None if valid_BL is None or net.causal else valid_BL[:, None, None, :]
-    last = len(net.blocks) - 1
-    for i, block in enumerate(net.blocks):
+    last = len(net.layers) - 1
+    for i, block in enumerate(net.layers):
         h_MD = stream.norm(block.norm1.weight, i, 0)
         if i == last and at_BK is not None:
-            o = _attend_at(net, block, h_MD, at_BK, mask, L)
-            stream.keep(at_BK)
+            offset = torch.arange(0, B * L, L, device=at_BK.device)[:, None]
+            flat_M = (at_BK if B == 1 else at_BK + offset).reshape(-1)
+            o = _attend_at(net, block, h_MD, flat_M, at_BK, mask, L)
+            stream.keep(flat_M, at_BK.shape[1])
         else:
             qkv = F.linear(h_MD, block.qkv.weight)
             rope_(qkv, cos, sin, 2 * net.num_heads, length=L)
@@ -56,11 +57,11 @@ def fused_decode(
     The cache is read up to `stop` and masked behind the position, so that one capture serves many positions.
     """
     B = len(ids_B)
-    stream = Stream(net, F.embedding(ids_B, net.embed.weight), net.condition(ids_B, None), 1)
+    stream = Stream(net.constants(ids_B, None), F.embedding(ids_B, net.embed.weight), 1)
     cos, sin = net.rope_table(kv[0][0].shape[2])
     position_B = position_1.expand(B)
     mask = (torch.arange(stop, device=ids_B.device) <= position_1)[None, None, None]
-    for i, (block, (keys, values)) in enumerate(zip(net.blocks, kv, strict=True)):
+    for i, (block, (keys, values)) in enumerate(zip(net.layers, kv, strict=True)):
         qkv = F.linear(stream.norm(block.norm1.weight, i, 0), block.qkv.weight)
         rope_(qkv, cos, sin, 2 * net.num_heads, length=1, position_M=position_B)
         q, k, v = (net.split_heads(y, B) for y in qkv.chunk(3, dim=-1))
@@ -79,13 +80,14 @@ def mlp(stream: Stream, block: Block, i: int) -> None:
     stream.add(g_MF, block.mlp_out.weight, block.mlp_out.bias, i, 1)
 
 
-def _attend_at(net: DiTNetwork, block: Block, h_MD: Tensor, at_BK: Tensor, mask: Tensor | None, L: int) -> Tensor:
+def _attend_at(
+    net: DiTNetwork, block: Block, h_MD: Tensor, flat_M: Tensor, at_BK: Tensor, mask: Tensor | None, L: int
+) -> Tensor:
     """Queries at the asked positions, keys and values everywhere."""
-    B, K = at_BK.shape
-    D = h_MD.shape[1]
+    B, D = len(at_BK), h_MD.shape[1]
     cos, sin = net.rope_table(L)
     w_q, w_kv = block.qkv.weight[:D], block.qkv.weight[D:]
-    q_MD = F.linear(gather_positions(h_MD.view(B, L, D), at_BK).view(B * K, D), w_q)
+    q_MD = F.linear(h_MD.index_select(0, flat_M), w_q)
     rope_(q_MD, cos, sin, net.num_heads, length=L, position_M=at_BK.reshape(-1))
     kv = F.linear(h_MD, w_kv)
     rope_(kv, cos, sin, net.num_heads, length=L)
@@ -96,6 +98,35 @@ def _attend_at(net: DiTNetwork, block: Block, h_MD: Tensor, at_BK: Tensor, mask:
     return F.scaled_dot_product_attention(net.split_heads(q_MD, B), k, v, attn_mask=mask)
 
 
+class Constants:
+    """What of the forward pass depends on the weights and the condition alone, for all blocks at once.
+
+    Without conditioning: the prefix sums of the blocks' output biases, [blocks, D]. With it: every block's shifts,
+    scales and gates, [blocks, C, 6D], and the last norm's, [C, 2D].
+    """
+
+    def __init__(self, net: DiTNetwork, c_BC: Tensor | None) -> None:
+        self.biases: Tensor | None = None
+        self.mod: Tensor | None = None
+        self.final: Tensor | None = None
+        blocks = net.layers
+        if c_BC is None or net.modulation is None:
+            self.biases = torch.cumsum(torch.stack([b.mlp_out.bias for b in blocks]).float(), dim=0)
+            return
+        modulations = [b.modulation for b in blocks if b.modulation is not None]
+        weight = torch.stack([m.weight for m in modulations])
+        bias = torch.stack([m.bias for m in modulations])
+        c_BC = c_BC.to(weight)
+        self.mod = torch.baddbmm(bias[:, None], c_BC[None].expand(len(weight), -1, -1), weight.mT)
+        self.final = net.modulation(c_BC)
+
+    def copy_(self, other: Constants) -> None:
+        """Take over new values in the old place, where a captured graph reads them."""
+        for mine, new in ((self.biases, other.biases), (self.mod, other.mod), (self.final, other.final)):
+            if mine is not None and new is not None:
+                mine.copy_(new)
+
+
 class Stream:
     """The residual stream x_MD and what is still to be added to it.
 
@@ -103,27 +134,20 @@ class Stream:
     remembered, and given to whoever reads x. With conditioning the next norm's kernel adds the gated output.
     """
 
-    def __init__(self, net: DiTNetwork, x_MD: Tensor, c_BC: Tensor | None, rows_per_cond: int) -> None:
-        self.x, self.c, self.rows_per_cond = x_MD, c_BC, rows_per_cond
+    def __init__(self, constants: Constants, x_MD: Tensor, rows_per_cond: int) -> None:
+        self.constants, self.x, self.rows_per_cond = constants, x_MD, rows_per_cond
         self.y: Tensor | None = None
         self.gate: Tensor | None = None
         self.bias: Tensor | None = None
-        self.mod: list[tuple[Tensor, ...]] | None = None
-        self.biases: Tensor | None = None
-        if c_BC is None:
-            # All prefix sums of the blocks' output biases at once.
-            self.biases = torch.cumsum(torch.stack([b.mlp_out.bias for b in net.blocks]).float(), dim=0)
-        else:
-            weight = torch.stack([b.modulation.weight for b in net.blocks])
-            bias = torch.stack([b.modulation.bias for b in net.blocks])
-            mod_NC6D = torch.baddbmm(bias[:, None], c_BC.to(weight)[None].expand(len(weight), -1, -1), weight.mT)
-            self.mod = [m.chunk(6, dim=-1) for m in mod_NC6D]
 
     def norm(self, weight: Tensor, i: int, half: int) -> Tensor:
         """What the first (0) or second (1) half of block i sees."""
-        if self.mod is None:
+        if self.constants.mod is None:
             return residual_norm(self.x, weight, bias_D=self.bias)
-        shift, scale, _ = self.mod[i][3 * half : 3 * half + 3]
+        shift, scale, _ = self.constants.mod[i].chunk(6, dim=-1)[3 * half : 3 * half + 3]
+        return self._modulated(weight, shift, scale)
+
+    def _modulated(self, weight: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
         h = residual_norm(
             self.x,
             weight,
@@ -139,31 +163,19 @@ class Stream:
 
     def add(self, h: Tensor, weight: Tensor, bias: Tensor | None, i: int, half: int) -> None:
         """x += gate x (h @ weight.T + bias)."""
-        if self.mod is None:
-            self.x.addmm_(h, weight.T)
-            if bias is not None:
-                assert self.biases is not None
-                self.bias = self.biases[i]
+        if self.constants.mod is not None:
+            gate = self.constants.mod[i].chunk(6, dim=-1)[3 * half + 2]
+            self.y, self.bias, self.gate = h @ weight.T, bias, gate
             return
-        self.y, self.bias, self.gate = h @ weight.T, bias, self.mod[i][3 * half + 2]
+        self.x.addmm_(h, weight.T)
+        if bias is not None and self.constants.biases is not None:
+            self.bias = self.constants.biases[i]
 
-    def keep(self, at_BK: Tensor) -> None:
-        """Go on with these positions alone; nothing is pending but a bias here, the norm before has added the rest."""
-        B, K = at_BK.shape
-        self.x = gather_positions(self.x.view(B, -1, self.x.shape[1]), at_BK).flatten(0, 1)
-        self.rows_per_cond = K
+    def keep(self, flat_M: Tensor, rows_per_cond: int) -> None:
+        """Go on with these rows alone; what was pending the norm before has added, save a bias that all rows share."""
+        self.x, self.rows_per_cond = self.x.index_select(0, flat_M), rows_per_cond
 
     def finish(self, net: DiTNetwork) -> Tensor:
-        if self.mod is None or self.c is None or net.modulation is None:
+        if self.constants.final is None:
             return residual_norm(self.x, net.norm.weight, bias_D=self.bias)
-        shift, scale = net.modulation(self.c).chunk(2, dim=-1)
-        return residual_norm(
-            self.x,
-            net.norm.weight,
-            bias_D=self.bias,
-            y_MD=self.y,
-            gate=self.gate,
-            scale=scale,
-            shift=shift,
-            rows_per_cond=self.rows_per_cond,
-        )
+        return self._modulated(net.norm.weight, *self.constants.final.chunk(2, dim=-1))

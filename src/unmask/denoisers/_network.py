@@ -64,6 +64,9 @@ class Network(nn.Module):
         """The head where it is one linear map and nothing else: losses and samplers then take shorter ways."""
         return None
 
+    def before_replay(self) -> None:
+        """Called before captured graphs of this network run: what they read besides the weights is made fresh."""
+
     def can_decode(self) -> bool:
         """Is there a `decode` that a CUDA graph can replay?"""
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,9 @@ from unmask.denoisers import Denoiser
 from unmask.denoisers._network import KVCache, Network, gather_positions, level_column, refuse_options
 from unmask.errors import UsageError
 from unmask.registry import check_choices
+
+if TYPE_CHECKING:
+    from unmask.denoisers._dit_fused import Constants
 
 # name: (hidden, blocks, heads). The last three are the paper's, the first three are for CPUs.
 SIZES = {
@@ -88,6 +91,7 @@ class DiTNetwork(Network):
         self.modulation = nn.Linear(cond_dim, 2 * hidden) if cond_dim else None
         self.output = nn.Linear(hidden, num_ids)
         self._rope_tables: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
+        self._kept: Constants | None = None
         self._init_weights()
         if config.tied:
             self.output.weight = self.embed.weight
@@ -120,12 +124,12 @@ class DiTNetwork(Network):
                 raise UsageError("a key-value cache needs a causal denoiser: here every position sees every other")
             refuse_options("dit with a cache", positions_BL=positions_BL, at_BK=at_BK)
             return self._trunk_cached(z_BL, cache)
-        c_BC = self.condition(z_BL, level_B)
         ids_BL = self._shift(z_BL) if self.causal else z_BL
         if positions_BL is None and self.can_fuse():
             from unmask.denoisers._dit_fused import fused_trunk
 
-            return fused_trunk(self, ids_BL, c_BC, valid_BL=valid_BL, at_BK=at_BK)
+            return fused_trunk(self, ids_BL, level_B, valid_BL=valid_BL, at_BK=at_BK)
+        c_BC = self.condition(z_BL, level_B)
         x_BLD = self.embed(ids_BL)
         if torch.is_autocast_enabled(x_BLD.device.type):
             # The residual stream in the products' own precision: half the traffic, and nothing the products would see.
@@ -150,6 +154,10 @@ class DiTNetwork(Network):
     def head_linear(self) -> nn.Linear:
         return self.output
 
+    @property
+    def layers(self) -> list[Block]:
+        return [cast(Block, block) for block in self.blocks]
+
     def can_fuse(self) -> bool:
         """Used, not trained, on a GPU: the forward pass in _dit_fused.py applies."""
         training = torch.is_grad_enabled() or self.training or torch.is_autocast_enabled("cuda")
@@ -162,6 +170,25 @@ class DiTNetwork(Network):
         from unmask.denoisers._dit_fused import fused_decode
 
         return fused_decode(self, ids_B, position_1, kv, stop)
+
+    def constants(self, z: Tensor, level_B: Tensor | None) -> Constants:
+        """A captured graph reads those that `before_replay` keeps fresh, save where the level decides them."""
+        from unmask.denoisers._dit_fused import Constants
+
+        if self._kept is not None and not self.uses_level and torch.cuda.is_current_stream_capturing():
+            return self._kept
+        return Constants(self, self.condition(z, level_B))
+
+    def before_replay(self) -> None:
+        from unmask.denoisers._dit_fused import Constants
+
+        if self.uses_level:
+            return
+        fresh = Constants(self, self.condition(self.embed.weight, None))
+        if self._kept is None:
+            self._kept = fresh
+        else:
+            self._kept.copy_(fresh)
 
     def rope_table(self, length: int) -> tuple[Tensor, Tensor]:
         """cos and sin [L, head_dim/2] in float32; kept, since a captured graph goes on reading them."""
@@ -265,7 +292,8 @@ Rope = tuple[Tensor, Tensor]
 
 
 def rotary(head_dim: int, positions_BL: Tensor | None, length: int, device: torch.device, dtype: torch.dtype) -> Rope:
-    """cos and sin of the rotary angles, [1 or B, 1, L, head_dim/2]; made once a forward pass, shared by all blocks."""
+    """cos and sin of the rotary angles, [1 or B, 1, L, head_dim/2], in float32 or better; shared by all blocks."""
+    dtype = torch.promote_types(dtype, torch.float32)
     if positions_BL is None:
         positions_BL = torch.arange(length, device=device)[None]
     inv_freq = 10_000 ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
@@ -277,7 +305,7 @@ def rotate(x_BHLK: Tensor, rope: Rope) -> Tensor:
     """Half-split rotary embedding: the first half of the head is the real part, the second the imaginary."""
     cos, sin = rope
     a, b = x_BHLK.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x_BHLK.dtype)
 
 
 class Block(nn.Module):
@@ -314,6 +342,8 @@ class Block(nn.Module):
         return x_BLD + mlp_gate(self._drop(m_BLD))  # type: ignore[no-any-return]
 
     def _drop(self, x: Tensor) -> Tensor:
+        if self.training and self.dropout and torch.compiler.is_compiling():
+            return hashed_dropout(x, self.dropout)
         return F.dropout(x, self.dropout, self.training)
 
     def _modulators(self, c_BC: Tensor | None):  # type: ignore[no-untyped-def]
@@ -337,10 +367,18 @@ class Block(nn.Module):
         at_BK: Tensor | None,
         cached: tuple[tuple[Tensor, Tensor], int, int] | None,
     ) -> Tensor:
-        if at_BK is None:
-            q, k, v = (self._split(y) for y in self.qkv(h_BLD).chunk(3, dim=-1))
+        qkv_BLW = self.qkv(h_BLD) if at_BK is None else None
+        if qkv_BLW is not None and cached is None and len(rope[0]) == 1 and kernels.fit(qkv_BLW):
+            from unmask.kernels.split_rope import split_rope
+
+            q, k, v = (self._split(y.view(h_BLD.shape)) for y in split_rope(qkv_BLW.flatten(0, 1), *_tables(rope)))
+            o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+            return o.transpose(1, 2).flatten(2)
+        if qkv_BLW is not None:
+            q, k, v = (self._split(y) for y in qkv_BLW.chunk(3, dim=-1))
             q = rotate(q, rope)
         else:  # queries at the asked positions, keys and values everywhere
+            assert at_BK is not None
             if causal:
                 rows = torch.arange(h_BLD.shape[1], device=h_BLD.device)
                 mask, causal = (rows[None, None, None, :] <= at_BK[:, None, :, None]), False
@@ -359,6 +397,30 @@ class Block(nn.Module):
     def _split(self, y_BLD: Tensor) -> Tensor:
         """[B, L, D] → [B, heads, L, head_dim]"""
         return y_BLD.view(*y_BLD.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+def _tables(rope: Rope) -> Rope:
+    """[L, head_dim/2] each, for rows that all begin at position 0."""
+    return rope[0][0, 0], rope[1][0, 0]
+
+
+def hashed_dropout(x: Tensor, p: float) -> Tensor:
+    """Dropout by a hash of a seed and each number's place, for compiled graphs.
+
+    A graph's own generator spends more arithmetic on a number than all that is fused around it; this takes a tenth.
+    """
+    seed = torch.randint(-(1 << 31), 1 << 31, (1,), device=x.device, dtype=torch.int64).to(torch.int32)
+    h = torch.arange(x.numel(), device=x.device, dtype=torch.int32).view(x.shape) ^ seed
+    # Two rounds of multiply and shift (C. Wellons' lowbias32); int32 wraps around.
+    h = (h ^ ((h >> 16) & 0xFFFF)) * 0x7FEB352D
+    h = (h ^ ((h >> 15) & 0x1FFFF)) * _signed32(0x846CA68B)
+    h = h ^ ((h >> 16) & 0xFFFF)
+    keep = (h & 0xFFFFFF) >= int(p * (1 << 24))
+    return torch.where(keep, x * (1 / (1 - p)), 0.0)
+
+
+def _signed32(x: int) -> int:
+    return x - (1 << 32) if x >> 31 else x
 
 
 def _rope_at(rope: Rope, at_BK: Tensor) -> Rope:

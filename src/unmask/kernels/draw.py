@@ -1,22 +1,32 @@
-"""An exact categorical draw over a large vocabulary in two short kernels, sums in float64."""
+"""An exact categorical draw over a large vocabulary: sums by chunk in float64, then the chunk and token that u hits.
+
+For a few positions the head's product is part of the first kernel, so that its weights are read once and that is all.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK = 1024
+if TYPE_CHECKING:
+    from unmask.replay import Lines
+
+CHUNK = 1024  # ids a program sums up
+HEAD_CHUNK = 128  # the same where it also computes their logits
+HEAD_ROWS = 64  # more positions than this are a matter for the matrix library
 
 
 @triton.jit
-def _sums(logits_ptr, stride, block_ptr, inv_temp_ptr, top_ptr, sum_ptr, I, C, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sums(logits_ptr, block_ptr, inv_temp_ptr, top_ptr, sum_ptr, width, C, CHUNK: tl.constexpr):
     """Each chunk's largest value and its sum of exponentials relative to that."""
     row, c = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = c * CHUNK + tl.arange(0, CHUNK)
-    value = tl.load(logits_ptr + row * stride + at, mask=at < I, other=-float("inf")).to(tl.float32)
-    value += tl.load(block_ptr + at, mask=at < I, other=-float("inf"))
+    value = tl.load(logits_ptr + row * width + at, mask=at < width, other=-float("inf")).to(tl.float32)
+    value += tl.load(block_ptr + at, mask=at < width, other=-float("inf"))
     value = value.to(tl.float64) * tl.load(inv_temp_ptr)
     top = tl.maximum(tl.max(value, 0), -1e300)
     tl.store(top_ptr + row * C + c, top)
@@ -24,62 +34,149 @@ def _sums(logits_ptr, stride, block_ptr, inv_temp_ptr, top_ptr, sum_ptr, I, C, C
 
 
 @triton.jit
-def _pick(  # type: ignore[no-untyped-def]
+def _head_sums(
+    h_ptr,
+    w_ptr,
+    block_ptr,
+    inv_temp_ptr,
     logits_ptr,
-    stride,
+    top_ptr,
+    sum_ptr,
+    N,
+    width,
+    C,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """The same, with logits = h @ w.T computed here."""
+    c = tl.program_id(0)
+    v = c * CHUNK + tl.arange(0, CHUNK)
+    n, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
+    acc = tl.zeros([CHUNK, ROWS], tl.float32)
+    for start in range(0, D, BLOCK_D):
+        w = tl.load(w_ptr + v[:, None] * D + (start + d)[None, :], mask=(v < width)[:, None], other=0.0)
+        h = tl.load(h_ptr + n[None, :] * D + (start + d)[:, None], mask=(n < N)[None, :], other=0.0)
+        acc = tl.dot(w, h, acc)
+    tl.store(logits_ptr + n[None, :] * width + v[:, None], acc, mask=(v < width)[:, None] & (n < N)[None, :])
+    value = acc + tl.load(block_ptr + v, mask=v < width, other=-float("inf"))[:, None]
+    value = value.to(tl.float64) * tl.load(inv_temp_ptr)
+    top = tl.maximum(tl.max(value, 0), -1e300)
+    tl.store(top_ptr + n * C + c, top, mask=n < N)
+    tl.store(sum_ptr + n * C + c, tl.sum(tl.exp(value - top[None, :]), 0), mask=n < N)
+
+
+@triton.jit
+def _pick(
+    logits_ptr,
     block_ptr,
     inv_temp_ptr,
     top_ptr,
     sum_ptr,
+    line_ptr,
+    target_ptr,
     u_ptr,
+    text_ptr,
     token_ptr,
     log_prob_ptr,
-    I,
+    N,
+    width,
     C,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """The chunk in which u falls, then the token inside it."""
+    """The chunk in which u falls, then the token inside it, written where the plan's line says."""
     row = tl.program_id(0).to(tl.int64)
+    entry = tl.load(line_ptr) * N + row
+    target = tl.load(target_ptr + entry)
     chunks = tl.arange(0, CHUNKS)
     tops = tl.load(top_ptr + row * C + chunks, mask=chunks < C, other=-1e300)
     highest = tl.max(tops, 0)
     mass = tl.load(sum_ptr + row * C + chunks, mask=chunks < C, other=0.0) * tl.exp(tops - highest)
     upto = tl.cumsum(mass, 0)
     total = tl.sum(mass, 0)
-    point = tl.load(u_ptr + row) * total
+    point = tl.load(u_ptr + target) * total
     # Of the chunks with any mass, the first whose running sum passes the point; rounding can leave none: then the last.
     last = tl.max(tl.where(mass > 0, chunks, 0), 0)
     c = tl.minimum(tl.sum(tl.where(upto <= point, 1, 0), 0), last)
     before = tl.sum(tl.where(chunks < c, mass, 0.0), 0)
     lanes = tl.arange(0, CHUNK)
     at = c * CHUNK + lanes
-    value = tl.load(logits_ptr + row * stride + at, mask=at < I, other=-float("inf")).to(tl.float32)
-    value += tl.load(block_ptr + at, mask=at < I, other=-float("inf"))
+    value = tl.load(logits_ptr + row * width + at, mask=at < width, other=-float("inf")).to(tl.float32)
+    value += tl.load(block_ptr + at, mask=at < width, other=-float("inf"))
     value = value.to(tl.float64) * tl.load(inv_temp_ptr)
     p = tl.exp(value - highest)
     inside = before + tl.cumsum(p, 0)
     last_lane = tl.max(tl.where(p > 0, lanes, 0), 0)
     lane = tl.minimum(tl.sum(tl.where(inside <= point, 1, 0), 0), last_lane)
     drawn = tl.sum(tl.where(lanes == lane, value, 0.0), 0)
-    tl.store(token_ptr + row, (c * CHUNK + lane).to(tl.int64))
-    tl.store(log_prob_ptr + row, (drawn - highest - tl.log(total)).to(tl.float32))
+    token = (c * CHUNK + lane).to(tl.int64)
+    tl.store(text_ptr + target, token)
+    tl.store(token_ptr + entry, token)
+    tl.store(log_prob_ptr + entry, (drawn - highest - tl.log(total)).to(tl.float32))
 
 
-def draw(logits_NI: Tensor, block_I: Tensor, u_N: Tensor, inv_temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens from softmax((logits + block) x inv_temperature) by inverse CDF with u, and their log-probabilities.
+def draw(h_ND: Tensor, weight_ID: Tensor | None, block_I: Tensor, inv_temperature: Tensor, lines: Lines) -> None:
+    """Draw from softmax((h @ weight.T + block) x inv_temperature) by inverse CDF, and write.
 
-    block_I is 0, or -inf for an id that must not be drawn; inv_temperature is one float64 on the device.
+    Without a weight, h_ND are the logits themselves. block_I is the bias, or -inf for an id that must not be drawn;
+    inv_temperature is one float64 on the device.
     """
-    N, I = logits_NI.shape
-    C = triton.cdiv(I, CHUNK)
-    top_NC = torch.empty(N, C, dtype=torch.float64, device=logits_NI.device)
+    N, width = len(h_ND), len(block_I)
+    device = h_ND.device
+    fused = weight_ID is not None and N <= HEAD_ROWS and h_ND.element_size() == 2 and h_ND.shape[1] % 64 == 0
+    chunk = HEAD_CHUNK if fused else CHUNK
+    C = triton.cdiv(width, chunk)
+    top_NC = torch.empty(N, C, dtype=torch.float64, device=device)
     sum_NC = torch.empty_like(top_NC)
-    token_N = torch.empty(N, dtype=torch.int64, device=logits_NI.device)
-    log_prob_N = torch.empty(N, dtype=torch.float32, device=logits_NI.device)
-    given = (logits_NI, logits_NI.stride(0), block_I, inv_temperature, top_NC, sum_NC)
-    _sums[(N, C)](*given, I, C, CHUNK=CHUNK, num_warps=4)
+    if fused:
+        assert weight_ID is not None
+        logits_NI = torch.empty(N, width, device=device)
+        _head_sums[(C,)](
+            h_ND,
+            weight_ID,
+            block_I,
+            inv_temperature,
+            logits_NI,
+            top_NC,
+            sum_NC,
+            N,
+            width,
+            C,
+            D=h_ND.shape[1],
+            ROWS=max(16, triton.next_power_of_2(N)),
+            CHUNK=chunk,
+            BLOCK_D=64,
+            num_warps=4,
+            num_stages=4,
+        )
+    else:
+        logits_NI = h_ND if weight_ID is None else _product(h_ND, weight_ID)
+        _sums[(N, C)](logits_NI, block_I, inv_temperature, top_NC, sum_NC, width, C, CHUNK=chunk, num_warps=4)
     _pick[(N,)](
-        *given, u_N, token_N, log_prob_N, I, C, CHUNKS=max(16, triton.next_power_of_2(C)), CHUNK=CHUNK, num_warps=4
+        logits_NI,
+        block_I,
+        inv_temperature,
+        top_NC,
+        sum_NC,
+        lines.line,
+        lines.target,
+        lines.u,
+        lines.text,
+        lines.token,
+        lines.log_prob,
+        N,
+        width,
+        C,
+        CHUNKS=max(16, triton.next_power_of_2(C)),
+        CHUNK=chunk,
+        num_warps=4,
     )
-    return token_N, log_prob_N
+
+
+def _product(h_ND: Tensor, weight_ID: Tensor) -> Tensor:
+    """Logits in float32, whatever the operands are."""
+    if h_ND.dtype == torch.float32 or not h_ND.is_cuda:
+        return h_ND @ weight_ID.T
+    return torch.mm(h_ND, weight_ID.T, out_dtype=torch.float32)

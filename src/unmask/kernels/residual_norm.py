@@ -1,4 +1,4 @@
-"""What stands between two matrix products of a transformer block: residual, gate, norm, shift and scale, in one pass."""
+"""What stands between two products of a transformer block: residual, gate, norm, shift and scale, in one pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @triton.jit
-def _kernel(  # type: ignore[no-untyped-def]
+def _kernel(
     x_ptr,
     y_ptr,
     bias_ptr,
@@ -20,6 +20,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     h_ptr,
     D,
     rows_per_cond,
+    gate_stride,
     cond_stride,
     eps,
     ADD: tl.constexpr,
@@ -30,14 +31,14 @@ def _kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     inside = lanes < D
-    cond = (row // rows_per_cond) * cond_stride + lanes
+    cond = row // rows_per_cond
     x = tl.load(x_ptr + row * D + lanes, mask=inside, other=0.0).to(tl.float32)
     bias = tl.zeros([BLOCK], tl.float32)
     if BIAS:
         bias = tl.load(bias_ptr + lanes, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         y = tl.load(y_ptr + row * D + lanes, mask=inside, other=0.0).to(tl.float32) + bias
-        gate = tl.load(gate_ptr + cond, mask=inside, other=0.0).to(tl.float32)
+        gate = tl.load(gate_ptr + cond * gate_stride + lanes, mask=inside, other=0.0).to(tl.float32)
         x = (x + gate * y).to(x_ptr.dtype.element_ty)
         tl.store(x_ptr + row * D + lanes, x, mask=inside)
         x = x.to(tl.float32)
@@ -48,8 +49,8 @@ def _kernel(  # type: ignore[no-untyped-def]
     rstd = tl.rsqrt(tl.sum(centred * centred, 0) / D + eps)
     h = centred * rstd * tl.load(weight_ptr + lanes, mask=inside, other=0.0).to(tl.float32)
     if COND:
-        scale = tl.load(scale_ptr + cond, mask=inside, other=0.0).to(tl.float32)
-        shift = tl.load(shift_ptr + cond, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(scale_ptr + cond * cond_stride + lanes, mask=inside, other=0.0).to(tl.float32)
+        shift = tl.load(shift_ptr + cond * cond_stride + lanes, mask=inside, other=0.0).to(tl.float32)
         h = h * (1 + scale) + shift
     tl.store(h_ptr + row * D + lanes, h.to(h_ptr.dtype.element_ty), mask=inside)
 
@@ -68,12 +69,10 @@ def residual_norm(
     """norm(x + bias) x weight, shifted and scaled where asked.
 
     With y and gate, x += gate x (y + bias) first, in place; without, the bias is seen by the norm alone and x stays.
-    gate, scale and shift are [C, D] views of one tensor's columns: row m uses line m // rows_per_cond (C = 1: all).
+    gate, scale and shift are [C, D]: row m uses line m // rows_per_cond (C = 1: all); scale and shift of one layout.
     """
     M, D = x_MD.shape
     h_MD = torch.empty_like(x_MD)
-    some = next((t for t in (gate, scale, shift) if t is not None), None)
-    stride = 0 if some is None or some.shape[0] == 1 else some.stride(0)
     block = triton.next_power_of_2(D)
     _kernel[(M,)](
         x_MD,
@@ -86,7 +85,8 @@ def residual_norm(
         h_MD,
         D,
         rows_per_cond,
-        stride,
+        _stride(gate),
+        _stride(scale),
         1e-5,
         ADD=y_MD is not None,
         BIAS=bias_D is not None,
@@ -95,3 +95,7 @@ def residual_norm(
         num_warps=4 if block <= 2048 else 8,
     )
     return h_MD
+
+
+def _stride(lines: Tensor | None) -> int:
+    return 0 if lines is None or len(lines) == 1 else lines.stride(0)

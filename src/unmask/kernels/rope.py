@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @triton.jit
-def _kernel(  # type: ignore[no-untyped-def]
+def _kernel(
     x_ptr,
     stride,
     cos_ptr,

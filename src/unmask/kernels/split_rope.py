@@ -1,0 +1,98 @@
+"""For training: one joint projection → rotated queries, rotated keys, values, in one pass; and back, for the gradient.
+
+Custom operators, so that a compiled graph takes them as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _kernel(
+    qkv_ptr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_ptr,
+    sin_ptr,
+    length,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BACK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    D: tl.constexpr = HEADS * 2 * HALF
+    lanes = tl.arange(0, BLOCK)
+    head, k = lanes // HALF, lanes % HALF
+    inside = head < HEADS
+    at = head * (2 * HALF) + k
+    cos = tl.load(cos_ptr + (row % length) * HALF + k)
+    sin = tl.load(sin_ptr + (row % length) * HALF + k)
+    if BACK:  # a rotation's gradient is turned back by the same angle
+        sin = -sin
+    joint = qkv_ptr + row * 3 * D + at
+    for part in tl.static_range(3):
+        alone = (q_ptr if part == 0 else (k_ptr if part == 1 else v_ptr)) + row * D + at
+        source = alone if BACK else joint + part * D
+        target = joint + part * D if BACK else alone
+        real = tl.load(source, mask=inside, other=0.0)
+        imag = tl.load(source + HALF, mask=inside, other=0.0)
+        if part < 2:
+            a, b = real.to(tl.float32), imag.to(tl.float32)
+            real = (a * cos - b * sin).to(qkv_ptr.dtype.element_ty)
+            imag = (a * sin + b * cos).to(qkv_ptr.dtype.element_ty)
+        tl.store(target, real, mask=inside)
+        tl.store(target + HALF, imag, mask=inside)
+
+
+def _launch(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, length: int, back: bool) -> None:
+    half = cos.shape[1]
+    heads = q.shape[1] // (2 * half)
+    block = triton.next_power_of_2(heads * half)
+    _kernel[(len(qkv),)](qkv, q, k, v, cos, sin, length, HEADS=heads, HALF=half, BLOCK=block, BACK=back, num_warps=4)
+
+
+@torch.library.custom_op("unmask::split_rope", mutates_args=())
+def split_rope(qkv_MW: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q_MD, k_MD (both rotated) and v_MD of qkv_MW; row m stands at position m % L. cos and sin in float32."""
+    M, W = qkv_MW.shape
+    q, k, v = (qkv_MW.new_empty(M, W // 3) for _ in range(3))
+    _launch(qkv_MW.contiguous(), q, k, v, cos_LK, sin_LK, len(cos_LK), back=False)
+    return q, k, v
+
+
+@split_rope.register_fake
+def _(qkv_MW: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    M, W = qkv_MW.shape
+    return qkv_MW.new_empty(M, W // 3), qkv_MW.new_empty(M, W // 3), qkv_MW.new_empty(M, W // 3)
+
+
+@torch.library.custom_op("unmask::join_rope", mutates_args=())
+def join_rope(q_MD: Tensor, k_MD: Tensor, v_MD: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
+    """The gradient of split_rope."""
+    qkv = q_MD.new_empty(len(q_MD), 3 * q_MD.shape[1])
+    _launch(qkv, q_MD.contiguous(), k_MD.contiguous(), v_MD.contiguous(), cos_LK, sin_LK, len(cos_LK), back=True)
+    return qkv
+
+
+@join_rope.register_fake
+def _(q_MD: Tensor, k_MD: Tensor, v_MD: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
+    return q_MD.new_empty(len(q_MD), 3 * q_MD.shape[1])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, None, None]:
+    return join_rope(dq, dk, dv, *ctx.saved_tensors), None, None
+
+
+split_rope.register_autograd(_backward, setup_context=_setup)
