@@ -27,6 +27,7 @@ from unmask.checkpoint import best_checkpoint, load_checkpoint
 from unmask.config import OptimConfig, RunConfig
 from unmask.corpora.jsonl import Jsonl
 from unmask.corpora.text import Text
+from unmask.denoisers._network import Network
 from unmask.denoisers.dit import DiT
 from unmask.ema import Ema
 from unmask.errors import ConfigError, DataError, ModelFolderError, NonFiniteError, UsageError
@@ -603,7 +604,7 @@ def test_the_loss_is_that_of_the_answer_alone(pairs: Path, tmp_path: Path, objec
     x, valid, prefix = map(torch.from_numpy, rows.take(np.arange(60)))
     price = torch.linspace(0, 3, 258)
 
-    class Blind(torch.nn.Module):
+    class Blind(Network):
         num_ids, mask_id, uses_level, causal = 258, 257, False, isinstance(objective, AR)
 
         def __init__(self) -> None:

@@ -78,7 +78,7 @@ def _denoise(denoiser: Network, sampler: PlannedSampler, state: PlannedState, qu
     u_BL = uniform(canvas.key_B[slots_B][:, None], DRAW_TOKEN, position_L)
     valid_BL = None if canvas.valid_BL is None else canvas.valid_BL[slots_B]
     for lo, hi, rows in plan.segments:
-        at, source, target, level = plan.lines(lo, hi, rows, L, state.level_BL)
+        at, source, target, level = plan.lines(state, lo, hi, rows)
         shape = (rows, L, at.shape[2], source.shape[1], valid_BL is not None)
         key = ("denoise", *shape, _draw_key(sampler))
         graph = graphs.get(key, partial(Denoise, denoiser, head, sampler, *shape))
@@ -91,11 +91,11 @@ def _denoise(denoiser: Network, sampler: PlannedSampler, state: PlannedState, qu
             continue
         for r in range(lo, hi):
             graph.replay()
-            row_N, position_N = (put(torch.from_numpy(a), device) for a in state.rounds[r])
+            row_N, position_N = (put(torch.from_numpy(a), device) for a in state.opens(r))
             tokens_BL[:rows] = graph.tokens()
             token_N, log_prob_N = graph.drawn(r - lo, len(row_N))
             yield Step(row_N, position_N, token_N, log_prob_N, tokens_BL[back_B])
-    state.round, state.tokens_BL = len(state.rounds), tokens_BL[back_B]
+    state.round, state.tokens_BL = state.num_rounds, tokens_BL[back_B]
     if quiet:
         yield _nothing(state)
 
@@ -104,7 +104,6 @@ def _denoise(denoiser: Network, sampler: PlannedSampler, state: PlannedState, qu
 class DevicePlan:
     """The rounds of a plan as dense arrays, with the rows sorted by how long they take."""
 
-    rounds: list[tuple[np.ndarray, np.ndarray]]
     row_of_slot: np.ndarray
     slot_of_row: np.ndarray
     segments: list[tuple[int, int, int]]  # rounds lo..hi run with so many rows
@@ -112,22 +111,20 @@ class DevicePlan:
     @classmethod
     def of(cls, state: PlannedState) -> DevicePlan:
         B = len(state.tokens_BL)
-        last_B = np.zeros(B, dtype=np.int64)
-        for r, (row_N, _) in enumerate(state.rounds):
-            last_B[row_N] = r + 1
-        row_of_slot = np.argsort(-last_B, kind="stable")
-        slot_of_row = np.argsort(row_of_slot)
-        active_R = (last_B[None, :] > np.arange(len(state.rounds))[:, None]).sum(axis=1)
-        return cls(state.rounds, row_of_slot, slot_of_row, _segments(active_R, B))
+        round_E = np.repeat(np.arange(state.num_rounds), np.diff(state.starts))
+        rounds_B = np.zeros(B, dtype=np.int64)
+        rounds_B[state.row_E] = round_E + 1  # the last one stays: entries are sorted by round
+        row_of_slot = np.argsort(-rounds_B, kind="stable")
+        active_R = B - np.searchsorted(np.sort(rounds_B), np.arange(state.num_rounds), side="right")
+        return cls(row_of_slot, np.argsort(row_of_slot), _segments(active_R, B))
 
-    def lines(
-        self, lo: int, hi: int, rows: int, length: int, level_BL: np.ndarray
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def lines(self, state: PlannedState, lo: int, hi: int, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """For each round: positions asked at [rows, K]; of those, the real ones [N]; where they are written [N];
         the level of each row. What only fills up is written behind the last token, where nobody reads."""
-        row = np.concatenate([r for r, _ in self.rounds[lo:hi]])
-        position = np.concatenate([p for _, p in self.rounds[lo:hi]])
-        counts = np.array([len(r) for r, _ in self.rounds[lo:hi]])
+        length = state.tokens_BL.shape[1]
+        part = slice(state.starts[lo], state.starts[hi])
+        row, position = state.row_E[part], state.position_E[part]
+        counts = np.diff(state.starts[lo : hi + 1])
         line = np.repeat(np.arange(hi - lo), counts)
         n = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
         # a line's entries are sorted by row: k counts inside each (line, row)
@@ -142,7 +139,7 @@ class DevicePlan:
         at[line, slot, k] = position
         source[line, n] = slot * K + k
         target[line, n] = slot * length + position
-        level[line, slot] = level_BL[row, position]
+        level[line, slot] = state.level_BL[row, position]
         return torch.from_numpy(at), torch.from_numpy(source), torch.from_numpy(target), torch.from_numpy(level)
 
 
@@ -175,13 +172,12 @@ def _bucket(n: int) -> int:
 def _decode(denoiser: Network, sampler: PlannedSampler, state: PlannedState, quiet: bool) -> Iterator[Step]:
     canvas, device = state.canvas, state.tokens_BL.device
     B, L = state.tokens_BL.shape
-    if not state.rounds:
+    if state.num_rounds == 0:
         return
-    columns = np.array([position_N[0] for _, position_N in state.rounds])
+    columns = state.position_E[state.starts[:-1]]  # a round is a column
     first, last = int(columns[0]), int(columns[-1])
     target = np.full((L, B), B * L, dtype=np.int64)
-    for row_N, position_N in state.rounds:
-        target[position_N, row_N] = row_N * L + position_N
+    target[state.position_E, state.row_E] = state.row_E * L + state.position_E
     graphs = graphs_of(denoiser)
     head = graphs.head(denoiser, device)
     head.refresh(denoiser, canvas, sampler)
@@ -194,10 +190,10 @@ def _decode(denoiser: Network, sampler: PlannedSampler, state: PlannedState, qui
     for column in range(first, last + 1):
         graph.replay(column)
         if not quiet and column in line_of:
-            rows, positions = (put(torch.from_numpy(a), device) for a in state.rounds[line_of[column]])
+            rows, positions = (put(torch.from_numpy(a), device) for a in state.opens(line_of[column]))
             token_B, log_prob_B = graph.drawn(column, B)
             yield Step(rows, positions, token_B[rows], log_prob_B[rows], graph.tokens().clone())
-    state.round, state.tokens_BL = len(state.rounds), graph.tokens().clone()
+    state.round, state.tokens_BL = state.num_rounds, graph.tokens().clone()
     if quiet:
         yield _nothing(state)
 

@@ -27,6 +27,7 @@ from unmask.bound import Bound
 from unmask.callbacks import Callback, MetricsFile, StepReport, TensorBoard
 from unmask.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from unmask.config import RECIPE_FILE, RunConfig, option_paths, to_dict
+from unmask.denoisers._network import Network
 from unmask.devices import fast_attention, pick_device
 from unmask.draws import row_keys
 from unmask.ema import Ema
@@ -124,7 +125,7 @@ class Run:
         if checkpoint is not None:
             self._restore(checkpoint)
         if config.compile:
-            self.network.trunk = torch.compile(self.network.trunk)  # type: ignore[method-assign]
+            compile_trunk(self.network)
         self.folder.mkdir(parents=True, exist_ok=True)
         atomic_text(self.folder / RECIPE_FILE, json.dumps(to_dict(config), indent=2) + "\n")
         atomic_text(self.folder / "tokenizer.json", self.tokenizer.to_json())
@@ -167,9 +168,10 @@ class Run:
             group["lr"] = lr
         # A number that is none would ruin the weights for good: the fused kernel then leaves them alone, and the run
         # stops as soon as the host reads it.
-        self.optimizer.found_inf = (~torch.isfinite(loss + grad_norm)).float()  # type: ignore[attr-defined]
+        bad = ~torch.isfinite(loss + grad_norm)
+        self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
         self.optimizer.step()
-        if self.ema is not None:
+        if self.ema is not None and (self.device.type == "cuda" or not bad):  # a GPU is not asked: it would wait
             self.ema.update()
         self.step += 1
 
@@ -355,6 +357,18 @@ class Run:
 
     def _averaged(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.ema is None else self.ema.applied()
+
+
+def compile_trunk(network: Network) -> None:
+    """Compile the part of the network that a loss calls. How many positions it asks for differs from step to step."""
+    compiled = torch.compile(network.trunk_at)
+
+    def trunk_at(z_BL: Tensor, level_B: Tensor | None, flat_N: Tensor, *, valid_BL: Tensor | None = None) -> Tensor:
+        torch._dynamo.mark_dynamic(flat_N, 0)
+        h_ND: Tensor = compiled(z_BL, level_B, flat_N, valid_BL=valid_BL)
+        return h_ND
+
+    network.trunk_at = trunk_at  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)

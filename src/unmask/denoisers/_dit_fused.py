@@ -59,7 +59,7 @@ def fused_decode(
     B = len(ids_B)
     stream = Stream(net.constants(ids_B, None), F.embedding(ids_B, net.embed.weight), 1)
     cos, sin = net.rope_table(kv[0][0].shape[2])
-    position_B = position_1.expand(B)
+    position_B = position_1.repeat(B)
     mask = (torch.arange(stop, device=ids_B.device) <= position_1)[None, None, None]
     for i, (block, (keys, values)) in enumerate(zip(net.layers, kv, strict=True)):
         qkv = F.linear(stream.norm(block.norm1.weight, i, 0), block.qkv.weight)
@@ -109,6 +109,7 @@ class Constants:
         self.biases: Tensor | None = None
         self.mod: Tensor | None = None
         self.final: Tensor | None = None
+        self.place = (net.embed.weight.device, net.embed.weight.dtype)
         blocks = net.layers
         if c_BC is None or net.modulation is None:
             self.biases = torch.cumsum(torch.stack([b.mlp_out.bias for b in blocks]).float(), dim=0)

@@ -52,6 +52,16 @@ class Network(nn.Module):
     ) -> Tensor:
         """h_BLD, or h_BKD at the positions `at_BK`."""
 
+    def trunk_at(
+        self, z_BL: Tensor, level_B: Tensor | None, flat_N: Tensor, *, valid_BL: Tensor | None = None
+    ) -> Tensor:
+        """h_ND at distinct positions of the flat batch (row x L + position): what a loss asks for.
+
+        A network that can save work behind its last exchange between positions does so here.
+        """
+        h_ND: Tensor = take_rows(self.trunk(z_BL, level_B, valid_BL=valid_BL).flatten(0, 1), flat_N)
+        return h_ND
+
     @abstractmethod
     def head(self, h_ND: Tensor) -> Tensor:
         """logits_NI over all ids, the mask's included."""
@@ -96,6 +106,44 @@ def evaluating(network: Network) -> Iterator[None]:
         yield
     finally:
         network.train(was_training)
+
+
+@torch.library.custom_op("unmask::take_rows", mutates_args=())
+def take_rows(h_MD: Tensor, flat_N: Tensor) -> Tensor:
+    """h_ND at distinct rows. That they are distinct makes the backward pass a copy instead of a sum.
+
+    >>> take_rows(torch.eye(3), torch.tensor([2]))
+    tensor([[0., 0., 1.]])
+    """
+    return h_MD.index_select(0, flat_N)
+
+
+@take_rows.register_fake
+def _(h_MD: Tensor, flat_N: Tensor) -> Tensor:
+    return h_MD.new_empty(len(flat_N), h_MD.shape[1])
+
+
+@torch.library.custom_op("unmask::put_rows", mutates_args=())
+def put_rows(h_ND: Tensor, flat_N: Tensor, rows: int) -> Tensor:
+    """The gradient of take_rows: zeros, and h_ND at its rows."""
+    return h_ND.new_zeros(rows, h_ND.shape[1]).index_copy_(0, flat_N, h_ND)
+
+
+@put_rows.register_fake
+def _(h_ND: Tensor, flat_N: Tensor, rows: int) -> Tensor:
+    return h_ND.new_empty(rows, h_ND.shape[1])
+
+
+def _take_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.rows = len(inputs[0])
+
+
+def _take_backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None]:
+    return put_rows(grad_ND, *ctx.saved_tensors, ctx.rows), None
+
+
+take_rows.register_autograd(_take_backward, setup_context=_take_setup)
 
 
 def gather_positions(h_BLD: Tensor, at_BK: Tensor) -> Tensor:

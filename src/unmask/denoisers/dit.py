@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unmask import kernels
 from unmask.denoisers import Denoiser
-from unmask.denoisers._network import KVCache, Network, gather_positions, level_column, refuse_options
+from unmask.denoisers._network import KVCache, Network, gather_positions, level_column, refuse_options, take_rows
 from unmask.errors import UsageError
 from unmask.registry import check_choices
 
@@ -129,6 +129,26 @@ class DiTNetwork(Network):
             from unmask.denoisers._dit_fused import fused_trunk
 
             return fused_trunk(self, ids_BL, level_B, valid_BL=valid_BL, at_BK=at_BK)
+        return self._blocks(z_BL, ids_BL, level_B, valid_BL, positions_BL, at_BK)
+
+    def trunk_at(
+        self, z_BL: Tensor, level_B: Tensor | None, flat_N: Tensor, *, valid_BL: Tensor | None = None
+    ) -> Tensor:
+        """Behind the last block's attention only the asked positions go on: a loss looks at half of them."""
+        if self.can_fuse():
+            return super().trunk_at(z_BL, level_B, flat_N, valid_BL=valid_BL)
+        return self._blocks(z_BL, self._shift(z_BL) if self.causal else z_BL, level_B, valid_BL, flat_N=flat_N)
+
+    def _blocks(
+        self,
+        z_BL: Tensor,
+        ids_BL: Tensor,
+        level_B: Tensor | None,
+        valid_BL: Tensor | None,
+        positions_BL: Tensor | None = None,
+        at_BK: Tensor | None = None,
+        flat_N: Tensor | None = None,
+    ) -> Tensor:
         c_BC = self.condition(z_BL, level_B)
         x_BLD = self.embed(ids_BL)
         if torch.is_autocast_enabled(x_BLD.device.type):
@@ -138,12 +158,13 @@ class DiTNetwork(Network):
         # Padding stands at the end of a row, so a causal mask already hides it from every real position.
         mask = None if valid_BL is None or self.causal else valid_BL[:, None, None, :]
         for i, block in enumerate(self.blocks):
-            at = at_BK if i == len(self.blocks) - 1 else None  # the last block only where somebody looks
+            # the last block only where somebody looks
+            at, flat = (at_BK, flat_N) if i == len(self.blocks) - 1 else (None, None)
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x_BLD = checkpoint(block, x_BLD, c_BC, rope, mask, self.causal, at, use_reentrant=False)
+                x_BLD = checkpoint(block, x_BLD, c_BC, rope, mask, self.causal, at, None, flat, use_reentrant=False)
             else:
-                x_BLD = block(x_BLD, c_BC, rope, mask, self.causal, at)
-        return self._final(x_BLD, c_BC)
+                x_BLD = block(x_BLD, c_BC, rope, mask, self.causal, at, None, flat)
+        return self._final(x_BLD, c_BC, None if flat_N is None else flat_N // z_BL.shape[1])
 
     def head(self, h_ND: Tensor) -> Tensor:
         return self.output(h_ND)  # type: ignore[no-any-return]
@@ -185,7 +206,7 @@ class DiTNetwork(Network):
         if self.uses_level:
             return
         fresh = Constants(self, self.condition(self.embed.weight, None))
-        if self._kept is None:
+        if self._kept is None or self._kept.place != fresh.place:
             self._kept = fresh
         else:
             self._kept.copy_(fresh)
@@ -230,11 +251,11 @@ class DiTNetwork(Network):
             signal = 1000 * level
         return F.silu(self.time(signal))
 
-    def _final(self, x_BLD: Tensor, c_BC: Tensor | None) -> Tensor:
+    def _final(self, x_BLD: Tensor, c_BC: Tensor | None, row_N: Tensor | None = None) -> Tensor:
         h_BLD: Tensor = self.norm(x_BLD)
         if self.modulation is None or c_BC is None:
             return h_BLD
-        shift, scale = self.modulation(c_BC).unsqueeze(1).chunk(2, dim=-1)
+        shift, scale = _per_position(self.modulation(c_BC), row_N).chunk(2, dim=-1)
         return torch.addcmul(shift, h_BLD, 1 + scale)
 
     def _trunk_cached(self, z_BL: Tensor, cache: KVCache) -> Tensor:
@@ -331,12 +352,16 @@ class Block(nn.Module):
         causal: bool,
         at_BK: Tensor | None = None,
         cached: tuple[tuple[Tensor, Tensor], int, int] | None = None,
+        flat_N: Tensor | None = None,
     ) -> Tensor:
         attn_in, attn_gate, mlp_in, mlp_gate = self._modulators(c_BC)
         h_BLD = attn_in(self.norm1(x_BLD))
         a_BLD = self._attend(h_BLD, rope, mask, causal, at_BK, cached)
         if at_BK is not None:
             x_BLD = gather_positions(x_BLD, at_BK)
+        if flat_N is not None:  # from here on no position sees another: [N, D] instead of [B, L, D]
+            _, attn_gate, mlp_in, mlp_gate = self._modulators(c_BC, flat_N // x_BLD.shape[1])
+            a_BLD, x_BLD = (take_rows(t.flatten(0, 1), flat_N) for t in (a_BLD, x_BLD))
         x_BLD = x_BLD + attn_gate(self._drop(self.out(a_BLD)))
         m_BLD = self.mlp_out(F.gelu(self.mlp_in(mlp_in(self.norm2(x_BLD))), approximate="tanh"))
         return x_BLD + mlp_gate(self._drop(m_BLD))  # type: ignore[no-any-return]
@@ -346,11 +371,12 @@ class Block(nn.Module):
             return hashed_dropout(x, self.dropout)
         return F.dropout(x, self.dropout, self.training)
 
-    def _modulators(self, c_BC: Tensor | None):  # type: ignore[no-untyped-def]
+    def _modulators(self, c_BC: Tensor | None, row_N: Tensor | None = None):  # type: ignore[no-untyped-def]
         """How the two branches are shifted-and-scaled going in and gated coming out; plain blocks leave both alone."""
         if self.modulation is None or c_BC is None:
             return _same, _same, _same, _same
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(c_BC).unsqueeze(1).chunk(6, dim=-1)
+        parts = _per_position(self.modulation(c_BC), row_N).chunk(6, dim=-1)
+        shift1, scale1, gate1, shift2, scale2, gate2 = parts
         return (
             lambda h: h * (1 + scale1) + shift1,
             lambda h: h * gate1,
@@ -397,6 +423,13 @@ class Block(nn.Module):
     def _split(self, y_BLD: Tensor) -> Tensor:
         """[B, L, D] → [B, heads, L, head_dim]"""
         return y_BLD.view(*y_BLD.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+def _per_position(m_BC: Tensor, row_N: Tensor | None) -> Tensor:
+    """A row's modulation for each of its positions: broadcast over [B, L], or picked for a flat list."""
+    if row_N is None:
+        return m_BC.unsqueeze(1)
+    return m_BC if len(m_BC) == 1 else m_BC[row_N]
 
 
 def _tables(rope: Rope) -> Rope:

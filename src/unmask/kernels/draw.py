@@ -21,6 +21,12 @@ HEAD_ROWS = 64  # more positions than this are a matter for the matrix library
 
 
 @triton.jit
+def _exp(x):
+    """The logits have 24 bits, and so has this; what is added up and compared with u has 53."""
+    return tl.exp(x.to(tl.float32)).to(tl.float64)
+
+
+@triton.jit
 def _sums(logits_ptr, block_ptr, inv_temp_ptr, top_ptr, sum_ptr, width, C, CHUNK: tl.constexpr):
     """Each chunk's largest value and its sum of exponentials relative to that."""
     row, c = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -30,7 +36,7 @@ def _sums(logits_ptr, block_ptr, inv_temp_ptr, top_ptr, sum_ptr, width, C, CHUNK
     value = value.to(tl.float64) * tl.load(inv_temp_ptr)
     top = tl.maximum(tl.max(value, 0), -1e300)
     tl.store(top_ptr + row * C + c, top)
-    tl.store(sum_ptr + row * C + c, tl.sum(tl.exp(value - top), 0))
+    tl.store(sum_ptr + row * C + c, tl.sum(_exp(value - top), 0))
 
 
 @triton.jit
@@ -64,7 +70,7 @@ def _head_sums(
     value = value.to(tl.float64) * tl.load(inv_temp_ptr)
     top = tl.maximum(tl.max(value, 0), -1e300)
     tl.store(top_ptr + n * C + c, top, mask=n < N)
-    tl.store(sum_ptr + n * C + c, tl.sum(tl.exp(value - top[None, :]), 0), mask=n < N)
+    tl.store(sum_ptr + n * C + c, tl.sum(_exp(value - top[None, :]), 0), mask=n < N)
 
 
 @triton.jit
@@ -106,7 +112,8 @@ def _pick(
     value = tl.load(logits_ptr + row * width + at, mask=at < width, other=-float("inf")).to(tl.float32)
     value += tl.load(block_ptr + at, mask=at < width, other=-float("inf"))
     value = value.to(tl.float64) * tl.load(inv_temp_ptr)
-    p = tl.exp(value - highest)
+    top = tl.load(top_ptr + row * C + c)
+    p = _exp(value - top) * tl.exp(top - highest)  # just as it was summed
     inside = before + tl.cumsum(p, 0)
     last_lane = tl.max(tl.where(p > 0, lanes, 0), 0)
     lane = tl.minimum(tl.sum(tl.where(inside <= point, 1, 0), 0), last_lane)

@@ -74,12 +74,6 @@ def cross_entropy(x_N: Tensor, mask_id: int, zero_masking: bool = True) -> Term:
     return term
 
 
-def take(h_BLD: Tensor, flat_N: Tensor) -> Tensor:
-    """h_ND at distinct flat positions. That they are distinct makes the backward pass a copy instead of a sum."""
-    taken: Tensor = _Take.apply(h_BLD.flatten(0, 1), flat_N)  # type: ignore[no-untyped-call]
-    return taken
-
-
 def sum_rows(where_BL: Tensor, nats_N: Tensor) -> Tensor:
     """Add up each row's tokens, in float64 where the device has it: bounds are sums of many numbers."""
     dtype = torch.float32 if nats_N.device.type == "mps" else torch.float64
@@ -93,20 +87,6 @@ def _chunks(h_ND: Tensor, num_ids: int) -> Iterator[tuple[int, int]]:
     most = max(64, numbers // num_ids)
     size = -(-n // max(1, -(-n // most)))
     return ((lo, min(lo + size, n)) for lo in range(0, n, max(1, size)))
-
-
-class _Take(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, h_MD: Tensor, flat_N: Tensor) -> Tensor:
-        ctx.save_for_backward(flat_N)
-        ctx.rows = len(h_MD)
-        return h_MD.index_select(0, flat_N)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_ND: Tensor) -> Any:
-        (flat_N,) = ctx.saved_tensors
-        return grad_ND.new_zeros(ctx.rows, grad_ND.shape[1]).index_copy_(0, flat_N, grad_ND), None
 
 
 class _ChunkedSum(torch.autograd.Function):

@@ -15,7 +15,7 @@ from unmask.denoisers._network import Network, evaluating
 from unmask.devices import put
 from unmask.errors import UsageError
 from unmask.objectives import Objective
-from unmask.objectives._loss import LossSum, cross_entropy, sum_rows, take, token_nats, weighted_cross_entropy
+from unmask.objectives._loss import LossSum, cross_entropy, sum_rows, token_nats, weighted_cross_entropy
 
 if TYPE_CHECKING:
     from unmask.predictor import Predictor
@@ -41,8 +41,8 @@ class AR(Objective):
         flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)
         device = denoiser.device_for(batch.x_BL)
         flat_N, batch = put(flat_N, device), batch.to(device)
-        h_BLD = denoiser.trunk(batch.x_BL, valid_BL=batch.valid_BL)
-        return take(h_BLD, flat_N), batch.x_BL.flatten()[flat_N]
+        h_ND = denoiser.trunk_at(batch.x_BL, None, flat_N, valid_BL=batch.valid_BL)
+        return h_ND, batch.x_BL.flatten()[flat_N]
 
     def estimator(self, denoiser: Network | Denoiser) -> str:
         return "exact"

@@ -26,7 +26,6 @@ from unmask.objectives._loss import (
     cross_entropy,
     sum_rows,
     summed_nats,
-    take,
     token_nats,
     weighted_cross_entropy,
 )
@@ -139,8 +138,8 @@ class MDLM(Objective):
             put(t, device) for t in (batch.x_BL.flatten()[flat_N], noised.weight_B[row_N], row_N, flat_N)
         )
         valid_BL = None if batch.valid_BL is None else put(batch.valid_BL, device)
-        h_BLD = denoiser.trunk(put(noised.z_BL, device), put(noised.level_B, device), valid_BL=valid_BL)
-        return take(h_BLD, flat_N), x_N, weight_N, row_N
+        z_BL, level_B = put(noised.z_BL, device), put(noised.level_B, device)
+        return denoiser.trunk_at(z_BL, level_B, flat_N, valid_BL=valid_BL), x_N, weight_N, row_N
 
     def _masked_positions(self, denoiser: Network, batch: Batch, noised: Noised) -> tuple[Tensor, Term]:
         """The trunk's vectors at the masked positions, and the loss of each."""
@@ -163,9 +162,9 @@ class MDLM(Objective):
         flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)
         device = denoiser.device_for(batch.x_BL)
         flat_N, batch = put(flat_N, device), batch.to(device)
-        h_BLD = denoiser.trunk(batch.x_BL, torch.zeros_like(batch.time_B), valid_BL=batch.valid_BL)
+        h_ND = denoiser.trunk_at(batch.x_BL, torch.zeros_like(batch.time_B), flat_N, valid_BL=batch.valid_BL)
         x_N = batch.x_BL.flatten()[flat_N]
-        return take(h_BLD, flat_N), cross_entropy(x_N, denoiser.mask_id, self.zero_masking)
+        return h_ND, cross_entropy(x_N, denoiser.mask_id, self.zero_masking)
 
     # --- evaluation ---
 

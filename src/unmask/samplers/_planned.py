@@ -29,12 +29,26 @@ class Plan:
 
 @dataclass
 class PlannedState:
+    """row_E and position_E: everything that opens, sorted by round, then row, then position; round r is
+    starts[r]..starts[r + 1]."""
+
     canvas: Canvas
     tokens_BL: Tensor
-    rounds: list[tuple[np.ndarray, np.ndarray]]  # rows and positions that open, sorted by row
+    row_E: np.ndarray
+    position_E: np.ndarray
+    starts: np.ndarray
     level_BL: np.ndarray
     round: int = 0
     asked: tuple[Tensor, Tensor] = field(default_factory=lambda: (torch.empty(0), torch.empty(0)))
+
+    @property
+    def num_rounds(self) -> int:
+        return len(self.starts) - 1
+
+    def opens(self, r: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and positions that open in round r."""
+        part = slice(self.starts[r], self.starts[r + 1])
+        return self.row_E[part], self.position_E[part]
 
 
 class PlannedSampler(Sampler, Drawing):
@@ -46,19 +60,15 @@ class PlannedSampler(Sampler, Drawing):
         row, position = np.nonzero(plan.rank_BL >= 0)
         rank = plan.rank_BL[row, position]
         order = np.argsort(rank, kind="stable")  # stable: inside a round still sorted by row, then position
-        counts = np.bincount(rank, minlength=0) if len(rank) else np.zeros(0, dtype=int)
-        cuts = np.cumsum(counts)[:-1]
-        rounds = [
-            (r, p)
-            for r, p in zip(np.split(row[order], cuts), np.split(position[order], cuts), strict=True)
-            if len(r)  # left to right, a column may be fixed in every row
-        ]
-        return PlannedState(canvas, canvas.tokens.clone(), rounds, plan.level_BL)
+        counts = np.bincount(rank) if len(rank) else np.zeros(0, dtype=int)
+        counts = counts[counts > 0]  # left to right, a column may be fixed in every row
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return PlannedState(canvas, canvas.tokens.clone(), row[order], position[order], starts, plan.level_BL)
 
     def ask(self, state: PlannedState) -> Query | None:
-        if state.round == len(state.rounds):
+        if state.round == state.num_rounds:
             return None
-        row_N, position_N = state.rounds[state.round]
+        row_N, position_N = state.opens(state.round)
         device = state.tokens_BL.device
         rows, first, counts = np.unique(row_N, return_index=True, return_counts=True)
         column_N = np.arange(len(row_N)) - np.repeat(first, counts)

@@ -57,7 +57,11 @@ class Ancestral(PlannedSampler):
 
 def _ranks(when_BL: np.ndarray, open_BL: np.ndarray) -> np.ndarray:
     """Each row's distinct opening times, numbered from 0; -1 where nothing opens."""
-    rank_BL = np.full(open_BL.shape, -1)
-    for b in range(len(rank_BL)):
-        rank_BL[b, open_BL[b]] = np.unique(when_BL[b, open_BL[b]], return_inverse=True)[1]
-    return rank_BL
+    when_BL = np.where(open_BL, when_BL, np.inf)  # what is fixed comes last
+    order_BL = np.argsort(when_BL, axis=1, kind="stable")
+    sorted_BL = np.take_along_axis(when_BL, order_BL, axis=1)
+    later_BL = np.zeros(open_BL.shape, dtype=np.int64)
+    later_BL[:, 1:] = sorted_BL[:, 1:] != sorted_BL[:, :-1]
+    rank_BL = np.empty_like(later_BL)
+    np.put_along_axis(rank_BL, order_BL, np.cumsum(later_BL, axis=1), axis=1)
+    return np.where(open_BL, rank_BL, -1)

@@ -1,0 +1,199 @@
+"""What a child process measures: `python -m unmask.bench.jobs JOB`, the job and its result as JSON."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unmask import kernels
+from unmask.batch import make_batch
+from unmask.bench import Job, Result, flops, textbook
+from unmask.canvas import Canvas
+from unmask.config import OptimConfig
+from unmask.denoisers._network import Network
+from unmask.denoisers.dit import DiT
+from unmask.devices import fast_attention
+from unmask.ema import Ema
+from unmask.generate import sample
+from unmask.objectives.mdlm import MDLM
+from unmask.optim import make_optimizer
+from unmask.samplers import Sampler, Step
+from unmask.samplers._planned import PlannedSampler
+from unmask.samplers.ancestral import Ancestral
+from unmask.samplers.left_to_right import LeftToRight
+from unmask.samplers.semi_ar import SemiAR
+from unmask.training import compile_trunk
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def measure(job: Job) -> Result:
+    if job.version == "peak":
+        return peak(job)
+    if job.version == "textbook":
+        kernels.HAS_TRITON = False
+    torch.manual_seed(0)
+    device = torch.device(job.device)
+    base = memory(device)
+    net = network(job).to(device)
+    if job.task == "train":
+        return train(job, net, base)
+    return draw(job, net.to(DTYPES[job.precision]).eval(), base)
+
+
+def network(job: Job) -> Network:
+    config = DiT(
+        hidden=job.hidden,
+        blocks=job.blocks,
+        heads=job.heads,
+        dropout=job.dropout,
+        causal=job.task == "ar",
+        conditioning=job.conditioning,  # type: ignore[arg-type]
+    )
+    net = config.build(num_ids=job.vocab + 1, mask_id=job.vocab)
+    torch.nn.init.normal_(net.output.weight, std=0.02)
+    return net
+
+
+def train(job: Job, net: Network, base: int) -> Result:
+    """Forward, backward, clip, AdamW, EMA."""
+    device = torch.device(job.device)
+    net.train()
+    optimizer, _ = make_optimizer(net, OptimConfig())
+    ema = Ema(net, 0.9999)
+    objective = MDLM()
+    x_BL = torch.randint(0, job.vocab, (job.batch, job.length))
+    x_on_device = x_BL.to(device)
+    if job.compile:
+        compile_trunk(net)
+
+    def step(i: int) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, dtype=DTYPES[job.precision], enabled=job.precision != "fp32"):
+            if job.version == "textbook":
+                textbook.loss(net, x_on_device).backward()  # type: ignore[no-untyped-call]
+            else:
+                with fast_attention():
+                    total = objective.loss(net, make_batch(x_BL, seed=0, step=i))
+                    (total.nats / x_BL.numel()).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        ema.update()
+
+    def several(count: int) -> None:
+        for i in range(count):
+            step(i)
+
+    # A GPU's steps are timed several at a time, since the next one is handed over before the last is done.
+    group = 5 if device.type == "cuda" else 1
+    warm_up = clocked(device, lambda: several(3))
+    seconds = [clocked(device, lambda: several(group)) / group for _ in range(job.repeats)]
+    tokens = x_BL.numel()
+    sizes = {"length": job.length, "hidden": job.hidden, "blocks": job.blocks, "vocab": job.vocab}
+    needed = flops.train(tokens=tokens, masked=tokens // 2, **sizes)
+    return Result(seconds=seconds, tokens=tokens, flops=needed, peak_bytes=memory(device) - base, warm_up=warm_up)
+
+
+def draw(job: Job, net: Network, base: int) -> Result:
+    """A batch of samples from nothing."""
+    device = torch.device(job.device)
+    length = job.total if job.task == "semi-ar" else job.length
+    canvas = Canvas.blank(num=job.batch, length=length, mask_id=job.vocab).to(device)
+    ancestral = Ancestral(steps=job.steps)
+    sampler: Sampler = {
+        "sample": ancestral,
+        "semi-ar": SemiAR(window=job.length, stride=job.stride, inner=ancestral),
+        "ar": LeftToRight(),
+    }[job.task]
+    windows = 1 + max(0, -(-(length - job.length) // job.stride)) if job.task == "semi-ar" else 1
+    calls = job.length if job.task == "ar" else job.steps
+    note, scale = "", 1.0
+    if job.version == "unmask":
+
+        def work() -> Tensor:
+            return sample(net, canvas, sampler).tokens
+
+        row_calls = count_row_calls(canvas.to("cpu"), sampler)
+    else:
+        timed = min(job.calls or calls, calls)
+        scale, row_calls = windows * calls / timed, windows * calls * job.batch
+        if timed < calls or windows > 1:
+            note = f"{timed} of its {windows * calls} equal calls timed, scaled up"
+
+        def work() -> Tensor:
+            z_BL = torch.full((job.batch, job.length), job.vocab, device=device)
+            if job.task == "ar":
+                return textbook.next_tokens(net, z_BL, timed)
+            return textbook.sample(net, z_BL, job.steps, timed)
+
+    warm_up = clocked(device, work) if device.type == "cuda" else 0.0
+    repeats = job.repeats if job.version == "unmask" and device.type == "cuda" else 1
+    seconds = [clocked(device, work) * scale for _ in range(repeats)]
+    sizes = {"length": job.length, "hidden": job.hidden, "blocks": job.blocks, "vocab": job.vocab}
+    tokens = job.batch * length
+    if job.task == "ar":
+        needed = flops.decode(rows=job.batch, **sizes)
+    else:
+        needed = flops.denoise(row_calls=row_calls, tokens=tokens, **sizes)
+    return Result(
+        seconds=seconds, tokens=tokens, flops=needed, peak_bytes=memory(device) - base, warm_up=warm_up, note=note
+    )
+
+
+def count_row_calls(canvas: Canvas, sampler: Sampler) -> int:
+    """Rows the network sees over all calls; the plan alone decides that."""
+    if isinstance(sampler, SemiAR):
+        inner, rows = sampler.inner, 0
+
+        def fill(window: Canvas) -> list[Step]:
+            nonlocal rows
+            rows += count_row_calls(window, inner)
+            none = torch.empty(0, dtype=torch.long)
+            return [Step(none, none, none, none, torch.zeros_like(window.tokens))]
+
+        for _ in sampler.run(canvas, fill):
+            pass
+        return rows
+    assert isinstance(sampler, PlannedSampler)
+    state = sampler.start(canvas)
+    return sum(len(np.unique(state.opens(r)[0])) for r in range(state.num_rounds))
+
+
+def peak(job: Job) -> Result:
+    """The rate of one large matrix product on random numbers."""
+    device = torch.device(job.device)
+    n = 8192 if device.type == "cuda" else 2048
+    a, b = (torch.randn(n, n, device=device, dtype=DTYPES[job.precision]) for _ in range(2))
+    clocked(device, lambda: [a @ b for _ in range(3)])
+    seconds = [clocked(device, lambda: [a @ b for _ in range(10)]) / 10 for _ in range(3)]
+    return Result(seconds=seconds, tokens=0, flops=2.0 * n**3, peak_bytes=0, warm_up=0.0)
+
+
+def clocked(device: torch.device, work: Callable[[], object]) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def memory(device: torch.device) -> int:
+    """The most that was held at a time: on a GPU by tensors, on a CPU by the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(measure(Job(**json.loads(sys.argv[1]))))))

@@ -1,0 +1,134 @@
+"""Measure speed and memory: training, sampling, semi-autoregressive and autoregressive sampling.
+
+Random weights and tokens, each version in a process of its own, beside a plain textbook version of the same work.
+
+Example:
+  unmask bench train --size small --length 1024 --batch 32
+  unmask bench sample --size mini --length 256 --batch 8 --device cpu --calls 12
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from typing import Any
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("task", choices=["train", "sample", "semi-ar", "ar"])
+    parser.add_argument("--size", help="of the DiT: nano, micro, mini, tiny, small, medium (default small)")
+    for name in ("hidden", "blocks", "heads"):
+        parser.add_argument(f"--{name}", type=int, help="overrides the size's")
+    parser.add_argument("--conditioning", choices=["none", "constant", "level"], default="none")
+    parser.add_argument("--length", type=int, default=1024, help="of a row, or of a window (default 1024)")
+    parser.add_argument("--vocab", type=int, default=50257, help="default 50257")
+    parser.add_argument("--batch", type=int, help="rows (default 32 for training, 1 for sampling)")
+    parser.add_argument("--dropout", type=float, default=0.1, help="in training (default 0.1)")
+    parser.add_argument("--steps", type=int, default=128, help="T, for sampling (default 128)")
+    parser.add_argument("--total", type=int, default=2048, help="tokens of a semi-autoregressive text (default 2048)")
+    parser.add_argument("--stride", type=int, default=512, help="of the window (default 512)")
+    parser.add_argument("--precision", choices=["bf16", "fp32"], help="default bf16 on a GPU, fp32 on a CPU")
+    parser.add_argument("--no-compile", action="store_true", help="training on a GPU without torch.compile")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements; the median counts (default 5)")
+    parser.add_argument("--calls", type=int, help="time so many of the textbook's equal sampling calls, and scale up")
+    parser.add_argument("--no-textbook", action="store_true", help="measure unmask alone")
+    parser.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    import sys
+
+    from unmask.bench import Job, Result, flops, run_job
+    from unmask.denoisers.dit import DiT
+    from unmask.devices import pick_device
+    from unmask.errors import UsageError
+
+    for name in ("length", "vocab", "batch", "steps", "total", "stride", "repeats", "calls"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} must be at least 1, got {value}")
+    if args.task == "semi-ar" and args.stride > args.length:
+        raise UsageError(f"--stride {args.stride} is beyond the window of --length {args.length}")
+    device = pick_device(args.device)
+    sizes = {"hidden": args.hidden, "blocks": args.blocks, "heads": args.heads}
+    if args.hidden and not args.heads:
+        sizes["heads"] = max(1, args.hidden // 64)
+    hidden, blocks, heads = DiT(size=args.size or "small", **sizes).dims
+    on_gpu = device.type == "cuda"
+    common: dict[str, Any] = {
+        "task": args.task,
+        "device": str(device),
+        "hidden": hidden,
+        "blocks": blocks,
+        "heads": heads,
+        "length": args.length,
+        "vocab": args.vocab,
+        "batch": args.batch or (32 if args.task == "train" else 1),
+        "conditioning": args.conditioning,
+        "dropout": args.dropout,
+        "precision": args.precision or ("bf16" if on_gpu else "fp32"),
+        "steps": args.steps,
+        "total": args.total,
+        "stride": args.stride,
+        "repeats": args.repeats,
+        "calls": args.calls,
+    }
+    results: dict[str, Result] = {}
+    for version in ("peak", "unmask") if args.no_textbook else ("peak", "textbook", "unmask"):
+        print(f"measuring {version} ...", file=sys.stderr)
+        compiled = version == "unmask" and args.task == "train" and on_gpu and not args.no_compile
+        results[version] = run_job(Job(version=version, compile=compiled, **common))
+    ceiling = results.pop("peak")
+    rows = {name: summary(r, ceiling.flops / min(ceiling.seconds)) for name, r in results.items()}
+    if args.json:
+        print(json.dumps({"options": common, "peak_tflops": ceiling.flops / min(ceiling.seconds) / 1e12, **rows}))
+        return 0
+    formula = {"train": flops.TRAIN, "ar": flops.DECODE}.get(args.task, flops.DENOISE)
+    sampled = f", T {args.steps}" if args.task in ("sample", "semi-ar") else ""
+    print(
+        f"{args.task}: DiT {hidden}×{blocks}×{heads}, L {args.length}, V {args.vocab}, batch {common['batch']}{sampled}"
+    )
+    rate = ceiling.flops / min(ceiling.seconds) / 1e12
+    print(
+        f"on {device_name(device)}, {common['precision']}, whose matrix product runs at {rate:.3g} TFLOP/s (MFU 100%)"
+    )
+    print(f"FLOP = {formula}\n")
+    head = f"{'':<10}{'seconds':>10}{'(range)':>18}{'tok/s':>12}{'TFLOP/s':>9}{'MFU':>7}{'peak GB':>9}{'warm-up s':>11}"
+    print(head)
+    for name, row in rows.items():
+        spread = f"({row['fastest']:.4g}–{row['slowest']:.4g})"
+        print(
+            f"{name:<10}{row['seconds']:>10.4g}{spread:>18}{row['tokens_per_second']:>12,.0f}{row['tflops']:>9.3g}"
+            f"{row['mfu']:>7.1%}{row['peak_gb']:>9.2f}{row['warm_up']:>11.1f}"
+        )
+    if "textbook" in rows:
+        plain, ours = rows["textbook"], rows["unmask"]
+        speed, memory = plain["seconds"] / ours["seconds"], ours["peak_gb"] / plain["peak_gb"]
+        print(f"\nunmask: {speed:.2f}× the speed, {memory:.2f}× the memory")
+    for name, result in results.items():
+        if result.note:
+            print(f"{name}: {result.note}")
+    return 0
+
+
+def summary(result: Any, peak: float) -> dict[str, Any]:
+    seconds = statistics.median(result.seconds)
+    return {
+        "seconds": seconds,
+        "fastest": min(result.seconds),
+        "slowest": max(result.seconds),
+        "tokens_per_second": result.tokens / seconds,
+        "tflops": result.flops / seconds / 1e12,
+        "mfu": result.flops / seconds / peak,
+        "peak_gb": result.peak_bytes / 1e9,
+        "warm_up": result.warm_up,
+        "note": result.note,
+    }
+
+
+def device_name(device: Any) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

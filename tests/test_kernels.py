@@ -1,0 +1,130 @@
+"""Every kernel against the plain torch it stands for: on a GPU where there is one, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
+pytest.importorskip("triton", reason="Triton is not installed: the kernels are not tested")
+
+from unmask.denoisers.dit import rotary, rotate
+from unmask.draws import categorical
+from unmask.kernels.cross_entropy import cross_entropy_grad_
+from unmask.kernels.draw import draw
+from unmask.kernels.residual_norm import residual_norm
+from unmask.kernels.rope import rope_
+from unmask.kernels.split_rope import split_rope
+from unmask.replay import Lines
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+B, L, H, K = 2, 5, 3, 8  # K: a head's width
+D = H * K
+
+
+@pytest.fixture(autouse=True)
+def on_device() -> None:
+    torch.manual_seed(0)
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE)
+
+
+def test_cross_entropy_and_its_gradient() -> None:
+    logits = 3 * randn(5, 5000)
+    logits[:, 7] = -torch.inf
+    x, weight = torch.tensor([1, 2, 3, 4999, 0], device=DEVICE), torch.rand(5, device=DEVICE)
+    plain = logits.clone().requires_grad_()
+    want = weight * F.cross_entropy(plain, x, reduction="none")
+    want.sum().backward()  # type: ignore[no-untyped-call]
+    got = cross_entropy_grad_(logits, x, weight)
+    torch.testing.assert_close(got, want.detach())
+    torch.testing.assert_close(logits, plain.grad)  # the gradient has taken the logits' place
+
+
+@pytest.mark.parametrize("lines", [1, B], ids=["one condition", "one a row"])
+def test_residual_norm(lines: int) -> None:
+    x, y, weight, bias = randn(B * L, D), randn(B * L, D), randn(D), randn(D)
+    torch.testing.assert_close(
+        residual_norm(x.clone(), weight, bias_D=bias), F.layer_norm(x + bias, (D,), weight, None, 1e-5)
+    )
+    gate, scale, shift = randn(lines, 3 * D).chunk(3, dim=-1)
+    wide = [t.repeat_interleave(B * L // lines, dim=0) for t in (gate, scale, shift)]
+    got_x = x.clone()
+    got = residual_norm(got_x, weight, bias_D=bias, y_MD=y, gate=gate, scale=scale, shift=shift, rows_per_cond=L)
+    want_x = x + wide[0] * (y + bias)
+    torch.testing.assert_close(got_x, want_x)
+    want = F.layer_norm(want_x, (D,), weight, None, 1e-5) * (1 + wide[1]) + wide[2]
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def rotated(x_MD: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return rotate(x_MD.view(B, L, H, K).transpose(1, 2), rope).transpose(1, 2).reshape(B * L, D)
+
+
+def test_rope_in_place() -> None:
+    qkv = randn(B * L, 3 * D)
+    rope = rotary(K, None, L, DEVICE, torch.float32)
+    want = torch.cat([rotated(part, rope) for part in qkv.chunk(3, dim=-1)[:2]] + [qkv[:, 2 * D :]], dim=-1)
+    got = qkv.clone()
+    rope_(got, rope[0][0, 0], rope[1][0, 0], 2 * H, length=L)
+    torch.testing.assert_close(got, want)
+    some = torch.tensor([7, 3], device=DEVICE)  # of the flat rows: positions 2 and 3
+    got = qkv[some, :D].clone()
+    rope_(got, rope[0][0, 0], rope[1][0, 0], H, length=L, position_M=some % L)
+    torch.testing.assert_close(got, want[some, :D])
+
+
+def test_split_rope_and_its_gradient() -> None:
+    rope = rotary(K, None, L, DEVICE, torch.float32)
+    qkv = randn(B * L, 3 * D).requires_grad_()
+    plain = qkv.detach().clone().requires_grad_()
+    q, k, v = plain.chunk(3, dim=-1)
+    want = (rotated(q, rope), rotated(k, rope), v)
+    got = split_rope(qkv, rope[0][0, 0], rope[1][0, 0])
+    torch.testing.assert_close(got, want)
+    factors = [randn(B * L, D) for _ in range(3)]
+    for parts in (got, want):
+        sum((p * f).sum() for p, f in zip(parts, factors, strict=True)).backward()  # type: ignore[union-attr]
+    torch.testing.assert_close(qkv.grad, plain.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [3, 70])
+def test_draw(dtype: torch.dtype, rows: int) -> None:
+    """The same token as the plain inverse CDF, for the same uniforms; written where the plan's line says."""
+    if rows > 64 and DEVICE.type == "cpu" and dtype == torch.float16:
+        pytest.skip("a product of 16-bit numbers into 32 is a GPU's alone")
+    h, weight = randn(rows, 64).to(dtype), (0.3 * randn(1500, 64)).to(dtype)
+    block = torch.zeros(1500, device=DEVICE)
+    block[5:900] = -torch.inf
+    lines = Lines.void(3, rows, 100, DEVICE)
+    lines.line.fill_(1)
+    lines.target[1] = torch.randperm(100, device=DEVICE)[:rows]
+    lines.u[:-1] = torch.rand(100, dtype=torch.float64, device=DEVICE)
+    draw(h, weight, block, torch.tensor([1 / 0.7], dtype=torch.float64, device=DEVICE), lines)
+    log_p = torch.log_softmax((h.double() @ weight.double().T + block) / 0.7, dim=-1)
+    want = categorical(log_p, lines.u[lines.target[1]])
+    assert (lines.token[1] == want).float().mean() > 0.98  # a u on the edge between two tokens may fall either way
+    torch.testing.assert_close(lines.text[lines.target[1]], lines.token[1])
+    got_log_p = log_p.gather(1, lines.token[1][:, None]).squeeze(1)
+    torch.testing.assert_close(lines.log_prob[1].double(), got_log_p, rtol=1e-3, atol=1e-3)
+    assert not lines.token[[0, 2]].any()  # other lines are left alone
+
+
+def test_a_draw_at_either_end_of_the_law() -> None:
+    """u = 0 and u just under 1 give the first and the last token that may be drawn, across empty chunks."""
+    logits = torch.zeros(2, 5000, device=DEVICE)
+    block = torch.full((5000,), -torch.inf, device=DEVICE)
+    block[2500:2600] = 0
+    lines = Lines.void(1, 2, 2, DEVICE)
+    lines.target[0] = torch.tensor([0, 1])
+    lines.u[:2] = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    draw(logits, None, block, torch.ones(1, dtype=torch.float64, device=DEVICE), lines)
+    assert lines.token[0].tolist() == [2500, 2599]
+    torch.testing.assert_close(lines.log_prob[0].cpu(), torch.full((2,), -4.6051702))
