@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed: the kernels are n
 
 from unmask.denoisers.dit import rotary, rotate
 from unmask.draws import categorical
+from unmask.kernels.adamw import adamw_
 from unmask.kernels.cross_entropy import cross_entropy_grad_
 from unmask.kernels.draw import draw
 from unmask.kernels.residual_norm import residual_norm
@@ -115,6 +116,38 @@ def test_draw(dtype: torch.dtype, rows: int) -> None:
     got_log_p = log_p.gather(1, lines.token[1][:, None]).squeeze(1)
     torch.testing.assert_close(lines.log_prob[1].double(), got_log_p, rtol=1e-3, atol=1e-3)
     assert not lines.token[[0, 2]].any()  # other lines are left alone
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_the_one_pass_update_is_clipping_adamw_and_the_average(weight_decay: float) -> None:
+    p, ema = randn(3, 700), randn(3, 700)
+    parameter = torch.nn.Parameter(p.clone())
+    plain = torch.optim.AdamW([parameter], lr=0.1, betas=(0.9, 0.98), eps=1e-8, weight_decay=weight_decay)
+    want_ema, state = ema.clone(), [torch.zeros_like(p), torch.zeros_like(p)]
+    for count in (1, 2, 3):
+        grad = randn(3, 700)
+        parameter.grad = grad.clone()
+        norm = torch.nn.utils.clip_grad_norm_([parameter], 1.0)
+        plain.step()
+        want_ema.lerp_(parameter.detach(), 0.25)
+        for bad in (True, False):  # a bad one changes nothing
+            adamw_(
+                p,
+                grad,
+                state[0],
+                state[1],
+                ema,
+                scale=(1.0 / (norm + 1e-6)).clamp(max=1.0),
+                bad=torch.tensor(bad, device=DEVICE),
+                count=count,
+                lr=0.1,
+                betas=(0.9, 0.98),
+                eps=1e-8,
+                weight_decay=weight_decay,
+                towards=0.25,
+            )
+    torch.testing.assert_close(p, parameter.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ema, want_ema, rtol=1e-5, atol=1e-6)
 
 
 def test_a_draw_at_either_end_of_the_law() -> None:

@@ -28,11 +28,14 @@ class Ema:
     def decay_at(decay: float, num_updates: int) -> float:
         return min(decay, (1 + num_updates) / (10 + num_updates))
 
+    def advance(self) -> float:
+        """Count one more update; how far the average goes towards the weights in it."""
+        self.num_updates += 1
+        return 1 - self.decay_at(self.decay, self.num_updates)
+
     @torch.no_grad()
     def update(self) -> None:
-        self.num_updates += 1
-        keep = self.decay_at(self.decay, self.num_updates)
-        torch._foreach_lerp_(list(self.shadow.values()), list(self.parameters.values()), 1 - keep)
+        torch._foreach_lerp_(list(self.shadow.values()), list(self.parameters.values()), self.advance())
 
     def load(self, shadow: dict[str, Tensor], num_updates: int) -> None:
         for name, tensor in shadow.items():

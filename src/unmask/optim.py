@@ -1,4 +1,4 @@
-"""AdamW, the course of its learning rate, and its state by parameter name."""
+"""AdamW, its update with clipping and averaging, the course of its learning rate, its state by parameter name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unmask import kernels
 from unmask.config import OptimConfig
 from unmask.denoisers._network import Network
+from unmask.ema import Ema
 from unmask.errors import ModelFolderError, UsageError
 
 
@@ -26,6 +28,80 @@ def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.A
     # One kernel for all parameters; on the CPU too it is several times faster than a loop over them.
     optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
     return optimizer, [name for name, _ in matrices + others]
+
+
+class Updater:
+    """Clip, step and average. A gradient that is no number leaves everything as it is, without asking the device.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> updater = Updater(torch.optim.AdamW(layer.parameters(), fused=True), ["weight", "bias"], ema=None, clip=1.0)
+    >>> layer(torch.ones(2)).backward()
+    >>> updater.update(lr=0.1, grad_norm=updater.grad_norm(), bad=torch.tensor(False))
+    """
+
+    def __init__(self, optimizer: torch.optim.AdamW, names: list[str], *, ema: Ema | None, clip: float) -> None:
+        self.optimizer, self.names, self.ema, self.clip = optimizer, names, ema, clip
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.count: int | None = None  # of updates so far, read from the optimizer's state when first needed
+
+    def grad_norm(self) -> Tensor:
+        return torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+
+    @torch.no_grad()
+    def update(self, *, lr: float, grad_norm: Tensor, bad: Tensor) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if all(p.dtype == torch.float32 and kernels.fit(p) for p in self.parameters):
+            self._update_in_one_pass(grad_norm, bad)
+            return
+        if self.clip:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip, grad_norm)
+        self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+        self.optimizer.step()
+        if self.ema is not None and (bad.is_cuda or not bad):  # a GPU is not asked: it would wait
+            self.ema.update()
+
+    def _update_in_one_pass(self, grad_norm: Tensor, bad: Tensor) -> None:
+        from unmask.kernels.adamw import adamw_
+
+        if self.count is None:
+            self.count = self._begin()
+        self.count += 1
+        scale = (self.clip / (grad_norm + 1e-6)).clamp(max=1.0) if self.clip else torch.ones_like(grad_norm)
+        towards = 0.0 if self.ema is None else self.ema.advance()
+        for group, owned in _groups(self.optimizer, self.names):
+            for name, p in owned.items():
+                if p.grad is None:
+                    continue
+                state = self.optimizer.state[p]
+                adamw_(
+                    p,
+                    p.grad.contiguous(),
+                    state["exp_avg"],
+                    state["exp_avg_sq"],
+                    None if self.ema is None else self.ema.shadow[name],
+                    scale=scale,
+                    bad=bad,
+                    count=self.count,
+                    lr=group["lr"],
+                    betas=group["betas"],
+                    eps=group["eps"],
+                    weight_decay=group["weight_decay"],
+                    towards=towards,
+                )
+        torch._foreach_add_([self.optimizer.state[p]["step"] for p in self.parameters], 1.0)
+
+    def _begin(self) -> int:
+        """The optimizer's state as it makes it itself, where there is none yet; how many updates it has seen."""
+        for p in self.parameters:
+            if p not in self.optimizer.state:
+                zero = torch.zeros((), device=p.device)
+                self.optimizer.state[p] = {
+                    "step": zero,
+                    "exp_avg": torch.zeros_like(p),
+                    "exp_avg_sq": torch.zeros_like(p),
+                }
+        return int(self.optimizer.state[self.parameters[0]]["step"])
 
 
 def learning_rate(config: OptimConfig, step: int, num_steps: int) -> float:

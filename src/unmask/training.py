@@ -35,7 +35,7 @@ from unmask.errors import ConfigError, DataError, ModelFolderError, NonFiniteErr
 from unmask.evaluate import evaluate_rows
 from unmask.loader import Loader
 from unmask.model import Model, load, load_weights, unshared
-from unmask.optim import flatten_optimizer, learning_rate, make_optimizer, restore_optimizer
+from unmask.optim import Updater, flatten_optimizer, learning_rate, make_optimizer, restore_optimizer
 from unmask.packing import Rows, build_rows, reading_bar
 from unmask.tokens import Tokenizer, load_tokenizer, tokenizer_from_json
 
@@ -118,6 +118,7 @@ class Run:
             self._init_from(init)
         self.ema = Ema(self.network, config.optim.ema) if config.optim.ema else None
         self.optimizer, self.names = make_optimizer(self.network, config.optim)
+        self.updater = Updater(self.optimizer, self.names, ema=self.ema, clip=config.optim.clip)
         self.step, self.best, self.resumed = 0, math.inf, 0
         self.unread: deque[Unread] = deque()
         self.began = self.last_read = time.perf_counter()
@@ -160,19 +161,12 @@ class Run:
                 loss = self.config.objective.loss(self.network, part)
                 (loss.nats / max(tokens, 1)).backward()  # type: ignore[no-untyped-call]
             total += loss.nats.detach()
-        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optim.clip or math.inf)
-        return total / max(tokens, 1), norm
+        return total / max(tokens, 1), self.updater.grad_norm()
 
     def update(self, lr: float, loss: Tensor, grad_norm: Tensor) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        # A number that is none would ruin the weights for good: the fused kernel then leaves them alone, and the run
-        # stops as soon as the host reads it.
-        bad = ~torch.isfinite(loss + grad_norm)
-        self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
-        self.optimizer.step()
-        if self.ema is not None and (self.device.type == "cuda" or not bad):  # a GPU is not asked: it would wait
-            self.ema.update()
+        # A number that is none would ruin the weights for good: they are left alone, on the device, and the run stops
+        # as soon as the host reads it.
+        self.updater.update(lr=lr, grad_norm=grad_norm, bad=~torch.isfinite(loss + grad_norm))
         self.step += 1
 
     # --- reading what a step gave ---

@@ -24,7 +24,7 @@ from unmask.devices import fast_attention
 from unmask.ema import Ema
 from unmask.generate import sample
 from unmask.objectives.mdlm import MDLM
-from unmask.optim import make_optimizer
+from unmask.optim import Updater, make_optimizer
 from unmask.samplers import Sampler, Step
 from unmask.samplers._planned import PlannedSampler
 from unmask.samplers.ancestral import Ancestral
@@ -67,8 +67,9 @@ def train(job: Job, net: Network, base: int) -> Result:
     """Forward, backward, clip, AdamW, EMA."""
     device = torch.device(job.device)
     net.train()
-    optimizer, _ = make_optimizer(net, OptimConfig())
+    optimizer, names = make_optimizer(net, OptimConfig())
     ema = Ema(net, 0.9999)
+    updater = Updater(optimizer, names, ema=ema, clip=1.0)
     objective = MDLM()
     x_BL = torch.randint(0, job.vocab, (job.batch, job.length))
     x_on_device = x_BL.to(device)
@@ -84,9 +85,13 @@ def train(job: Job, net: Network, base: int) -> Result:
                 with fast_attention():
                     total = objective.loss(net, make_batch(x_BL, seed=0, step=i))
                     (total.nats / x_BL.numel()).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        ema.update()
+        if job.version == "textbook":
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            ema.update()
+        else:
+            norm = updater.grad_norm()
+            updater.update(lr=3e-4, grad_norm=norm, bad=~torch.isfinite(norm))
 
     def several(count: int) -> None:
         for i in range(count):

@@ -120,7 +120,7 @@ def take_rows(h_MD: Tensor, flat_N: Tensor) -> Tensor:
 
 @take_rows.register_fake
 def _(h_MD: Tensor, flat_N: Tensor) -> Tensor:
-    return h_MD.new_empty(len(flat_N), h_MD.shape[1])
+    return h_MD.new_empty(flat_N.shape[0], h_MD.shape[1])  # len would fix the number in a compiled graph
 
 
 @torch.library.custom_op("unmask::put_rows", mutates_args=())
@@ -136,7 +136,7 @@ def _(h_ND: Tensor, flat_N: Tensor, rows: int) -> Tensor:
 
 def _take_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(inputs[1])
-    ctx.rows = len(inputs[0])
+    ctx.rows = inputs[0].shape[0]
 
 
 def _take_backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None]:

@@ -84,7 +84,7 @@ def join_rope(q_MD: Tensor, k_MD: Tensor, v_MD: Tensor, cos_LK: Tensor, sin_LK: 
 
 @join_rope.register_fake
 def _(q_MD: Tensor, k_MD: Tensor, v_MD: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
-    return q_MD.new_empty(len(q_MD), 3 * q_MD.shape[1])
+    return q_MD.new_empty(q_MD.shape[0], 3 * q_MD.shape[1])
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
