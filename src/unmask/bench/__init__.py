@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from unmask.errors import UnmaskError
@@ -39,6 +39,7 @@ class Job:
     stride: int = 512
     repeats: int = 10
     calls: int | None = None  # of the textbook's equal sampling calls; the time is scaled up
+    profile: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,7 @@ class Result:
     peak_bytes: int
     warm_up: float  # seconds before the first repeat: compiling, capturing
     note: str = ""
+    profile: list[tuple[str, int, float]] = field(default_factory=list)  # what ran, how often, milliseconds in all
 
 
 def run_job(job: Job) -> Result:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 import numpy as np
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from unmask import kernels
 from unmask.batch import make_batch
@@ -103,8 +104,14 @@ def train(job: Job, net: Network, base: int) -> Result:
     seconds = [clocked(device, lambda: several(group)) / group for _ in range(job.repeats)]
     tokens = x_BL.numel()
     sizes = {"length": job.length, "hidden": job.hidden, "blocks": job.blocks, "vocab": job.vocab}
-    needed = flops.train(tokens=tokens, masked=tokens // 2, **sizes)
-    return Result(seconds=seconds, tokens=tokens, flops=needed, peak_bytes=memory(device) - base, warm_up=warm_up)
+    return Result(
+        seconds=seconds,
+        tokens=tokens,
+        flops=flops.train(tokens=tokens, masked=tokens // 2, **sizes),
+        peak_bytes=memory(device) - base,
+        warm_up=warm_up,
+        profile=profiled(job, lambda: step(0)),
+    )
 
 
 def draw(job: Job, net: Network, base: int) -> Result:
@@ -112,12 +119,9 @@ def draw(job: Job, net: Network, base: int) -> Result:
     device = torch.device(job.device)
     length = job.total if job.task == "semi-ar" else job.length
     canvas = Canvas.blank(num=job.batch, length=length, mask_id=job.vocab).to(device)
-    ancestral = Ancestral(steps=job.steps)
-    sampler: Sampler = {
-        "sample": ancestral,
-        "semi-ar": SemiAR(window=job.length, stride=job.stride, inner=ancestral),
-        "ar": LeftToRight(),
-    }[job.task]
+    sampler: Sampler = LeftToRight() if job.task == "ar" else Ancestral(steps=job.steps)
+    if job.task == "semi-ar":
+        sampler = SemiAR(window=job.length, stride=job.stride, inner=sampler)
     windows = 1 + max(0, -(-(length - job.length) // job.stride)) if job.task == "semi-ar" else 1
     calls = job.length if job.task == "ar" else job.steps
     note, scale = "", 1.0
@@ -149,7 +153,13 @@ def draw(job: Job, net: Network, base: int) -> Result:
     else:
         needed = flops.denoise(row_calls=row_calls, tokens=tokens, **sizes)
     return Result(
-        seconds=seconds, tokens=tokens, flops=needed, peak_bytes=memory(device) - base, warm_up=warm_up, note=note
+        seconds=seconds,
+        tokens=tokens,
+        flops=needed,
+        peak_bytes=memory(device) - base,
+        warm_up=warm_up,
+        note=note,
+        profile=profiled(job, work),
     )
 
 
@@ -170,6 +180,23 @@ def count_row_calls(canvas: Canvas, sampler: Sampler) -> int:
     assert isinstance(sampler, PlannedSampler)
     state = sampler.start(canvas)
     return sum(len(np.unique(state.opens(r)[0])) for r in range(state.num_rounds))
+
+
+def profiled(job: Job, work: Callable[[], object]) -> list[tuple[str, int, float]]:
+    """One more run, under the profiler: the kernels (on a CPU: the operations) by the time they take themselves."""
+    if not job.profile:
+        return []
+    on_gpu = job.device.startswith("cuda")
+    kind = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    with profile(activities=[kind]) as seen:
+        clocked(torch.device(job.device), work)
+    spent: dict[str, tuple[int, float]] = {}
+    for event in seen.events() or []:
+        micros = event.device_time if on_gpu else event.self_cpu_time_total
+        count, total = spent.get(event.name, (0, 0.0))
+        spent[event.name] = count + 1, total + micros
+    order = sorted(spent.items(), key=lambda entry: -entry[1][1])
+    return [(name, count, micros / 1e3) for name, (count, micros) in order]
 
 
 def peak(job: Job) -> Result:

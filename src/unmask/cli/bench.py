@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="measurements; the median counts (default 5)")
     parser.add_argument("--calls", type=int, help="time so many of the textbook's equal sampling calls, and scale up")
     parser.add_argument("--no-textbook", action="store_true", help="measure unmask alone")
+    parser.add_argument("--profile", action="store_true", help="show where unmask's time goes, kernel by kernel")
     parser.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -79,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
     for version in ("peak", "unmask") if args.no_textbook else ("peak", "textbook", "unmask"):
         print(f"measuring {version} ...", file=sys.stderr)
         compiled = version == "unmask" and args.task == "train" and on_gpu and not args.no_compile
-        results[version] = run_job(Job(version=version, compile=compiled, **common))
+        wanted = args.profile and version == "unmask"
+        results[version] = run_job(Job(version=version, compile=compiled, profile=wanted, **common))
     ceiling = results.pop("peak")
     rows = {name: summary(r, ceiling.flops / min(ceiling.seconds)) for name, r in results.items()}
     if args.json:
@@ -110,7 +112,16 @@ def run(args: argparse.Namespace) -> int:
     for name, result in results.items():
         if result.note:
             print(f"{name}: {result.note}")
+    if args.profile:
+        print_profile(results["unmask"].profile)
     return 0
+
+
+def print_profile(entries: list[tuple[str, int, float]], shown: int = 25) -> None:
+    whole = sum(ms for _, _, ms in entries)
+    print(f"\n{whole:.4g} ms in {sum(n for _, n, _ in entries):,} kernels:")
+    for name, count, ms in entries[:shown]:
+        print(f"{ms:>9.3f} ms {ms / whole:>6.1%} {count:>7,} × {1000 * ms / count:>7.1f} µs  {name[:70]}")
 
 
 def summary(result: Any, peak: float) -> dict[str, Any]:
@@ -125,6 +136,7 @@ def summary(result: Any, peak: float) -> dict[str, Any]:
         "peak_gb": result.peak_bytes / 1e9,
         "warm_up": result.warm_up,
         "note": result.note,
+        "profile": result.profile,
     }
 
 
