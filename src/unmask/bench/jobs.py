@@ -99,7 +99,7 @@ def train(job: Job, net: Network, base: int) -> Result:
             step(i)
 
     # A GPU's steps are timed several at a time, since the next one is handed over before the last is done.
-    group = 5 if device.type == "cuda" else 1
+    group = 20 if device.type == "cuda" else 1
     warm_up = clocked(device, lambda: several(3))
     seconds = [clocked(device, lambda: several(group)) / group for _ in range(job.repeats)]
     tokens = x_BL.numel()
