@@ -65,15 +65,15 @@ def train(
         with stop_requests() as stop, steady_gc(), run.loader.prefetch(run.step, config.steps - run.step) as batches:
             if run.step == 0:
                 tell.on_valid(0, run.validate())
+            run.began = run.last_read = time.perf_counter()
             for rows in batches:
                 lr = learning_rate(config.optim, run.step, config.steps)
                 loss, grad_norm = run.forward_backward(rows)
                 run.update(lr, loss, grad_norm)
                 run.note(rows, lr, loss, grad_norm)
                 last = run.step == config.steps
-                stopping = stop() and not last  # asked once: what is announced as saved was saved
                 # A GPU is handed the next step before the last one's numbers are read, so it never waits for us.
-                for report in run.reports(keep=0 if stopping or run.looks_now() else 1):
+                for report in run.reports(keep=0 if run.looks_now() else 1):
                     tell.on_step(report)
 
                 improved = False
@@ -83,6 +83,9 @@ def train(
                     tell.on_valid(run.step, bound)
                 if config.sample_every and (run.step % config.sample_every == 0 or last):
                     tell.on_sample(run.step, run.sample())
+                stopping = stop() and not last  # asked once: what is announced as saved was saved
+                for report in run.reports() if stopping else ():
+                    tell.on_step(report)
                 if run.step % config.save_every == 0 or improved or last or stopping:
                     tell.on_save(run.step, run.save(best=improved))
                 if run.looks_now():
