@@ -12,6 +12,7 @@ from unmask.errors import UsageError
 from unmask.objectives import Objective
 from unmask.predictor import Predictor
 from unmask.samplers import Sampler, Step
+from unmask.samplers._constrained import constrained
 
 
 def steps(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Objective | None = None) -> Iterator[Step]:
@@ -25,6 +26,8 @@ def steps(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Obj
     """
     predictor = (objective or _default_objective(denoiser)).predictor(denoiser)
     check_pair(predictor, sampler, canvas)
+    if canvas.constraint is not None:
+        sampler = constrained(sampler)
     state = sampler.start(canvas)
     while (query := sampler.ask(state)) is not None:
         yield sampler.tell(state, predictor(query))
@@ -57,6 +60,8 @@ def check_pair(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> None:
         raise UsageError(f"the sampler takes {' or '.join(sampler.takes)}, the model predicts {predictor.kind}")
     if not predictor.left_to_right:
         return
+    if canvas.constraint is not None:
+        raise UsageError("an autoregressive model sees one position at a time: constraints need a diffusion model")
     if not sampler.left_to_right:
         raise UsageError("an autoregressive model opens from left to right: use the left_to_right sampler")
     open_BL = canvas.open_BL
