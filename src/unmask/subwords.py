@@ -122,7 +122,10 @@ class Subwords(Tokenizer):
         behind = self._inner.decode_batch([[*anchor, id] for id in ids], skip_special_tokens=False)
         inside = [text.removeprefix(base) if text.startswith(base) else None for text in behind]
         # A word at the start has no joining space; a piece that continues a word cannot stand there.
-        first = [text if text in (whole, (whole or "").removeprefix(" ")) else None for text, whole in zip(alone, inside, strict=True)]
+        first = [
+            text if text in (whole, (whole or "").removeprefix(" ")) else None
+            for text, whole in zip(alone, inside, strict=True)
+        ]
         return [_whole(word) for word in first], [_whole(word) for word in inside]
 
     def _byte_level_word(self, id: int) -> bytes | None:
@@ -175,8 +178,8 @@ class Subwords(Tokenizer):
 
 
 def _byte_of() -> dict[str, int]:
-    """Byte-level vocabularies spell a byte with its Latin-1 character where that can be seen, else with one from 256 up."""
-    seen = [b for b in range(256) if 0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or 0xAE <= b]
+    """Byte-level vocabularies spell a byte by its Latin-1 character where that can be seen, else by one from 256 up."""
+    seen = [b for b in range(256) if 0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or b >= 0xAE]
     hidden = [b for b in range(256) if b not in seen]
     return {chr(b): b for b in seen} | {chr(256 + i): b for i, b in enumerate(hidden)}
 

@@ -37,7 +37,7 @@ class Automaton:
 
     @property
     def num_classes(self) -> int:
-        return self.next_SC.shape[1]
+        return int(self.next_SC.shape[1])
 
     @classmethod
     def of(cls, next_SI: NDArray[np.int32], accept_S: NDArray[np.bool_], over: str = "text") -> Automaton:
@@ -97,7 +97,8 @@ def join(dfa: Dfa, tokenizer: Tokenizer, *, over: str, may_end: bool) -> Automat
         raise UsageError("the constraint matches no text at all: check the pattern")
     if len(dfa.accept_S) > MAX_STATES:
         raise UsageError(
-            f"the constraint has {len(dfa.accept_S)} states, more than {MAX_STATES}: use smaller counts, or [a-z] for \\w"
+            f"the constraint has {len(dfa.accept_S)} states, more than {MAX_STATES}: "
+            "use smaller counts, or [a-z] instead of \\w"
         )
     first, inside = tokenizer.spellings()
     # A text's first token may be spelled otherwise than one inside (no joining space): the start is a state of its own.
@@ -191,7 +192,9 @@ def intersect(a: Automaton, b: Automaton) -> Automaton:
     return joined
 
 
-def compile(constraints: Constraint | Sequence[Constraint], tokenizer: Tokenizer, *, may_end: bool) -> Automaton:
+def compile_constraints(
+    constraints: Constraint | Sequence[Constraint], tokenizer: Tokenizer, *, may_end: bool
+) -> Automaton:
     """One automaton for one constraint or for several that must all hold."""
     several = [constraints] if isinstance(constraints, Constraint) else list(constraints)
     if not several:

@@ -196,7 +196,9 @@ def tempered(log_p_NI: Tensor, temperature: float, never: Tensor) -> tuple[Tenso
     x_NI.sub_(top_N1.masked_fill_(top_N1.isneginf(), 0.0)).index_fill_(1, never, 0.0)
     least = float(x_NI.amin())
     if least != least:
-        raise NonFiniteError("the model's prediction is not a number: its weights are damaged, or overflow in this dtype")
+        raise NonFiniteError(
+            "the model's prediction is not a number: its weights are damaged, or overflow in this dtype"
+        )
     if least < -FLOOR:
         x_NI.clamp_(min=-FLOOR)
         least = -FLOOR
@@ -207,7 +209,7 @@ def tempered(log_p_NI: Tensor, temperature: float, never: Tensor) -> tuple[Tenso
 
 
 def _pair_weights(tables: Tables, log_p_NI: Tensor, temperature: float, never: Tensor, *, best: bool) -> Tensor:
-    """[N, P + 1]: for each line and pair of states the log of the sum (or the largest) of the tokens that lead there."""
+    """[N, P + 1]: for each line and pair of states the log of the sum (or the largest) of the tokens between."""
     C = tables.next_SC.shape[1]
     log_m_NP = log_p_NI.new_full((len(log_p_NI), tables.num_pairs + 1), -torch.inf, dtype=torch.float64)
     num = max(1, _LINES // log_p_NI.shape[1])
@@ -218,9 +220,8 @@ def _pair_weights(tables: Tables, log_p_NI: Tensor, temperature: float, never: T
             log_m = (tables.sums_PC @ w_NC.T.contiguous()).T.log()
         else:
             log_w_NC = _grouped(x_NI, tables.class_I, C, best=best)
-            log_m = torch.cat(
-                [_grouped(w[:, tables.class_E], tables.pair_E, tables.num_pairs, best=best) for w in log_w_NC.split(1)]
-            )
+            lines = (w_C[None, tables.class_E] for w_C in log_w_NC.unbind())  # one by one: E may be large
+            log_m = torch.cat([_grouped(w_1E, tables.pair_E, tables.num_pairs, best=best) for w_1E in lines])
         log_m_NP[lo : lo + num, :-1] = log_m
     return log_m_NP
 
@@ -240,9 +241,7 @@ def _pad(x_NP: Tensor) -> Tensor:
     return torch.cat([x_NP, x_NP.new_full((len(x_NP), 1), -torch.inf)], dim=1)
 
 
-def _sample(
-    tables: Tables, log_p_NI: Tensor, spans: Spans, drawing: Drawing, never: Tensor
-) -> tuple[Tensor, Tensor]:
+def _sample(tables: Tables, log_p_NI: Tensor, spans: Spans, drawing: Drawing, never: Tensor) -> tuple[Tensor, Tensor]:
     S = tables.num_states
     log_m_NP = _pair_weights(tables, log_p_NI, drawing.temperature, never, best=False)
     beta_MGS = backward(tables, log_m_NP, spans)
