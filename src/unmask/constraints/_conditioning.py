@@ -89,7 +89,7 @@ class Tables:
 def _ways(from_P: np.ndarray, S: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """States and their pairs, padded. One table where that is no waste, else a table for each power of four."""
     count_S = np.bincount(from_P, minlength=S)
-    most = int(count_S.max(initial=0))
+    most = max(1, int(count_S.max(initial=0)))
     size_S = np.full(S, most)
     if S * most > 4 * len(from_P) + 4096:
         size_S = 4 ** np.ceil(np.log(np.maximum(count_S, 1)) / np.log(4) - 1e-9).astype(int)
@@ -220,8 +220,9 @@ def _pair_weights(tables: Tables, log_p_NI: Tensor, temperature: float, never: T
             log_m = (tables.sums_PC @ w_NC.T.contiguous()).T.log()
         else:
             log_w_NC = _grouped(x_NI, tables.class_I, C, best=best)
-            lines = (w_C[None, tables.class_E] for w_C in log_w_NC.unbind())  # one by one: E may be large
-            log_m = torch.cat([_grouped(w_1E, tables.pair_E, tables.num_pairs, best=best) for w_1E in lines])
+            few = max(1, _LINES // max(1, len(tables.class_E)))
+            parts = (log_w_NC[at : at + few, tables.class_E] for at in range(0, len(log_w_NC), few))
+            log_m = torch.cat([_grouped(x_NE, tables.pair_E, tables.num_pairs, best=best) for x_NE in parts])
         log_m_NP[lo : lo + num, :-1] = log_m
     return log_m_NP
 
