@@ -181,9 +181,29 @@ def possible(tables: Tables, spans: Spans, never: Tensor) -> Tensor:
     """[G] whether some writing of the masks is accepted, whatever the network says."""
     may_I = torch.ones_like(tables.class_I, dtype=torch.float64).index_fill(0, never, 0.0)
     log_w_1C = torch.zeros(1, tables.next_SC.shape[1]).to(may_I).index_add(1, tables.class_I, may_I[None]).log()
-    log_m_1P = _pad(_grouped(log_w_1C[:, tables.class_E], tables.pair_E, tables.num_pairs, best=True))
-    one_line = replace(spans, line_GM=spans.line_GM.clamp(max=0))
-    return ~backward(tables, log_m_1P, one_line, best=True)[0, :, 0].isneginf()
+    log_m_1P = _grouped(log_w_1C[:, tables.class_E], tables.pair_E, tables.num_pairs, best=True)
+    log_m_1P = torch.cat([log_m_1P, log_m_1P.new_full((1, 1), -torch.inf)], dim=1)
+    # Many rows are the same before anything is written: each kind is looked at once.
+    M = spans.token_GM.shape[1]
+    masked_GM = spans.line_GM >= 0
+    inside_GM = torch.arange(M, device=masked_GM.device) < spans.length_G[:, None]
+    seen_GM = spans.token_GM.masked_fill(masked_GM, -1).masked_fill(~inside_GM, -2)
+    kinds_GM, kind_G = seen_GM.unique(dim=0, return_inverse=True)
+    found = []
+    num = max(1, _CELLS // (M * (tables.num_pairs + tables.num_states)))
+    for lo in range(0, len(kinds_GM), num):
+        kind_KM = kinds_GM[lo : lo + num]
+        nothing = torch.zeros_like(kind_KM)
+        one_line = Spans(
+            token_GM=kind_KM.clamp(min=0),
+            line_GM=torch.where(kind_KM == -1, 0, -1),
+            opens_GM=nothing.bool(),
+            length_G=(kind_KM != -2).sum(dim=1),
+            key_G=nothing[:, 0],
+            counter_GM=nothing,
+        )
+        found.append(~backward(tables, log_m_1P, one_line, best=True)[0, :, 0].isneginf())
+    return torch.cat(found)[kind_G]
 
 
 def tempered(log_p_NI: Tensor, temperature: float, never: Tensor) -> tuple[Tensor, float]:
@@ -238,10 +258,6 @@ def _grouped(x_NK: Tensor, group_K: Tensor, num: int, *, best: bool) -> Tensor:
     return total.log() + shift
 
 
-def _pad(x_NP: Tensor) -> Tensor:
-    return torch.cat([x_NP, x_NP.new_full((len(x_NP), 1), -torch.inf)], dim=1)
-
-
 def _sample(tables: Tables, log_p_NI: Tensor, spans: Spans, drawing: Drawing, never: Tensor) -> tuple[Tensor, Tensor]:
     S = tables.num_states
     log_m_NP = _pair_weights(tables, log_p_NI, drawing.temperature, never, best=False)
@@ -250,33 +266,32 @@ def _sample(tables: Tables, log_p_NI: Tensor, spans: Spans, drawing: Drawing, ne
     # probabilities, so they need no logarithms.
     weight_GS = beta_MGS.new_zeros(len(spans.token_GM), S + 1)
     weight_GS[:, 0] = 1
-    masked_GM = spans.line_GM >= 0
     opens_GM = spans.opens_GM
-    last = int(opens_GM.any(0).nonzero().max())
+    stays_GM = (spans.line_GM >= 0) & ~opens_GM
+    u_GM = uniform(spans.key_G[:, None], DRAW_TOKEN, spans.counter_GM)
+    class_GM = tables.class_I[spans.token_GM]
     token_GM, log_prob_GM = spans.token_GM.clone(), torch.zeros_like(spans.token_GM, dtype=torch.float64)
-    flags = torch.stack([opens_GM.any(0), (masked_GM & ~opens_GM).any(0), (masked_GM & ~opens_GM).all(0)]).tolist()
-    for m in range(last + 1):
-        # log (beta after / beta before): how much a way on is favoured by what must follow.
+    flags = torch.stack([opens_GM.any(0), stays_GM.any(0), stays_GM.all(0)]).tolist()
+    for m in range(int(opens_GM.any(0).nonzero().max()) + 1):
+        # beta after / beta before, in logs: how much a way on is favoured by what must follow.
         before_GS = -beta_MGS[m].masked_fill(beta_MGS[m].isneginf(), torch.inf)
         after_GS = beta_MGS[m + 1]
         if flags[0][m]:
             g = opens_GM[:, m].nonzero().squeeze(1)
-            token_GM[g, m], log_prob_GM[g, m] = _draw_token(
-                tables, tempered(log_p_NI[spans.line_GM[g, m]], drawing.temperature, never)[0],
-                weight_GS[g].log() + before_GS[g], after_GS[g],
-                uniform(spans.key_G[g], DRAW_TOKEN, spans.counter_GM[g, m]), drawing,
-            )  # fmt: skip
+            x_GI, _ = tempered(log_p_NI[spans.line_GM[g, m]], drawing.temperature, never)
+            log_a_GS = weight_GS[g].log_().add_(before_GS[g])
+            token_G, log_prob_GM[g, m] = _draw_token(tables, x_GI, log_a_GS, after_GS[g], u_GM[g, m], drawing)
+            token_GM[g, m], class_GM[g, m] = token_G, tables.class_I[token_G]
         moved_GS = None
         if flags[1][m]:
             x_GP = log_m_NP[spans.line_GM[:, m], :-1] + before_GS[:, tables.from_P] + after_GS[:, tables.to_P]
             flow_GP = weight_GS[:, tables.from_P] * x_GP.exp_()
             moved_GS = torch.zeros_like(weight_GS).index_add_(1, tables.to_P, flow_GP)
         if moved_GS is None or not flags[2][m]:
-            to_GS = tables.next_SC[:, tables.class_I[token_GM[:, m]]].T
-            x_GS = weight_GS[:, :S].log() + before_GS[:, :S] + after_GS.gather(1, to_GS)
+            to_GS = tables.next_SC.T[class_GM[:, m]]
+            x_GS = weight_GS[:, :S].log().add_(before_GS[:, :S]).add_(after_GS.gather(1, to_GS))
             known_GS = torch.zeros_like(weight_GS).scatter_add_(1, to_GS, x_GS.softmax(dim=1))
-            stays = (masked_GM & ~opens_GM)[:, m, None]
-            moved_GS = known_GS if moved_GS is None else torch.where(stays, moved_GS, known_GS)
+            moved_GS = known_GS if moved_GS is None else torch.where(stays_GM[:, m, None], moved_GS, known_GS)
         weight_GS = moved_GS / moved_GS.sum(dim=1, keepdim=True)
     return token_GM[opens_GM], log_prob_GM[opens_GM]
 

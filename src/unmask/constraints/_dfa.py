@@ -34,6 +34,8 @@ def reduce_states(
     Joining from the end backwards is not full minimisation where there are loops; it is always right, and exact for
     finite languages.
     """
+    # Columns that are the same stay the same: one of each is enough.
+    next_SC, column_C = np.unique(next_SC, axis=1, return_inverse=True)
     useful = np.union1d([0], np.flatnonzero(_reached(next_SC) & _leads_on(next_SC, accept_S)))
     next_SC, accept_S = _renumber(next_SC, accept_S, useful)
     while True:
@@ -41,7 +43,7 @@ def reduce_states(
             np.column_stack([accept_S.astype(np.int32), next_SC]), axis=0, return_index=True, return_inverse=True
         )
         if len(first) == len(accept_S):
-            return next_SC, accept_S
+            return next_SC[:, column_C.reshape(-1)], accept_S
         order = np.argsort(first, kind="stable")  # by first appearance: the start remains state 0
         name_S = np.argsort(order)[inverse.reshape(-1)].astype(np.int32)
         kept = first[order]

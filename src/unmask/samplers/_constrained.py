@@ -98,6 +98,8 @@ class Constrained(Sampler):
 
     def _check(self, state: ConstrainedState, canvas: Canvas, automaton: Automaton) -> None:
         """Refuse, before the network is called, what no writing of the masks can meet."""
+        if not len(state.row_G):
+            return  # nothing is to be written
         everything = _read_spans(state, np.arange(len(state.row_G)), state.masked_BL, state.masked_BL)
         bad = (~possible(state.tables, everything, state.never)).nonzero().flatten().tolist()
         if not bad:
