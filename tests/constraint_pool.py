@@ -22,6 +22,7 @@ class Entry:
     name: str
     constraint: Constraint
     judge: Judge
+    length: int = 22
 
 
 PATTERNS = [
@@ -145,6 +146,9 @@ OTHERS = [
 
 POOL = [
     *(Entry(f"regex {p!r}", constraints.Regex(pattern=p), matches(p)) for p in PATTERNS),
-    *(Entry(f"schema {json.dumps(s)[:50]}", constraints.JsonSchema.of(s), valid(s)) for s in SCHEMAS),
+    *(
+        Entry(f"schema {json.dumps(s)[:50]}", constraints.JsonSchema.of(s), valid(s), 40 if "uuid" in str(s) else 22)
+        for s in SCHEMAS
+    ),
     *OTHERS,
 ]

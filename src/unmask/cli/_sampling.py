@@ -59,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_constraints(parser: argparse.ArgumentParser) -> None:
+    from unmask import constraints
+
     group = parser.add_argument_group("constraints", "always met; several must all hold")
     group.add_argument("--regex", metavar="PATTERN", help="all of it matches this regular expression")
     group.add_argument("--json-schema", metavar="FILE", help="it is JSON that this schema allows")
@@ -68,6 +70,13 @@ def _add_constraints(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--forbid-words", metavar="A,B,C", help="it has none of these words")
     group.add_argument("--min-tokens", type=int, metavar="N", help="it has at least so many tokens")
     group.add_argument("--max-tokens", type=int, metavar="N", help="it has at most so many tokens")
+    group.add_argument(
+        "--constraint",
+        metavar="JSON",
+        action="append",
+        help=f"any of {', '.join(constraints.room.names())} with its options, "
+        """as in '{"name": "words", "forbid": ["I"], "ignore_case": true}'; may be repeated""",
+    )
     group.add_argument(
         "--constrain",
         choices=("gap", "text"),
@@ -95,7 +104,20 @@ def make_constraint(args: argparse.Namespace) -> list[Constraint] | None:
         found.append(constraints.Words(allow=allow, forbid=forbid or (), **over))
     if args.min_tokens is not None or args.max_tokens is not None:
         found.append(constraints.Length(least=args.min_tokens or 0, most=args.max_tokens, **over))
+    found += [_read_constraint(text, over) for text in args.constraint or ()]
     return found or None
+
+
+def _read_constraint(text: str, over: dict[str, Any]) -> Constraint:
+    from unmask.config import from_dict
+    from unmask.constraints import Constraint
+
+    try:
+        data = json.loads(text) if text.lstrip().startswith("{") else {"name": text}
+    except (ValueError, RecursionError) as e:
+        raise UsageError(f"--constraint is not valid JSON: {e}") from None
+    made: Constraint = from_dict(Constraint, over | data, "--constraint")
+    return made
 
 
 def _read_schema(path: str) -> str:

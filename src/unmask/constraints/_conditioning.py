@@ -188,7 +188,7 @@ def possible(tables: Tables, spans: Spans, never: Tensor) -> Tensor:
     masked_GM = spans.line_GM >= 0
     inside_GM = torch.arange(M, device=masked_GM.device) < spans.length_G[:, None]
     seen_GM = spans.token_GM.masked_fill(masked_GM, -1).masked_fill(~inside_GM, -2)
-    kinds_GM, kind_G = seen_GM.unique(dim=0, return_inverse=True)
+    kinds_GM, kind_G = torch.unique(seen_GM, dim=0, return_inverse=True)
     found = []
     num = max(1, _CELLS // (M * (tables.num_pairs + tables.num_states)))
     for lo in range(0, len(kinds_GM), num):
