@@ -42,7 +42,7 @@ PERSON = {
 }
 
 
-def automata(tokenizer: Tokenizer, length: int) -> dict[str, Automaton]:
+def automata(tokenizer: Tokenizer) -> dict[str, Automaton]:
     made = {
         "json schema": constraints.JsonSchema.of(PERSON),
         "regex": constraints.Regex(pattern=r"([A-Za-z]{1,12} ){1,14}[A-Za-z]{1,12}\."),
@@ -100,7 +100,7 @@ def main() -> None:
     net = DiT(size=args.size, dropout=0.0).build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id).eval()
     torch.nn.init.normal_(net.output.weight, std=0.02)
     results = {}
-    for name, automaton in automata(tokenizer, args.length).items():
+    for name, automaton in automata(tokenizer).items():
         results[name] = measure(net, automaton, tokenizer, args)
     if args.json:
         print(json.dumps({"options": vars(args), "num_ids": tokenizer.num_ids} | results))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unmask.constraints import MAX_STATES, Constraint
-from unmask.constraints._dfa import Dfa, reduce_states
+from unmask.constraints._dfa import Dfa, reduce_states, same_columns
 from unmask.errors import UsageError
 from unmask.tokens import Tokenizer
 
@@ -48,15 +48,14 @@ class Automaton:
         >>> even_ones.accepts([1, 0, 1]), even_ones.accepts([1])
         (True, False)
         """
-        _, first, class_I = np.unique(next_SI, axis=1, return_index=True, return_inverse=True)
-        return cls(next_SI[:, first], accept_S, class_I.reshape(-1).astype(np.int64), over).reduced()
+        first, class_I = same_columns(next_SI)
+        return cls(next_SI[:, first], accept_S, class_I, over).reduced()
 
     def reduced(self) -> Automaton:
         """Without useless states; then classes that no longer differ are joined."""
         next_SC, accept_S = reduce_states(self.next_SC, self.accept_S)
-        _, first, inverse = np.unique(next_SC, axis=1, return_index=True, return_inverse=True)
-        next_SC = np.ascontiguousarray(next_SC[:, first])
-        return Automaton(next_SC, accept_S, inverse.reshape(-1)[self.class_I].astype(np.int64), self.over)
+        first, kind_C = same_columns(next_SC)
+        return Automaton(np.ascontiguousarray(next_SC[:, first]), accept_S, kind_C[self.class_I], self.over)
 
     def accepts(self, ids: Iterable[int]) -> bool:
         """Whether this row of tokens is accepted."""
@@ -106,27 +105,27 @@ def join(dfa: Dfa, tokenizer: Tokenizer, *, over: str, may_end: bool) -> Automat
     next_SB = np.where(next_SB < 0, np.int32(-1), next_SB + 1)
     accept_S = np.concatenate([dfa.accept_S[:1], dfa.accept_S])
     special = _special(tokenizer)
-    blocks = [_walk(next_SB, np.arange(1), _drop(first, special))]
-    class_I = np.unique(blocks[0], axis=1, return_inverse=True)[1].reshape(-1)
-    words = _drop(inside, special)
+    class_I = same_columns(_walk(next_SB, np.arange(1), _Words.of(first, special)))[1]
+    words = _Words.of(inside, special)
     for lo in range(1, len(accept_S), _BLOCK):
-        blocks.append(_walk(next_SB, np.arange(lo, min(lo + _BLOCK, len(accept_S))), words))
-        inverse = np.unique(blocks[-1], axis=1, return_inverse=True)[1].reshape(-1)
-        class_I = np.unique(class_I * (inverse.max() + 1) + inverse, return_inverse=True)[1].reshape(-1)
+        kind_I = same_columns(_walk(next_SB, np.arange(lo, min(lo + _BLOCK, len(accept_S))), words))[1]
+        class_I = np.unique(class_I * (kind_I.max() + 1) + kind_I, return_inverse=True)[1].reshape(-1)
     end = len(accept_S)
     for id in special:  # each acts as no other id does
         class_I[id] = class_I.max() + 1
     class_I = np.unique(class_I, return_inverse=True)[1].reshape(-1)
     first_C = np.unique(class_I, return_index=True)[1]
+    check_size(end + 1, len(first_C))
     next_SC = np.full((end + 1, len(first_C)), -1, dtype=np.int32)
-    next_SC[:end] = np.concatenate([block[:, first_C] for block in blocks])
+    next_SC[0] = _walk(next_SB, np.arange(1), _Words.of([first[id] for id in first_C], []))
+    next_SC[1:end] = _walk(next_SB, np.arange(1, end), _Words.of([inside[id] for id in first_C], []))
+    next_SC[:end, class_I[special]] = -1
     if tokenizer.bos_id is not None:
         next_SC[0, class_I[tokenizer.bos_id]] = 0  # stands before the text and spells nothing of it
     next_SC = _end(next_SC, accept_S, class_I, tokenizer, may_end)
     automaton = Automaton(next_SC, np.append(accept_S, may_end), class_I, over).reduced()
     if not automaton.accept_S.any():
         raise UsageError("the constraint matches nothing that this vocabulary can spell: check the pattern")
-    check_size(automaton)
     return automaton
 
 
@@ -188,7 +187,7 @@ def intersect(a: Automaton, b: Automaton) -> Automaton:
     joined = joined.reduced()
     if not joined.accept_S.any():
         raise UsageError("the constraints exclude each other: no text obeys all of them")
-    check_size(joined)
+    check_size(joined.num_states, joined.num_classes)
     return joined
 
 
@@ -199,15 +198,28 @@ def compile_constraints(
     several = [constraints] if isinstance(constraints, Constraint) else list(constraints)
     if not several:
         raise UsageError("no constraint in the list: leave it out instead")
-    return functools.reduce(intersect, [c.automaton(tokenizer, may_end=may_end) for c in several])
+    return functools.reduce(intersect, [_made(c, tokenizer, may_end) for c in several])
 
 
-def check_size(automaton: Automaton) -> None:
+def _made(constraint: Constraint, tokenizer: Tokenizer, may_end: bool) -> Automaton:
+    """Joining a large vocabulary takes a second or so: the last few are kept."""
+    try:
+        return _kept(constraint, tokenizer, may_end)
+    except TypeError:  # an option that cannot be a key, such as a list
+        return constraint.automaton(tokenizer, may_end=may_end)
+
+
+@functools.lru_cache(maxsize=8)
+def _kept(constraint: Constraint, tokenizer: Tokenizer, may_end: bool) -> Automaton:
+    return constraint.automaton(tokenizer, may_end=may_end)
+
+
+def check_size(num_states: int, num_classes: int) -> None:
     """Refuse what would take the memory of a network."""
-    if automaton.next_SC.size > MAX_CELLS:
+    if num_states * num_classes > MAX_CELLS:
         raise UsageError(
-            f"the constraint has {automaton.num_states} states and {automaton.num_classes} kinds of tokens in this "
-            "vocabulary, which is too much: use smaller counts or classes"
+            f"the constraint has {num_states} states and {num_classes} kinds of tokens in this vocabulary, "
+            "which is too much: use smaller counts or classes"
         )
 
 
@@ -217,24 +229,35 @@ def _special(tokenizer: Tokenizer) -> list[int]:
     return sorted({tokenizer.mask_id, tokenizer.eot_id, *bos})
 
 
-def _drop(words: Sequence[bytes | None], special: Sequence[int]) -> list[bytes]:
-    """Spellings as bytes; b"" for ids that spell nothing, which no pattern can ask for."""
-    return [b"" if word is None or id in special else word for id, word in enumerate(words)]
+@dataclass(frozen=True)
+class _Words:
+    """Spellings side by side, longest first: word i is letters[start_I[i] : start_I[i] + length_I[i]]."""
+
+    letters: NDArray[np.uint8]
+    start_I: NDArray[np.int64]
+    length_I: NDArray[np.int64]
+    order_I: NDArray[np.int64]  # the id of each
+
+    @classmethod
+    def of(cls, words: Sequence[bytes | None], special: Sequence[int]) -> _Words:
+        kept = [b"" if word is None else word for word in words]
+        for id in special:
+            kept[id] = b""  # spells nothing, so no pattern can ask for it
+        length_I = np.array([len(word) for word in kept])
+        order_I = np.argsort(-length_I, kind="stable")
+        start_I = np.cumsum(length_I) - length_I
+        return cls(np.frombuffer(b"".join(kept), dtype=np.uint8), start_I[order_I], length_I[order_I], order_I)
 
 
-def _walk(next_SB: NDArray[np.int32], states: NDArray[np.int64], words: list[bytes]) -> NDArray[np.int32]:
-    """The state behind each of `states` and each word [states, words]; a column of bytes at a time, words by length."""
-    lengths = np.array([len(word) for word in words])
-    starts = np.cumsum(lengths) - lengths
-    letters = np.frombuffer(b"".join(words), dtype=np.uint8)
-    order = np.argsort(-lengths, kind="stable")
+def _walk(next_SB: NDArray[np.int32], states: NDArray[np.int64], words: _Words) -> NDArray[np.int32]:
+    """The state behind each of `states` and each word [states, words]; a column of letters at a time."""
     # A dead state of its own at the end, so that -1 walks on as any other.
     table = np.concatenate([next_SB, np.full((1, next_SB.shape[1]), -1, dtype=np.int32)])
-    at = np.repeat(states[:, None].astype(np.int32), len(words), axis=1)
-    for column in range(int(lengths.max(initial=0))):
-        num = int((lengths > column).sum())
-        at[:, :num] = table[at[:, :num], letters[starts[order[:num]] + column]]
-    at[:, lengths[order] == 0] = -1
+    at = np.repeat(states[:, None].astype(np.int32), len(words.order_I), axis=1)
+    for column in range(int(words.length_I.max(initial=0))):
+        num = int((words.length_I > column).sum())
+        at[:, :num] = table[at[:, :num], words.letters[words.start_I[:num] + column]]
+    at[:, words.length_I == 0] = -1
     behind = np.empty_like(at)
-    behind[:, order] = at
+    behind[:, words.order_I] = at
     return behind

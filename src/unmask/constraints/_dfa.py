@@ -26,6 +26,16 @@ class Dfa:
         return Dfa(next_SB, accept_S)
 
 
+def same_columns(table: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The first of each kind of column, and the kind of every column: by a hash, which is fast, then verified."""
+    factors = np.random.default_rng(0).integers(1 << 63, size=len(table), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    hashed = factors @ table.astype(np.uint64)
+    _, first, kind = np.unique(hashed, return_index=True, return_inverse=True)
+    if not np.array_equal(table[:, first][:, kind], table):
+        _, first, kind = np.unique(table, axis=1, return_index=True, return_inverse=True)
+    return first.astype(np.int64), kind.reshape(-1).astype(np.int64)
+
+
 def reduce_states(
     next_SC: NDArray[np.int32], accept_S: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
@@ -35,7 +45,8 @@ def reduce_states(
     finite languages.
     """
     # Columns that are the same stay the same: one of each is enough.
-    next_SC, column_C = np.unique(next_SC, axis=1, return_inverse=True)
+    first, column_C = same_columns(next_SC)
+    next_SC = next_SC[:, first]
     useful = np.union1d([0], np.flatnonzero(_reached(next_SC) & _leads_on(next_SC, accept_S)))
     next_SC, accept_S = _renumber(next_SC, accept_S, useful)
     while True:
@@ -43,7 +54,7 @@ def reduce_states(
             np.column_stack([accept_S.astype(np.int32), next_SC]), axis=0, return_index=True, return_inverse=True
         )
         if len(first) == len(accept_S):
-            return next_SC[:, column_C.reshape(-1)], accept_S
+            return next_SC[:, column_C], accept_S
         order = np.argsort(first, kind="stable")  # by first appearance: the start remains state 0
         name_S = np.argsort(order)[inverse.reshape(-1)].astype(np.int32)
         kept = first[order]

@@ -91,6 +91,8 @@ class Constrained(Sampler):
 
     def tell(self, state: ConstrainedState, prediction: Tensor) -> Step:
         assert state.asked is not None
+        if prediction.shape[1] != len(state.tables.class_I):
+            raise UsageError("the constraint was made for another vocabulary: make it with the model's own tokenizer")
         home = state.never.device
         token_N, log_prob_N = draw(state.tables, prediction.to(home), state.asked, self.inner, state.never)
         device = state.inner.tokens_BL.device
