@@ -136,6 +136,21 @@ def test_several_constraints_hold_together(random_models: dict[str, Model]) -> N
             assert not {"cat", "a"} & set(text.split())
 
 
+def test_options_may_be_lists_and_an_automaton_is_made_once(random_models: dict[str, Model]) -> None:
+    model, made = random_models["bytes"], []
+
+    class Counted(constraints.Choices):  # type: ignore[misc]
+        def automaton(self, tokenizer: Tokenizer, *, may_end: bool = True) -> Any:
+            made.append(may_end)
+            return super().automaton(tokenizer, may_end=may_end)
+
+    for _ in range(3):
+        assert model.generate(1, 4, constraint=Counted(options=("ab",))) == ["ab"]
+    assert model.fill("[MASK:2]", constraint=Counted(options=("ab",))) == ["ab"]
+    assert made == [True, False]
+    assert model.generate(1, 4, constraint=constraints.Choices(options=["ab"])) == ["ab"]
+
+
 def test_a_number_of_tokens(random_models: dict[str, Model]) -> None:
     model = random_models["bytes"]
     ascii_only = constraints.Regex(pattern=r"[\x20-\x7e]*")

@@ -18,7 +18,7 @@ from torch import Tensor
 from unmask import samplers
 from unmask.canvas import Canvas
 from unmask.constraints._automaton import Automaton, intersect
-from unmask.constraints._conditioning import Tables, possible
+from unmask.constraints._conditioning import Spans, Tables, possible
 from unmask.denoisers._network import Network, as_denoiser
 from unmask.errors import NonFiniteError, UsageError
 from unmask.generate import sample, steps
@@ -229,12 +229,9 @@ def test_nothing_underflows(temperature: float, scale: float) -> None:
     L = 400
     logits_LI = torch.zeros(L, 4)
     logits_LI[:, 1:] = -scale
-    next_SI = np.array([[0, 1, 2, -1], [2, 1, 2, -1], [2, 2, 2, -1]], dtype=np.int32)
-    next_SI[0, 0] = 2  # state 2: too late; it would be by far the likeliest
-    ones = Automaton(
-        np.array([[-1, 1, 2, -1], [3, 1, 2, -1], [2, 2, 2, -1], [-1, -1, -1, -1]], dtype=np.int32),
-        np.array([False, False, False, True]), np.arange(4),
-    )  # fmt: skip
+    # State 1 has read ones, state 2 the zero behind them; nothing leads to state 3, where all is well.
+    next_SC = np.array([[-1, 1, -1, -1], [2, 1, -1, -1], [-1, -1, -1, -1], [3, 3, 3, -1]], dtype=np.int32)
+    ones = Automaton(next_SC, np.array([False, False, True, True]), np.arange(4))
     canvas = dataclasses.replace(Canvas.blank(num=2, length=L, mask_id=3), constraint=ones)
     tokens = sample(flat(logits_LI), canvas, samplers.Ancestral(steps=3, temperature=temperature)).tokens
     assert (tokens[:, :-1] == 1).all()
@@ -372,12 +369,18 @@ def test_states_with_many_ways_on_are_read_in_tables_of_their_size() -> None:
     mean = float((law * torch.arange(V)).sum())
     spread = math.sqrt(float((law * (torch.arange(V) - mean) ** 2).sum()) / 2000)
     assert abs(float(tokens[:, 0].double().mean()) - mean) < 5 * spread
-    assert possible(tables, _all(canvas, tables), torch.tensor([V])).all()
+    assert possible(tables, _all(canvas), torch.tensor([V])).all()
 
 
-def _all(canvas: Canvas, tables: Tables) -> object:
-    from unmask.constraints._conditioning import Spans
+def test_an_automaton_that_would_fill_the_memory_is_refused() -> None:
+    canvas = dataclasses.replace(
+        Canvas.blank(num=1, length=2, mask_id=1000), constraint=random_automaton(0, 1000, 1000, 1000, dead=0.0)
+    )
+    with pytest.raises(UsageError, match="ways between its 1000 states"):
+        sample(flat(torch.zeros(2, 1001)), canvas, samplers.Ancestral())
 
+
+def _all(canvas: Canvas) -> Spans:
     B, L = canvas.tokens.shape
     line_BL = torch.arange(B * L).view(B, L)
     return Spans(

@@ -17,12 +17,13 @@ from torch import Tensor
 from unmask.batch import DRAW_TOKEN
 from unmask.constraints._automaton import Automaton
 from unmask.draws import categorical, uniform
-from unmask.errors import NonFiniteError
+from unmask.errors import NonFiniteError, UsageError
 from unmask.samplers._drawing import Drawing
 
 # A token of probability 0 counts as e^-FLOOR of the likeliest: written only where the constraint leaves nothing else.
 FLOOR = 1e5
 COLD = 1e-9  # a temperature below it changes nothing: float32 logits differ by more than that
+MAX_PAIRS = 1 << 19  # of states with a way between them; each position holds a number for each
 _LINEAR = 600.0  # logs closer than this are summed in the plain, as e^-600 is still a normal float64
 _CELLS = 1 << 24  # numbers held at a time in what grows with spans × positions × states
 _LINES = 1 << 19  # the same of vocabulary × positions: what a processor's cache holds
@@ -53,6 +54,8 @@ class Tables:
         to_E = automaton.next_SC[from_E, class_E].astype(np.int64)
         pair_P, pair_E = np.unique(from_E * S + to_E, return_inverse=True)
         pair_E = pair_E.reshape(-1)
+        if len(pair_P) > MAX_PAIRS:
+            raise UsageError(f"the constraint has {len(pair_P)} ways between its {S} states: use a simpler one")
         by_pair = np.argsort(pair_E, kind="stable")
         starts = np.searchsorted(pair_E[by_pair], np.arange(len(pair_P) + 1))
 

@@ -64,7 +64,7 @@ _CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_
 _CLASSES |= {"s": r"[\t\n\x0B\f\r ]", "S": r"[^\t\n\x0B\f\r ]"}
 
 
-_PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d+(?:,\d*)?\}|.", re.DOTALL)
+_PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?:\d+(?:,\d*)?|,\d+)\}|.", re.DOTALL)
 
 
 def _parts(pattern: str) -> list[str]:
@@ -88,6 +88,8 @@ def _translate(parts: list[str]) -> str:
         elif part[0] == "[" and len(part) > 1:
             head, inner = re.fullmatch(r"(\[\^?\]?)(.*)\]", part, re.DOTALL).groups()  # type: ignore[union-attr]
             part = head + re.sub(r"\\.|[\[&~]", _inside_brackets, inner, flags=re.DOTALL) + "]"
+        elif part[:2] == "{,":
+            part = "{0" + part[1:]
         spelled.append(f"[{part}--{_EDGE}]" if part[0] == "[" and len(part) > 1 else part)
     return "".join(spelled)
 
