@@ -1,6 +1,6 @@
 """Curves of `benchmarks/gpu.py` as one SVG: tokens a second against the batch and against the length.
 
-    python benchmarks/plot.py docs/speed.svg table.jsonl curves.jsonl
+python benchmarks/plot.py docs/speed.svg table.jsonl curves.jsonl
 """
 
 from __future__ import annotations
@@ -77,11 +77,13 @@ def main() -> None:
     body = [*panel(results, "batch", LEFT), *panel(results, "length", LEFT + WIDTH + GAP)]
     for i, task in enumerate(COLOURS):
         x = LEFT + i * 140
-        body.append(f'<circle cx="{x}" cy="16" r="4" fill="{COLOURS[task]}"/><text x="{x + 10}" y="20">{NAMES[task]}</text>')
+        body.append(
+            f'<circle cx="{x}" cy="16" r="4" fill="{COLOURS[task]}"/><text x="{x + 10}" y="20">{NAMES[task]}</text>'
+        )
     body.append(f'<text x="{LEFT + 300}" y="20" fill="#666">tokens a second, DiT small, V 50257, bf16, one H200</text>')
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{TOP + HEIGHT + 55}" font-family="sans-serif" '
-    style = 'font-size="12" fill="#222"><rect width="100%" height="100%" fill="white"/>'
-    Path(target).write_text("\n".join([head + style, *body, "</svg>"]) + "\n", encoding="utf-8")
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{TOP + HEIGHT + 55}"'
+    style = 'font-family="sans-serif" font-size="12" fill="#222"><rect width="100%" height="100%" fill="white"/>'
+    Path(target).write_text("\n".join([f"{head} {style}", *body, "</svg>"]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from unmask import constraints as constraints
     from unmask import corpora as corpora
     from unmask import denoisers as denoisers
     from unmask import noise as noise
@@ -52,7 +53,7 @@ _PUBLIC = {
     "steps": "unmask.generate",
     "train": "unmask.training",
 }
-_ROOMS = ("corpora", "denoisers", "noise", "objectives", "samplers")
+_ROOMS = ("constraints", "corpora", "denoisers", "noise", "objectives", "samplers")
 
 __all__ = sorted([*_PUBLIC, *_ROOMS, "__version__"])
 

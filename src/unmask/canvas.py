@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from unmask.draws import row_keys
 from unmask.errors import UsageError
+
+if TYPE_CHECKING:
+    from unmask.constraints._automaton import Automaton
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class Canvas:
 
     key_B: row i is driven by its key and nothing else. valid_BL: False behind the end of a shorter row (None: none).
     forbidden: ids never written. offset: the absolute position of column 0, so that windows of one text differ.
+    constraint: what the finished text or its gaps must be, as an automaton over tokens (see unmask.constraints).
     """
 
     tokens: Tensor
@@ -29,6 +34,7 @@ class Canvas:
     valid_BL: Tensor | None = None
     forbidden: tuple[int, ...] = ()
     offset: int = 0
+    constraint: Automaton | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.key_B.shape != self.tokens.shape[:1]:

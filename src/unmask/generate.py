@@ -14,6 +14,7 @@ from unmask.objectives import Objective
 from unmask.predictor import Predictor
 from unmask.replay import can_replay, replay
 from unmask.samplers import Sampler, Step
+from unmask.samplers._constrained import constrained
 from unmask.samplers._planned import PlannedSampler
 from unmask.samplers.semi_ar import SemiAR
 
@@ -34,6 +35,8 @@ def steps(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Obj
 
 def _run(predictor: Predictor, canvas: Canvas, sampler: Sampler, *, quiet: bool) -> Iterator[Step]:
     """The steps; quiet: a GPU may leave out all but the last."""
+    if canvas.constraint is not None:
+        sampler = constrained(sampler)
     if can_replay(predictor, sampler, canvas):
         assert isinstance(sampler, PlannedSampler)
         yield from replay(predictor, sampler, sampler.start(canvas), quiet=quiet)
@@ -73,6 +76,8 @@ def check_pair(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> None:
         raise UsageError(f"the sampler takes {' or '.join(sampler.takes)}, the model predicts {predictor.kind}")
     if not predictor.left_to_right:
         return
+    if canvas.constraint is not None:
+        raise UsageError("an autoregressive model sees one position at a time: constraints need a diffusion model")
     if not sampler.left_to_right:
         raise UsageError("an autoregressive model opens from left to right: use the left_to_right sampler")
     open_BL = canvas.open_BL

@@ -16,6 +16,8 @@ from unmask.bound import Bound, join
 from unmask.canvas import Canvas
 from unmask.checkpoint import read_tensors, write_tensors
 from unmask.config import from_dict, to_dict
+from unmask.constraints import Constraint
+from unmask.constraints._automaton import compile_constraints
 from unmask.denoisers import Denoiser
 from unmask.denoisers._network import Network
 from unmask.devices import pick_device, pick_dtype
@@ -78,11 +80,13 @@ class Model:
         *,
         sampler: Sampler | None = None,
         seed: int = 0,
+        constraint: Constraint | Sequence[Constraint] | None = None,
         watch: Watch | None = None,
     ) -> list[str]:
         """Texts of at most `length` tokens, prompt and suffix included; `num` for each prompt.
 
         End-of-text ends a text. A length beyond the model's window is written window by window.
+        A constraint always holds, of what is written behind the prompt or, with over="text", of the whole text.
 
         >>> model.generate(2, 128, ["def ", "class "], seed=1)  # doctest: +SKIP
         """
@@ -103,7 +107,7 @@ class Model:
         if num < 1 or not rows:
             raise UsageError(f"num must be at least 1 and there must be a prompt list of at least one, got num={num}")
         # A suffix must stay part of the text, so nothing before it may end the text.
-        finished = self._run(rows, sampler, seed, watch, may_end=not tail)
+        finished = self._run(rows, sampler, seed, watch, constraint, may_end=not tail)
         begin = len(self._begin)
         return [to_text(row[begin:], self.tokenizer, head - begin) for row, head in zip(finished, heads, strict=True)]
 
@@ -113,29 +117,40 @@ class Model:
         *,
         sampler: Sampler | None = None,
         seed: int = 0,
+        constraint: Constraint | Sequence[Constraint] | None = None,
         watch: Watch | None = None,
     ) -> list[str]:
         """Texts with every gap filled: `[MASK]` is one token, `[MASK:5]` five. All else stays as it is.
+
+        A constraint always holds, of each gap or, with over="text", of the whole text.
 
         >>> model.fill("for [MASK:4] in range([MASK:3]):")  # doctest: +SKIP
         """
         texts = [text] if isinstance(text, str) else list(text)
         if not texts:
             raise UsageError("nothing to fill: give at least one text")
-        rows = [self._begin + parse_gaps(t, self.tokenizer) for t in texts]
+        rows = [self._begin + parse_gaps(t, self.tokenizer, exact=constraint is not None) for t in texts]
         for t, row in zip(texts, rows, strict=True):
             if self.tokenizer.mask_id not in row:
                 raise UsageError(f"no gap in {t[:40]!r}: write [MASK] for one token, [MASK:5] for five")
-        finished = self._run(rows, sampler, seed, watch, may_end=False)
+        finished = self._run(rows, sampler, seed, watch, constraint, may_end=False)
         return [self.tokenizer.decode(row[len(self._begin) :]) for row in finished]
 
     def _run(
-        self, rows: list[list[int]], sampler: Sampler | None, seed: int, watch: Watch | None, may_end: bool
+        self,
+        rows: list[list[int]],
+        sampler: Sampler | None,
+        seed: int,
+        watch: Watch | None,
+        constraint: Constraint | Sequence[Constraint] | None,
+        may_end: bool,
     ) -> list[list[int]]:
         tok = self.tokenizer
         canvas = Canvas.of_rows(rows, mask_id=tok.mask_id, pad_id=tok.eot_id, seed=seed).to(self.device)
         forbidden = {*tok.never_ids()} if may_end else {*tok.never_ids(), tok.eot_id}
         canvas = dataclasses.replace(canvas, forbidden=tuple(sorted(forbidden)))
+        if constraint is not None:
+            canvas = dataclasses.replace(canvas, constraint=compile_constraints(constraint, tok, may_end=may_end))
         tokens = canvas.tokens
         fitted = self.fit_sampler(sampler, tokens.shape[1])
         if watch is None:

@@ -12,8 +12,10 @@ MASK_SPELLING = re.compile(r"\[MASK(?::(\d+))?\]")
 MAX_GAP = 1_000_000
 
 
-def parse_gaps(text: str, tokenizer: Tokenizer) -> list[int]:
+def parse_gaps(text: str, tokenizer: Tokenizer, *, exact: bool = False) -> list[int]:
     """Token ids of a text in which `[MASK]` is one masked token and `[MASK:n]` is n of them.
+
+    Where words bring the space before them, a space before a gap belongs to the gap. exact: it stays where it is.
 
     >>> from unmask.tokens import load_tokenizer
     >>> parse_gaps("a[MASK:2]", load_tokenizer("bytes"))
@@ -27,7 +29,7 @@ def parse_gaps(text: str, tokenizer: Tokenizer) -> list[int]:
         if not 1 <= n <= MAX_GAP:
             raise UsageError(f"{gap[0][:40]}: a gap holds between 1 and {MAX_GAP} tokens")
         before = text[end : gap.start()]
-        if before.endswith(" ") and _spaces_lead(tokenizer):
+        if not exact and before.endswith(" ") and _spaces_lead(tokenizer):
             before = before[:-1]  # in such vocabularies a word brings the space before it
         ids += tokenizer.encode(before) + [tokenizer.mask_id] * n
         end = gap.end()

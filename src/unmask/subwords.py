@@ -106,6 +106,36 @@ class Subwords(Tokenizer):
             return self.decode([id])
         return str(token)  # decode would drop WordPiece's ## and SentencePiece's ▁, which say how pieces join
 
+    def spellings(self) -> tuple[list[bytes | None], list[bytes | None]]:
+        return self._spellings
+
+    @cached_property
+    def _spellings(self) -> tuple[list[bytes | None], list[bytes | None]]:
+        if isinstance(self._inner.decoder, decoders.ByteLevel):
+            words = [self._byte_level_word(id) for id in range(self.num_ids)]
+            return words, words
+        # Other decoders join words by rules of their own: what an id adds is seen behind a token that is known.
+        anchor = self.encode("a")[:1]
+        base = self.decode(anchor)
+        ids = range(self.num_ids)
+        alone = self._inner.decode_batch([[id] for id in ids], skip_special_tokens=False)
+        behind = self._inner.decode_batch([[*anchor, id] for id in ids], skip_special_tokens=False)
+        inside = [text.removeprefix(base) if text.startswith(base) else None for text in behind]
+        # A word at the start has no joining space; a piece that continues a word cannot stand there.
+        first = [
+            text if text in (whole, (whole or "").removeprefix(" ")) else None
+            for text, whole in zip(alone, inside, strict=True)
+        ]
+        return [_whole(word) for word in first], [_whole(word) for word in inside]
+
+    def _byte_level_word(self, id: int) -> bytes | None:
+        token = self._inner.id_to_token(id)
+        if token is None or id == self.mask_id:
+            return None
+        if id in self._added:
+            return str(token).encode()
+        return bytes(_BYTE_OF[char] for char in token) if all(char in _BYTE_OF for char in token) else None
+
     def never_ids(self) -> list[int]:
         return list(self._never)
 
@@ -145,6 +175,21 @@ class Subwords(Tokenizer):
                         f"the text spells {spelling}, which this vocabulary reserves; remove it or use bytes"
                     )
         return encodings
+
+
+def _byte_of() -> dict[str, int]:
+    """Byte-level vocabularies spell a byte by its Latin-1 character where that can be seen, else by one from 256 up."""
+    seen = [b for b in range(256) if 0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or b >= 0xAE]
+    hidden = [b for b in range(256) if b not in seen]
+    return {chr(b): b for b in seen} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_of()
+
+
+def _whole(word: str | None) -> bytes | None:
+    """UTF-8, unless the token is a piece of a character, which cannot be told by itself."""
+    return None if word is None or "\ufffd" in word else word.encode()
 
 
 def train_bpe(size: int, corpus: Corpus) -> Subwords:

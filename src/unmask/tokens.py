@@ -66,6 +66,15 @@ class Tokenizer(ABC):
         [[1, 2, 3]]
         """
 
+    def spellings(self) -> tuple[list[bytes | None], list[bytes | None]]:
+        """The bytes that each id adds to a text: as its first token, and behind another one (None: none of its own).
+
+        >>> first, inside = load_tokenizer("bytes").spellings()
+        >>> first[104], inside[257]
+        (b'h', None)
+        """
+        raise UsageError(f"the tokenizer {type(self).__name__} does not tell how its ids are spelled: no constraints")
+
     def never_ids(self) -> list[int]:
         """Ids a model must never generate, besides the mask: padding, unknown, start-of-text and the like."""
         return []
@@ -93,6 +102,10 @@ class Bytes(Tokenizer):
     def token_text(self, id: int) -> str:
         shown = self._bytes(id).decode("utf-8", errors="replace")
         return shown if id < 128 or id > 255 else f"<0x{id:02X}>"
+
+    def spellings(self) -> tuple[list[bytes | None], list[bytes | None]]:
+        words: list[bytes | None] = [*(bytes((b,)) for b in range(256)), None, None]
+        return words, words
 
     def to_json(self) -> str:
         return json.dumps({"unmask": "bytes"})
@@ -123,6 +136,10 @@ class Chars(Tokenizer):
         if id < len(self._ALPHABET):
             return self._ALPHABET[id]
         return MASK_TEXT if id == self.mask_id else EOT_TEXT
+
+    def spellings(self) -> tuple[list[bytes | None], list[bytes | None]]:
+        words: list[bytes | None] = [*(char.encode() for char in self._ALPHABET), None, None]
+        return words, words
 
     def to_json(self) -> str:
         return json.dumps({"unmask": "chars"})

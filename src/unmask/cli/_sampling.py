@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from unmask.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
+    from unmask.constraints import Constraint
     from unmask.model import Model
     from unmask.samplers import Sampler, Step
 
@@ -49,11 +50,82 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--window", type=int, help="semi_ar: tokens written at a time (default: the model's)")
     group.add_argument("--stride", type=int, help="semi_ar: how far the window moves (default: half of it)")
     group.add_argument("--seed", type=int, default=0, help="same seed, same text (default 0)")
+    _add_constraints(parser)
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
     parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], help="default fp32")
     parser.add_argument("--watch", action="store_true", help="show the masks opening in the terminal")
     parser.add_argument("--svg", metavar="FILE", help="draw the first text opening, as a picture")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_constraints(parser: argparse.ArgumentParser) -> None:
+    from unmask import constraints
+
+    group = parser.add_argument_group("constraints", "always met; several must all hold")
+    group.add_argument("--regex", metavar="PATTERN", help="all of it matches this regular expression")
+    group.add_argument("--json-schema", metavar="FILE", help="it is JSON that this schema allows")
+    group.add_argument("--choices", metavar="A,B,C", help="it is one of these")
+    group.add_argument("--must-contain", metavar="TEXT", action="append", help="it contains this; may be repeated")
+    group.add_argument("--allow-words", metavar="A,B,C", help="it has no other words than these")
+    group.add_argument("--forbid-words", metavar="A,B,C", help="it has none of these words")
+    group.add_argument("--min-tokens", type=int, metavar="N", help="it has at least so many tokens")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="it has at most so many tokens")
+    group.add_argument(
+        "--constraint",
+        metavar="JSON",
+        action="append",
+        help=f"any of {', '.join(constraints.room.names())} with its options, "
+        """as in '{"name": "words", "forbid": ["I"], "ignore_case": true}'; may be repeated""",
+    )
+    group.add_argument(
+        "--constrain",
+        choices=("gap", "text"),
+        default="gap",
+        help="what this is asked of: each gap, or the whole text with its prompt (default gap)",
+    )
+
+
+def make_constraint(args: argparse.Namespace) -> list[Constraint] | None:
+    """What the flags ask for; None where they ask for nothing."""
+    from unmask import constraints
+
+    over: dict[str, Any] = {"over": args.constrain}
+    found: list[Constraint] = []
+    if args.regex is not None:
+        found.append(constraints.Regex(pattern=args.regex, **over))
+    if args.json_schema is not None:
+        found.append(constraints.JsonSchema(schema=_read_schema(args.json_schema), **over))
+    if args.choices is not None:
+        found.append(constraints.Choices(options=tuple(args.choices.split(",")), **over))
+    if args.must_contain is not None:
+        found.append(constraints.Contains(phrases=tuple(args.must_contain), **over))
+    if args.allow_words is not None or args.forbid_words is not None:
+        allow, forbid = (None if w is None else tuple(w.split(",")) for w in (args.allow_words, args.forbid_words))
+        found.append(constraints.Words(allow=allow, forbid=forbid or (), **over))
+    if args.min_tokens is not None or args.max_tokens is not None:
+        found.append(constraints.Length(least=args.min_tokens or 0, most=args.max_tokens, **over))
+    found += [_read_constraint(text, over) for text in args.constraint or ()]
+    return found or None
+
+
+def _read_constraint(text: str, over: dict[str, Any]) -> Constraint:
+    from unmask.config import from_dict
+    from unmask.constraints import Constraint
+
+    try:
+        data = json.loads(text) if text.lstrip().startswith("{") else {"name": text}
+    except (ValueError, RecursionError) as e:
+        raise UsageError(f"--constraint is not valid JSON: {e}") from None
+    made: Constraint = from_dict(Constraint, over | data, "--constraint")
+    return made
+
+
+def _read_schema(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "not UTF-8 text"
+        raise UsageError(f"cannot read the schema {path}: {reason}") from None
 
 
 def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:

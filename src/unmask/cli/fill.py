@@ -2,6 +2,7 @@
 
 Example:
   unmask fill demo-model "def [MASK:8](self):" --watch
+  unmask fill demo-model "x = [MASK:4]" --choices True,None
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ def run(args: argparse.Namespace) -> int:
 
     model = load(args.model, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
+    constraint = _sampling.make_constraint(args)
     texts = [_standard_input() if text == "-" else text for text in args.text]
     with _sampling.shown(args, model) as watch:
-        filled = model.fill(texts, sampler=sampler, seed=args.seed, watch=watch)
+        filled = model.fill(texts, sampler=sampler, seed=args.seed, constraint=constraint, watch=watch)
     _sampling.print_texts(filled, args, {})
     return 0
 

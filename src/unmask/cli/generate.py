@@ -2,6 +2,7 @@
 
 Example:
   unmask generate demo-model --num 2 --length 256 --prompt "def " --watch
+  unmask generate demo-model --length 16 --prompt "x = " --regex "[0-9]+"
 """
 
 from __future__ import annotations
@@ -27,9 +28,17 @@ def run(args: argparse.Namespace) -> int:
 
     model = load(args.model, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
+    constraint = _sampling.make_constraint(args)
     with _sampling.shown(args, model) as watch:
         texts = model.generate(
-            args.num, args.length, args.prompt or "", args.suffix, sampler=sampler, seed=args.seed, watch=watch
+            args.num,
+            args.length,
+            args.prompt or "",
+            args.suffix,
+            sampler=sampler,
+            seed=args.seed,
+            constraint=constraint,
+            watch=watch,
         )
     _sampling.print_texts(texts, args, {"prompts": args.prompt or [""], "suffix": args.suffix})
     return 0

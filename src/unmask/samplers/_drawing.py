@@ -45,7 +45,7 @@ class Drawing:
             token_N = log_p_NI.argmax(dim=-1)
         else:
             # The largest is made 0 first: a tiny temperature then gives 0 and -inf, never -inf alone.
-            log_p_NI = self._cut((log_p_NI - log_p_NI.amax(dim=-1, keepdim=True)) / self.temperature)
+            log_p_NI = self.cut((log_p_NI - log_p_NI.amax(dim=-1, keepdim=True)) / self.temperature)
             token_N = categorical(log_p_NI, u_N)
         log_p_NI = torch.log_softmax(log_p_NI, dim=-1)
         return token_N, log_p_NI.gather(1, token_N[:, None]).squeeze(1)
@@ -55,7 +55,8 @@ class Drawing:
         """Nothing is cut off and something is drawn: the plain categorical draw at some temperature."""
         return self.temperature > 0 and self.top_k == 0 and self.top_p == 1
 
-    def _cut(self, log_p_NI: Tensor) -> Tensor:
+    def cut(self, log_p_NI: Tensor) -> Tensor:
+        """Top-k and top-p: -inf for what is cut off; the likeliest token always stays."""
         if 0 < self.top_k < log_p_NI.shape[-1]:
             kept = log_p_NI.topk(self.top_k, dim=-1)  # by index: among equals exactly k stay
             log_p_NI = torch.full_like(log_p_NI, -torch.inf).scatter(1, kept.indices, kept.values)

@@ -94,6 +94,11 @@ class PlannedSampler(Sampler, Drawing):
         token_N, log_prob_N = self.draw(
             prediction, canvas.key_B[row_N], position_N + canvas.offset, (canvas.mask_id, *canvas.forbidden)
         )
+        return self.write(state, token_N, log_prob_N)
+
+    def write(self, state: PlannedState, token_N: Tensor, log_prob_N: Tensor) -> Step:
+        """Put drawn tokens where this round opens."""
+        row_N, position_N = state.asked
         state.tokens_BL = state.tokens_BL.index_put((row_N, position_N), token_N)
         state.round += 1
         return Step(row_N, position_N, token_N, log_prob_N, state.tokens_BL)

@@ -1,0 +1,43 @@
+"""Constraints: what a text or a gap must be. Each gives an automaton over tokens, which every draw then obeys."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from unmask.registry import Room, check_choices
+
+if TYPE_CHECKING:
+    from unmask.constraints._automaton import Automaton
+    from unmask.tokens import Tokenizer
+
+room = Room(__name__, base="Constraint")
+MAX_STATES = 4000  # of an automaton; each of them meets the whole vocabulary once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraint(ABC):
+    """What must hold. over: "gap" asks it of every run of masks by itself, "text" of the whole text with its prompt.
+
+    >>> from unmask.tokens import load_tokenizer
+    >>> import unmask
+    >>> automaton = unmask.constraints.Choices(options=("yes", "no")).automaton(load_tokenizer("bytes"))
+    >>> automaton.accepts([110, 111]), automaton.accepts([110])
+    (True, False)
+    """
+
+    room: ClassVar[Room] = room
+
+    over: Literal["gap", "text"] = "gap"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+
+    @abstractmethod
+    def automaton(self, tokenizer: Tokenizer, *, may_end: bool = True) -> Automaton:
+        """The rows of tokens that obey. may_end: end-of-text may be written; what follows it is not asked anything."""
+
+
+def __getattr__(name: str) -> Any:
+    return room.attribute(name)

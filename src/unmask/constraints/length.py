@@ -1,0 +1,34 @@
+"""How many tokens the text has before its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unmask.constraints import MAX_STATES, Constraint
+from unmask.constraints._automaton import Automaton, count_tokens
+from unmask.errors import UsageError
+from unmask.tokens import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length(Constraint):
+    """From `least` to `most` tokens (most=None: no limit), end-of-text not counted.
+
+    A gap in which the text may not end has as many tokens as masks; there this only says which numbers are right.
+
+    >>> Length(least=3, most=3).most
+    3
+    """
+
+    least: int = 0
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.least <= (MAX_STATES if self.most is None else self.most) <= MAX_STATES:
+            raise UsageError(
+                f"a length in tokens needs 0 <= least <= most <= {MAX_STATES}, got {self.least} to {self.most}"
+            )
+
+    def automaton(self, tokenizer: Tokenizer, *, may_end: bool = True) -> Automaton:
+        return count_tokens(self.least, self.most, tokenizer, over=self.over, may_end=may_end)
