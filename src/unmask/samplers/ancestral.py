@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ class Ancestral(PlannedSampler):
     opening is drawn first: u ~ U(0, 1], and it opens in the step from t to s whose (alpha_t, alpha_s] holds u.
     The network is called only at steps that open something, and asked only about what opens.
     """
+
+    law: ClassVar[str] = "exactly the T-step reverse chain of the network; of continuous time with steps = none"
+    cost: ClassVar[str] = "at most min(steps, L); L with steps = none"
 
     steps: int | None = 128
     noise: Noise = LogLinear()

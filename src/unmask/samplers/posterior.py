@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ class Posterior(Drawing, Sampler):
     a position stay; what is still masked at t=0 is reconstructed there.
     For models with SUBS it has the law of the planned sampler, at T calls.
     """
+
+    law: ClassVar[str] = "exactly the T-step chain q(z_s | z_t, x_theta), also where the network may predict the mask"
+    cost: ClassVar[str] = "at most steps + 1"
 
     steps: int = 128
     noise: Noise = LogLinear()

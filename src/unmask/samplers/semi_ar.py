@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -26,6 +26,11 @@ class SemiARState:
 @dataclass(frozen=True, kw_only=True)
 class SemiAR(Sampler):
     """Fills a window with `inner`, moves on by `stride`; the last window - stride tokens are the next one's prefix."""
+
+    law: ClassVar[str] = (
+        "window by window the inner sampler's, given what is written; over many windows no law of its own"
+    )
+    cost: ClassVar[str] = "windows x the inner sampler's calls; windows = 1 + ceil((L - window) / stride)"
 
     window: int
     stride: int | None = None  # None: half a window
