@@ -17,10 +17,20 @@ from unmask.samplers import Sampler, Step
 from unmask.samplers._constrained import constrained
 from unmask.samplers._planned import PlannedSampler
 from unmask.samplers.semi_ar import SemiAR
+from unmask.seeing import seen
 
 
-def steps(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Objective | None = None) -> Iterator[Step]:
+def steps(
+    denoiser: Network,
+    canvas: Canvas,
+    sampler: Sampler,
+    *,
+    objective: Objective | None = None,
+    runners_up: int = 0,
+) -> Iterator[Step]:
     """Run the sampler, a network call at a time. `objective` is what the denoiser was trained with.
+
+    runners_up: each step tells so many tokens that the network found likely besides those that were written.
 
     >>> import torch, unmask
     >>> coin = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
@@ -30,7 +40,28 @@ def steps(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Obj
     """
     predictor = (objective or _default_objective(denoiser)).predictor(denoiser)
     check_pair(predictor, sampler, canvas)
-    yield from _run(predictor, canvas, sampler, quiet=False)
+    if runners_up < 0:
+        raise UsageError(f"runners_up must be 0 (none) or more, got {runners_up}")
+    if runners_up:
+        yield from _tell_all(predictor, canvas, sampler, runners_up)
+    else:
+        yield from _run(predictor, canvas, sampler, quiet=False)
+
+
+def _tell_all(predictor: Predictor, canvas: Canvas, sampler: Sampler, runners_up: int) -> Iterator[Step]:
+    """The same steps with what is to be seen in them; by ask and tell, since a replayed graph keeps no predictions."""
+    if isinstance(sampler, SemiAR) and canvas.constraint is None:
+        inner = sampler.inner
+        yield from sampler.run(canvas, lambda window: _tell_all(predictor, window, inner, runners_up))
+        return
+    if canvas.constraint is not None:
+        sampler = constrained(sampler)
+    state, before_BL = sampler.start(canvas), canvas.tokens
+    while (query := sampler.ask(state)) is not None:
+        prediction = predictor(query)
+        step = sampler.tell(state, prediction)
+        yield seen(step, query, prediction, predictor.kind, before_BL, canvas.mask_id, runners_up)
+        before_BL = step.tokens_BL
 
 
 def _run(predictor: Predictor, canvas: Canvas, sampler: Sampler, *, quiet: bool) -> Iterator[Step]:

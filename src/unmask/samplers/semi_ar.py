@@ -80,10 +80,10 @@ class SemiAR(Sampler):
 
     def tell(self, state: SemiARState, prediction: Tensor) -> Step:
         step = self.inner.tell(state.inner, prediction)
-        lo = state.start
-        position_N = step.position_N + lo
-        state.tokens_BL = state.tokens_BL.index_put((step.row_N, position_N), step.token_N)
-        return replace(step, position_N=position_N, tokens_BL=state.tokens_BL)
+        lo, hi = state.start, state.start + step.tokens_BL.shape[1]
+        state.tokens_BL = state.tokens_BL.clone()
+        state.tokens_BL[:, lo:hi] = step.tokens_BL  # the whole window: a token may have been masked again
+        return step.shifted(lo, state.tokens_BL)
 
     def run(self, canvas: Canvas, fill: Callable[[Canvas], Iterable[Step]]) -> Iterator[Step]:
         """The same windows, each filled whole by `fill`: for a runner that has its own way with the inner sampler."""
@@ -93,7 +93,7 @@ class SemiAR(Sampler):
             for step in fill(window):
                 whole = tokens_BL.clone()
                 whole[:, lo : lo + self.window] = step.tokens_BL
-                yield replace(step, position_N=step.position_N + lo, tokens_BL=whole)
+                yield step.shifted(lo, whole)
                 tokens_BL = whole
             if lo + self.window >= tokens_BL.shape[1]:
                 return
