@@ -108,6 +108,17 @@ def test_a_constrained_step_tells_what_the_network_would_have_had(model: Model) 
         assert (step.others.prob_NK[:, 0] > step.others.prob_N).all()  # the corpus has no z
 
 
+def test_an_autoregressive_model_tells_too(ar_model: Model) -> None:
+    seen: list[Step] = []
+    text = ar_model.generate(num=3, length=12, prompt="the ", watch=seen.append, runners_up=2)
+    assert text == ar_model.generate(num=3, length=12, prompt="the ")
+    assert len(seen) == 8
+    for step in seen:
+        assert step.others is not None
+        # nothing is cut or heated: only the mask and what is never written are left out of the law
+        assert step.log_prob_N.exp().tolist() == pytest.approx(step.others.prob_N.tolist(), rel=1e-3)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fickle(Drawing, Sampler):
     """Opens from left to right and masks the first token again, once: after its second call."""

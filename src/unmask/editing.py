@@ -101,7 +101,10 @@ def edit(
     constraint: Constraint | Sequence[Constraint] | None = None,
     **view: Any,
 ) -> list[Edit]:
-    """See `Model.edit`."""
+    """See `Model.edit`.
+
+    >>> edit(model, "the cat sat", "cat", with_length=(2, 6))  # doctest: +SKIP
+    """
     tokenizer = model.tokenizer
     start, stop = find_span(text, replace, occurrence)
     # A word that brings its space cannot follow a space of its own: there the gap begins with the space instead.
@@ -151,7 +154,10 @@ def write(
     **view: Any,
 ) -> list[list[int] | None]:
     """Every row with its masks written. Rows of one owner are ways to write one text: those in which the constraint
-    cannot hold are passed over and come back as None, as long as the text has one in which it can."""
+    cannot hold are passed over and come back as None, as long as the text has one in which it can.
+
+    >>> write(model, rows, key_B, owner=[0, 0], sampler=None, constraint=None)  # doctest: +SKIP
+    """
     keep = list(range(len(rows)))
     if constraint is not None and len(set(owner)) < len(rows):
         keep = _possible(model, rows, key_B, owner, sampler, constraint)
@@ -163,7 +169,10 @@ def write(
 
 
 def best(model: Model, texts: Sequence[str]) -> str:
-    """The text of the smallest bound."""
+    """The text of the smallest bound.
+
+    >>> best(model, ["import os", "import xq"])  # doctest: +SKIP
+    """
     return min(texts, key=lambda text: model.score(text, seed=0, num_samples=NUM_SAMPLES).nats)
 
 

@@ -199,7 +199,10 @@ class Model:
         seed: int = 0,
         key_B: Tensor | None = None,
     ) -> Canvas:
-        """Rows of ids, masks where something is to be written. may_end: end-of-text is allowed. key_B: not by seed."""
+        """Rows of ids, masks where something is to be written. may_end: end-of-text is allowed. key_B: not by seed.
+
+        >>> model.canvas([[100, 101, model.tokenizer.mask_id]], may_end=False)  # doctest: +SKIP
+        """
         tok = self.tokenizer
         canvas = Canvas.of_rows(rows, mask_id=tok.mask_id, pad_id=tok.eot_id, seed=seed)
         canvas = canvas if key_B is None else dataclasses.replace(canvas, key_B=key_B)
@@ -210,7 +213,10 @@ class Model:
     def run(
         self, canvas: Canvas, sampler: Sampler | None = None, *, watch: Watch | None = None, runners_up: int = 0
     ) -> list[list[int]]:
-        """The rows of a canvas with every mask written, each up to its own end."""
+        """The rows of a canvas with every mask written, each up to its own end.
+
+        >>> model.run(model.canvas([[100, 101, model.tokenizer.mask_id]], may_end=False))  # doctest: +SKIP
+        """
         tokens = canvas.tokens
         fitted = self.fit_sampler(sampler, tokens.shape[1])
         if watch is None:

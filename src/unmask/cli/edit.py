@@ -11,9 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
+from typing import TYPE_CHECKING, Any
 
 from unmask.cli import _sampling
+
+if TYPE_CHECKING:
+    from unmask.editing import Edit
+
+TAKES_OVERRIDES = True  # a sampler's own options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,10 +62,17 @@ def run(args: argparse.Namespace) -> int:
             **view,
         )
     if args.json:
-        print(json.dumps({"edits": [vars(e) | {"nats_per_token": e.nats_per_token} for e in edits], "seed": args.seed}))
+        print(json.dumps({"edits": [_plain(e) for e in edits], "seed": args.seed}))
     else:
         print("\n\n".join(e.text for e in edits))
     return 0
+
+
+def _plain(edit: Edit) -> dict[str, Any]:
+    plain = vars(edit) | {"nats_per_token": edit.nats_per_token}
+    return {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in plain.items()
+    }  # JSON has no inf
 
 
 def _lengths(text: str) -> tuple[int, int]:

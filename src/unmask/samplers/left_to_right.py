@@ -15,9 +15,7 @@ from unmask.samplers._planned import Plan, PlannedSampler
 class LeftToRight(PlannedSampler):
     """Column by column; with an autoregressive model this samples its law exactly, with a key-value cache."""
 
-    law: ClassVar[str] = (
-        "exactly p(x) of an autoregressive model; of a diffusion model, its any-order law in this order"
-    )
+    law: ClassVar[str] = "exactly p(x) of an autoregressive model; of a diffusion model, its conditionals in this order"
     cost: ClassVar[str] = "L"
     left_to_right: ClassVar[bool] = True
 

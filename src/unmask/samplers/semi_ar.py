@@ -27,9 +27,7 @@ class SemiARState:
 class SemiAR(Sampler):
     """Fills a window with `inner`, moves on by `stride`; the last window - stride tokens are the next one's prefix."""
 
-    law: ClassVar[str] = (
-        "window by window the inner sampler's, given what is written; over many windows no law of its own"
-    )
+    law: ClassVar[str] = "the inner sampler's in every window, given what the windows before it wrote"
     cost: ClassVar[str] = "windows x the inner sampler's calls; windows = 1 + ceil((L - window) / stride)"
 
     window: int
