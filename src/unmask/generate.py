@@ -10,6 +10,7 @@ import torch
 from unmask.canvas import Canvas
 from unmask.denoisers._network import Network
 from unmask.errors import UsageError
+from unmask.guidance import Guidance, Guided
 from unmask.objectives import Objective
 from unmask.predictor import Predictor
 from unmask.replay import can_replay, replay
@@ -19,8 +20,15 @@ from unmask.samplers._planned import PlannedSampler
 from unmask.samplers.semi_ar import SemiAR
 
 
-def steps(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Objective | None = None) -> Iterator[Step]:
-    """Run the sampler, a network call at a time. `objective` is what the denoiser was trained with.
+def steps(
+    denoiser: Network,
+    canvas: Canvas,
+    sampler: Sampler,
+    *,
+    objective: Objective | None = None,
+    guidance: Guidance | None = None,
+) -> Iterator[Step]:
+    """Run the sampler, a network call at a time (two with guidance). `objective` is what the denoiser was trained with.
 
     >>> import torch, unmask
     >>> coin = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
@@ -28,9 +36,15 @@ def steps(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Obj
     >>> len(list(steps(coin, canvas, unmask.samplers.Ancestral(steps=None))))
     4
     """
-    predictor = (objective or _default_objective(denoiser)).predictor(denoiser)
+    yield from _run(_predictor(denoiser, canvas, sampler, objective, guidance), canvas, sampler, quiet=False)
+
+
+def _predictor(
+    denoiser: Network, canvas: Canvas, sampler: Sampler, objective: Objective | None, guidance: Guidance | None
+) -> Predictor:
+    predictor = (objective or default_objective(denoiser)).predictor(denoiser)
     check_pair(predictor, sampler, canvas)
-    yield from _run(predictor, canvas, sampler, quiet=False)
+    return predictor if guidance is None else Guided(predictor, canvas, guidance)
 
 
 def _run(predictor: Predictor, canvas: Canvas, sampler: Sampler, *, quiet: bool) -> Iterator[Step]:
@@ -49,7 +63,14 @@ def _run(predictor: Predictor, canvas: Canvas, sampler: Sampler, *, quiet: bool)
         yield sampler.tell(state, predictor(query))
 
 
-def sample(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Objective | None = None) -> Canvas:
+def sample(
+    denoiser: Network,
+    canvas: Canvas,
+    sampler: Sampler,
+    *,
+    objective: Objective | None = None,
+    guidance: Guidance | None = None,
+) -> Canvas:
     """Run the sampler to the end; the canvas that comes back holds no mask.
 
     >>> import torch, unmask
@@ -58,8 +79,7 @@ def sample(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Ob
     >>> bool((out.tokens < 2).all())
     True
     """
-    predictor = (objective or _default_objective(denoiser)).predictor(denoiser)
-    check_pair(predictor, sampler, canvas)
+    predictor = _predictor(denoiser, canvas, sampler, objective, guidance)
     tokens = canvas.tokens
     for step in _run(predictor, canvas, sampler, quiet=True):
         tokens = step.tokens_BL
@@ -91,7 +111,7 @@ def _valid(canvas: Canvas) -> torch.Tensor:
     return torch.ones_like(canvas.tokens, dtype=torch.bool) if canvas.valid_BL is None else canvas.valid_BL
 
 
-def _default_objective(denoiser: Network) -> Objective:
+def default_objective(denoiser: Network) -> Objective:
     from unmask.objectives.ar import AR
     from unmask.objectives.mdlm import MDLM
 

@@ -23,6 +23,7 @@ from unmask.denoisers._network import Network
 from unmask.devices import pick_device, pick_dtype
 from unmask.errors import ConfigError, ModelFolderError, UsageError
 from unmask.generate import sample, steps
+from unmask.guidance import Guidance
 from unmask.objectives import Objective
 from unmask.prompts import encode_fixed, parse_gaps, to_text
 from unmask.samplers import Sampler, Step
@@ -81,12 +82,14 @@ class Model:
         sampler: Sampler | None = None,
         seed: int = 0,
         constraint: Constraint | Sequence[Constraint] | None = None,
+        guidance: float | None = None,
         watch: Watch | None = None,
     ) -> list[str]:
         """Texts of at most `length` tokens, prompt and suffix included; `num` for each prompt.
 
         End-of-text ends a text. A length beyond the model's window is written window by window.
         A constraint always holds, of what is written behind the prompt or, with over="text", of the whole text.
+        guidance > 0 follows the prompt and suffix more closely than the model does by itself, at two calls a step.
 
         >>> model.generate(2, 128, ["def ", "class "], seed=1)  # doctest: +SKIP
         """
@@ -107,7 +110,7 @@ class Model:
         if num < 1 or not rows:
             raise UsageError(f"num must be at least 1 and there must be a prompt list of at least one, got num={num}")
         # A suffix must stay part of the text, so nothing before it may end the text.
-        finished = self._run(rows, sampler, seed, watch, constraint, may_end=not tail)
+        finished = self._run(rows, sampler, seed, watch, constraint, guidance, may_end=not tail)
         begin = len(self._begin)
         return [to_text(row[begin:], self.tokenizer, head - begin) for row, head in zip(finished, heads, strict=True)]
 
@@ -118,6 +121,7 @@ class Model:
         sampler: Sampler | None = None,
         seed: int = 0,
         constraint: Constraint | Sequence[Constraint] | None = None,
+        guidance: float | None = None,
         watch: Watch | None = None,
     ) -> list[str]:
         """Texts with every gap filled: `[MASK]` is one token, `[MASK:5]` five. All else stays as it is.
@@ -133,7 +137,7 @@ class Model:
         for t, row in zip(texts, rows, strict=True):
             if self.tokenizer.mask_id not in row:
                 raise UsageError(f"no gap in {t[:40]!r}: write [MASK] for one token, [MASK:5] for five")
-        finished = self._run(rows, sampler, seed, watch, constraint, may_end=False)
+        finished = self._run(rows, sampler, seed, watch, constraint, guidance, may_end=False)
         return [self.tokenizer.decode(row[len(self._begin) :]) for row in finished]
 
     def _run(
@@ -143,6 +147,7 @@ class Model:
         seed: int,
         watch: Watch | None,
         constraint: Constraint | Sequence[Constraint] | None,
+        weight: float | None,
         may_end: bool,
     ) -> list[list[int]]:
         tok = self.tokenizer
@@ -152,11 +157,16 @@ class Model:
         if constraint is not None:
             canvas = dataclasses.replace(canvas, constraint=compile_constraints(constraint, tok, may_end=may_end))
         tokens = canvas.tokens
+        guidance = None
+        if weight is not None:
+            condition_BL = ~canvas.open_BL
+            condition_BL[:, : len(self._begin)] = False  # the begin token is no wish of the user's
+            guidance = Guidance(weight, condition_BL)
         fitted = self.fit_sampler(sampler, tokens.shape[1])
         if watch is None:
-            tokens = sample(self.denoiser, canvas, fitted, objective=self.objective).tokens
+            tokens = sample(self.denoiser, canvas, fitted, objective=self.objective, guidance=guidance).tokens
         else:
-            for step in steps(self.denoiser, canvas, fitted, objective=self.objective):
+            for step in steps(self.denoiser, canvas, fitted, objective=self.objective, guidance=guidance):
                 tokens = step.tokens_BL
                 watch(step)
         return [row[: len(given)] for row, given in zip(tokens.tolist(), rows, strict=True)]

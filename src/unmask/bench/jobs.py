@@ -12,7 +12,6 @@ from dataclasses import asdict
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from unmask import kernels
@@ -193,7 +192,7 @@ def profiled(job: Job, work: Callable[[], object]) -> list[tuple[str, int, float
         clocked(torch.device(job.device), work)
     spent: dict[str, tuple[int, float]] = {}
     for event in seen.events() or []:
-        if on_gpu and event.device_type != DeviceType.CUDA:
+        if on_gpu and event.device_type.name != "CUDA":
             continue  # the host's side of a launch
         micros = event.device_time if on_gpu else event.self_cpu_time_total
         count, total = spent.get(event.name, (0, 0.0))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from unmask.model import Model
     from unmask.samplers import Sampler, Step
 
-_FLAGS = ("sampler", "seed", "device", "dtype", "watch", "svg", "json", "num", "length", "prompt", "suffix")
+_FLAGS = ("sampler", "seed", "device", "dtype", "watch", "svg", "json", "num", "length", "prompt", "suffix", "guidance")
 _OPTIONS = ("steps", "temperature", "top_k", "top_p", "window", "stride")
 
 
@@ -49,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--top-p", type=float, help="draw among the likeliest tokens that hold p (default 1: all)")
     group.add_argument("--window", type=int, help="semi_ar: tokens written at a time (default: the model's)")
     group.add_argument("--stride", type=int, help="semi_ar: how far the window moves (default: half of it)")
+    group.add_argument(
+        "--guidance", type=float, metavar="W", help="follow what is given more closely; two calls a step"
+    )
     group.add_argument("--seed", type=int, default=0, help="same seed, same text (default 0)")
     _add_constraints(parser)
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")

@@ -28,7 +28,9 @@ def run(args: argparse.Namespace) -> int:
     constraint = _sampling.make_constraint(args)
     texts = [_standard_input() if text == "-" else text for text in args.text]
     with _sampling.shown(args, model) as watch:
-        filled = model.fill(texts, sampler=sampler, seed=args.seed, constraint=constraint, watch=watch)
+        filled = model.fill(
+            texts, sampler=sampler, seed=args.seed, constraint=constraint, guidance=args.guidance, watch=watch
+        )
     _sampling.print_texts(filled, args, {})
     return 0
 

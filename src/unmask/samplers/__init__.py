@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from unmask.errors import UsageError
 from unmask.registry import Room
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from unmask.canvas import Canvas
@@ -54,6 +56,10 @@ class Sampler(ABC):
     @abstractmethod
     def tell(self, state: Any, prediction: Tensor) -> Step:
         """Take the network's answer to the last `ask`, write tokens, and say what was written."""
+
+    def select(self, state: Any, rows_B: np.ndarray, canvas: Canvas) -> Any:
+        """A state whose row b is a copy of row rows_B[b], drawn on with the keys of `canvas`."""
+        raise UsageError(f"the sampler {type(self).__name__} cannot copy rows: use ancestral or left_to_right")
 
     @abstractmethod
     def max_calls(self, length: int) -> int:

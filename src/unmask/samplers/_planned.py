@@ -57,13 +57,25 @@ class PlannedSampler(Sampler, Drawing):
 
     def start(self, canvas: Canvas) -> PlannedState:
         plan = self.plan(canvas)
-        row, position = np.nonzero(plan.rank_BL >= 0)
-        rank = plan.rank_BL[row, position]
+        return self._planned(canvas, canvas.tokens.clone(), plan.rank_BL, plan.level_BL)
+
+    def select(self, state: PlannedState, rows_B: np.ndarray, canvas: Canvas) -> PlannedState:
+        """A copy goes on with its original's plan; what is left of it is counted from round 0 again."""
+        rank_BL = np.full(state.level_BL.shape, -1)
+        rank_BL[state.row_E, state.position_E] = np.repeat(np.arange(state.num_rounds), np.diff(state.starts))
+        left_BL = np.where(rank_BL >= state.round, rank_BL, -1)[rows_B]
+        tokens_BL = state.tokens_BL[torch.from_numpy(rows_B).to(state.tokens_BL.device)]
+        return self._planned(canvas, tokens_BL, left_BL, state.level_BL[rows_B])
+
+    @staticmethod
+    def _planned(canvas: Canvas, tokens_BL: Tensor, rank_BL: np.ndarray, level_BL: np.ndarray) -> PlannedState:
+        row, position = np.nonzero(rank_BL >= 0)
+        rank = rank_BL[row, position]
         order = np.argsort(rank, kind="stable")  # stable: inside a round still sorted by row, then position
         counts = np.bincount(rank) if len(rank) else np.zeros(0, dtype=int)
         counts = counts[counts > 0]  # left to right, a column may be fixed in every row
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return PlannedState(canvas, canvas.tokens.clone(), row[order], position[order], starts, plan.level_BL)
+        return PlannedState(canvas, tokens_BL, row[order], position[order], starts, level_BL)
 
     def ask(self, state: PlannedState) -> Query | None:
         if state.round == state.num_rounds:
