@@ -600,7 +600,9 @@ def test_the_bound_of_one_draw_has_no_interval() -> None:
 def test_guidance_follows_the_prompt_and_keeps_it(model: Model, trained_ar: Any) -> None:
     plain = model.generate(4, 24, "the cat", seed=3)
     assert model.generate(4, 24, "the cat", seed=3, guidance=0.0) == plain
-    guided = model.generate(4, 24, "the cat", seed=3, guidance=4.0)
+    guided = model.generate(
+        4, 24, "the cat", seed=3, guidance=300.0
+    )  # a barely trained model hardly looks at its prompt
     assert guided != plain
     assert all(text.startswith("the cat") for text in guided)
     assert model.fill("the [MASK:3] sat", guidance=1.0)[0].endswith(" sat")
