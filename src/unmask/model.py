@@ -153,7 +153,8 @@ class Model:
         tok = self.tokenizer
         canvas = Canvas.of_rows(rows, mask_id=tok.mask_id, pad_id=tok.eot_id, seed=seed).to(self.device)
         forbidden = {*tok.never_ids()} if may_end else {*tok.never_ids(), tok.eot_id}
-        canvas = dataclasses.replace(canvas, forbidden=tuple(sorted(forbidden)))
+        end_id = tok.eot_id if may_end else None
+        canvas = dataclasses.replace(canvas, forbidden=tuple(sorted(forbidden)), end_id=end_id)
         if constraint is not None:
             canvas = dataclasses.replace(canvas, constraint=compile_constraints(constraint, tok, may_end=may_end))
         tokens = canvas.tokens

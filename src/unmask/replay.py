@@ -42,6 +42,8 @@ def can_replay(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> bool:
     """A planned sampler, a network whose calls can be captured, and a GPU."""
     if not (isinstance(sampler, PlannedSampler) and canvas.tokens.is_cuda):
         return False
+    if sampler.temperature_end is not None:  # a graph draws at one temperature
+        return False
     if isinstance(predictor, NextToken):
         with torch.no_grad():
             return predictor.denoiser.can_decode()
@@ -450,4 +452,6 @@ def _place(denoiser: Network) -> tuple[Hashable, ...]:
 
 def _draw_key(sampler: PlannedSampler) -> Hashable:
     """What of the drawing is recorded in a graph; a temperature alone is not."""
-    return True if sampler.draws_whole_law else (sampler.temperature, sampler.top_k, sampler.top_p)
+    if sampler.draws_whole_law:
+        return True
+    return sampler.draw, sampler.sure, sampler.temperature, sampler.top_k, sampler.top_p

@@ -135,6 +135,7 @@ def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:
     """The model's own sampler, or the one named, with the options given; one that it does not have is refused."""
     from unmask.config import Word
     from unmask.samplers import room
+    from unmask.samplers.ancestral import Ancestral
     from unmask.samplers.semi_ar import SemiAR
 
     given: dict[str, Any] = {k: Word(v) for k, v in args.overrides.items()}
@@ -143,10 +144,17 @@ def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:
         given["steps"] = None
     own = model.objective.sampler()
     cls = room.get(args.sampler) if args.sampler else type(own)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    if "inner" not in fields:
+        return _build(cls, own, given)
+    # A sampler around another: what it does not know is the inner one's, which is the model's own where none is named.
+    usual: Any = fields["inner"].default
+    named = given.pop("inner", None)
+    inner = room.get(named) if named else type(own if isinstance(usual, Ancestral) else usual)
+    outer: dict[str, Any] = {k: given.pop(k) for k in fields if k in given}
     if cls is SemiAR:
-        outer: dict[str, Any] = {k: given.pop(k) for k in ("window", "stride") if k in given}
-        return SemiAR(**({"window": model.length} | outer), inner=_build(type(own), own, given))
-    return _build(cls, own, given)
+        outer = {"window": model.length} | outer
+    return _build(cls, own, outer | {"inner": _build(inner, own, given)})
 
 
 def _build(cls: type[Sampler], own: Sampler, options: dict[str, Any]) -> Sampler:

@@ -24,7 +24,8 @@ MAX_STEPS = 10_000_000  # a grid of times is made of them
 class Step:
     """What one network call opened: which positions of which rows, the tokens written, and how likely each was.
 
-    tokens_BL is the canvas after the step.
+    tokens_BL is the canvas after the step: besides what opened it shows what was masked again, and end-of-text in all
+    that follows where a row has ended.
     """
 
     row_N: Tensor
@@ -39,6 +40,7 @@ class Sampler(ABC):
 
     room: ClassVar[Room] = room
     left_to_right: ClassVar[bool] = False
+    law: ClassVar[str] = "no law claimed"  # of the finished text, in one line
 
     @property
     def takes(self) -> tuple[str, ...]:

@@ -60,7 +60,14 @@ class Constrained(Sampler):
             span_BL[row, lo:hi] = g
         never = torch.tensor([canvas.mask_id, *canvas.forbidden], device=device)
         state = ConstrainedState(
-            self.inner.start(canvas), Tables.of(automaton, device), never, row_G, lo_G, hi_G, span_BL, masked_BL
+            self.inner.start(replace(canvas, end_id=None)),
+            Tables.of(automaton, device),
+            never,
+            row_G,
+            lo_G,
+            hi_G,
+            span_BL,
+            masked_BL,
         )
         self._check(state, canvas, automaton)
         return state
@@ -121,7 +128,9 @@ class Constrained(Sampler):
 def constrained(sampler: Sampler) -> Sampler:
     """The same sampler, bound to the canvas's constraint; those that cannot hold one are refused."""
     if isinstance(sampler, PlannedSampler):
-        return Constrained(inner=sampler)
+        if sampler.draw == "hybrid" or sampler.temperature_end is not None:
+            raise UsageError("a constrained draw has one temperature: leave out temperature_end and draw=hybrid")
+        return Constrained(inner=replace(sampler, temperature=0.0) if sampler.takes_likeliest else sampler)
     if isinstance(sampler, SemiAR):
         raise UsageError("a constraint is held within one window: ask for no more tokens than the model's window")
     raise UsageError(f"the sampler {type(sampler).__name__} cannot hold a constraint: use ancestral or left_to_right")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,12 +20,14 @@ from unmask.samplers._planned import Plan, PlannedSampler
 
 @dataclass(frozen=True, kw_only=True)
 class Ancestral(PlannedSampler):
-    """Follows the law of the T-step reverse chain exactly.
+    """Order: random, planned. Calls: at most min(T, L) a row. Law: that of the T-step reverse chain, exactly.
 
     Under SUBS the network does not decide whether a position opens, only what is written there. So each position's
     opening is drawn first: u ~ U(0, 1], and it opens in the step from t to s whose (alpha_t, alpha_s] holds u.
     The network is called only at steps that open something, and asked only about what opens.
     """
+
+    law: ClassVar[str] = "the T-step reverse chain, exactly; steps=none: a uniformly random order"
 
     steps: int | None = 128
     noise: Noise = LogLinear()

@@ -13,9 +13,13 @@ from unmask.samplers._planned import Plan, PlannedSampler
 
 @dataclass(frozen=True, kw_only=True)
 class LeftToRight(PlannedSampler):
-    """Column by column; with an autoregressive model this samples its law exactly, with a key-value cache."""
+    """Order: column by column. Calls: L. Law: the product of its conditionals; an AR model's own, exactly.
+
+    An autoregressive model is read with a key-value cache.
+    """
 
     left_to_right: ClassVar[bool] = True
+    law: ClassVar[str] = "the product of the conditionals from left to right; an autoregressive model's own"
 
     def max_calls(self, length: int) -> int:
         return length
