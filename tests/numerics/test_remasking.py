@@ -262,7 +262,9 @@ def test_refining_makes_texts_likelier() -> None:
         samplers.Refine(inner=samplers.Ancestral(steps=1), rounds=6, share=0.25, parts=4),
         2000,
     )
-    likely = data[world.index(refined)].log().clamp(min=-20).mean() - data[world.index(plain)].log().clamp(min=-20).mean()
+    likely = (
+        data[world.index(refined)].log().clamp(min=-20).mean() - data[world.index(plain)].log().clamp(min=-20).mean()
+    )
     assert float(likely) > 0.1
 
 

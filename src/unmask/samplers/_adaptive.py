@@ -66,6 +66,20 @@ class AdaptiveSampler(Drawing, Sampler):
         return state.query
 
     def tell(self, state: AdaptiveState, prediction: Tensor) -> Step:
+        canvas = state.canvas
+        opens_N = self.decide(state, prediction)
+        row_N, position_N = (state.tokens_BL == canvas.mask_id).nonzero()[opens_N].unbind(dim=1)
+        token_N, log_prob_N = self.draw_tokens(
+            prediction[opens_N],
+            canvas.key_B[row_N],
+            position_N + canvas.offset,
+            canvas.never,
+            share_N=written_share(canvas, state.tokens_BL)[row_N],
+        )
+        return self.write(state, opens_N, token_N, log_prob_N)
+
+    def decide(self, state: AdaptiveState, prediction: Tensor) -> Tensor:
+        """[N] which of the masked positions open."""
         canvas, query = state.canvas, state.query
         assert query is not None
         wanted_RK = query.wanted_RK
@@ -73,15 +87,12 @@ class AdaptiveSampler(Drawing, Sampler):
         score_RK = log_p_NI.new_full(wanted_RK.shape, -torch.inf)
         score_RK[wanted_RK] = self.score(log_p_NI)
         place_RK = self._places(canvas, query, score_RK)
-        opens_N = ((place_RK == 0) | self.opens(state, score_RK, place_RK))[wanted_RK]
-        row_N, position_N = ((state.tokens_BL == canvas.mask_id).nonzero()[opens_N]).unbind(dim=1)
-        token_N, log_prob_N = self.draw_tokens(
-            log_p_NI[opens_N],
-            canvas.key_B[row_N],
-            position_N + canvas.offset,
-            canvas.never,
-            share_N=written_share(canvas, state.tokens_BL)[row_N],
-        )
+        return ((place_RK == 0) | self.opens(state, score_RK, place_RK))[wanted_RK]
+
+    def write(self, state: AdaptiveState, opens_N: Tensor, token_N: Tensor, log_prob_N: Tensor) -> Step:
+        """Put drawn tokens where this round opens."""
+        canvas = state.canvas
+        row_N, position_N = (state.tokens_BL == canvas.mask_id).nonzero()[opens_N].unbind(dim=1)
         state.tokens_BL = canvas.close_ended(state.tokens_BL.index_put((row_N, position_N), token_N))
         state.round += 1
         return Step(row_N, position_N, token_N, log_prob_N, state.tokens_BL)
