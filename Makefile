@@ -21,7 +21,8 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	$(BIN)/python benchmarks/side_by_side.py
+	$(BIN)/unmask bench train --device cpu --hidden 256 --blocks 4 --length 256 --vocab 32768 --batch 8 --dropout 0
+	$(BIN)/unmask bench sample --device cpu --hidden 256 --blocks 4 --length 256 --vocab 32768 --batch 8 --steps 256 --calls 12
 
 # torch is named with its version first, so that pip settles on the build we test with.
 $(READY): pyproject.toml constraints.txt

@@ -595,3 +595,18 @@ def test_the_bound_of_one_draw_has_no_interval() -> None:
     assert math.isnan(bound.standard_error)
     assert bound.summary()["ppl_ci95"] is None
     json.dumps(bound.summary(), allow_nan=False)
+
+
+def test_guidance_follows_the_prompt_and_keeps_it(model: Model, trained_ar: Any) -> None:
+    plain = model.generate(4, 24, "the cat", seed=3)
+    assert model.generate(4, 24, "the cat", seed=3, guidance=0.0) == plain
+    guided = model.generate(
+        4, 24, "the cat", seed=3, guidance=300.0
+    )  # a barely trained model hardly looks at its prompt
+    assert guided != plain
+    assert all(text.startswith("the cat") for text in guided)
+    assert model.fill("the [MASK:3] sat", guidance=1.0)[0].endswith(" sat")
+    with pytest.raises(UsageError, match="needs a condition"):
+        model.generate(guidance=1.0)
+    with pytest.raises(UsageError, match="masked diffusion"):
+        load(trained_ar.folder, device="cpu").generate(1, 16, "the", guidance=1.0)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from unmask.errors import UsageError as UsageError
     from unmask.generate import sample as sample
     from unmask.generate import steps as steps
+    from unmask.guidance import Guidance as Guidance
+    from unmask.guidance import particles as particles
     from unmask.model import Model as Model
     from unmask.model import load as load
     from unmask.tokens import load_tokenizer as load_tokenizer
@@ -42,6 +44,7 @@ _PUBLIC = {
     "Bound": "unmask.bound",
     "Canvas": "unmask.canvas",
     "Edit": "unmask.editing",
+    "Guidance": "unmask.guidance",
     "Model": "unmask.model",
     "RunConfig": "unmask.config",
     "UnmaskError": "unmask.errors",
@@ -51,6 +54,7 @@ _PUBLIC = {
     "load_config": "unmask.config",
     "load_tokenizer": "unmask.tokens",
     "make_batch": "unmask.batch",
+    "particles": "unmask.guidance",
     "sample": "unmask.generate",
     "steps": "unmask.generate",
     "train": "unmask.training",

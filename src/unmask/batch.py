@@ -11,7 +11,7 @@ from unmask.devices import put
 from unmask.draws import fold, row_keys, uniform
 
 # Which draw of a row's key is for what; a new purpose gets a new number, so that no two ever share bits.
-DRAW_TIME, DRAW_MASK, DRAW_ORDER, DRAW_TOKEN = 0, 1, 2, 3
+DRAW_TIME, DRAW_MASK, DRAW_ORDER, DRAW_TOKEN, DRAW_PARTICLE, DRAW_REMASK = 0, 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True)

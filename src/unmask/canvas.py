@@ -25,6 +25,8 @@ class Canvas:
 
     key_B: row i is driven by its key and nothing else. valid_BL: False behind the end of a shorter row (None: none).
     forbidden: ids never written. offset: the absolute position of column 0, so that windows of one text differ.
+    end_id: end-of-text. Once it is written with no mask before it, the row is done; what follows is not shown.
+    draft_BL: written, but a sampler that refines may write there anew; to all others it is fixed (None: nowhere).
     constraint: what the finished text or its gaps must be, as an automaton over tokens (see unmask.constraints).
     """
 
@@ -34,11 +36,15 @@ class Canvas:
     valid_BL: Tensor | None = None
     forbidden: tuple[int, ...] = ()
     offset: int = 0
+    end_id: int | None = None
+    draft_BL: Tensor | None = None
     constraint: Automaton | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.key_B.shape != self.tokens.shape[:1]:
             raise UsageError(f"a canvas has tokens [B, L] and keys [B], got {self.tokens.shape} and {self.key_B.shape}")
+        if self.end_id == self.mask_id:
+            raise UsageError(f"end_id and mask_id are both {self.end_id}: a mask cannot end a text")
 
     @classmethod
     def blank(cls, *, num: int, length: int, mask_id: int, seed: int = 0) -> Canvas:
@@ -74,6 +80,41 @@ class Canvas:
         """Where something is to be written."""
         return self.tokens == self.mask_id
 
+    @property
+    def never(self) -> tuple[int, ...]:
+        """Ids that no draw may give."""
+        return (self.mask_id, *self.forbidden)
+
+    def close_ended(self, tokens_BL: Tensor) -> Tensor:
+        """A later state of this canvas, in which rows that have ended are filled up with end-of-text.
+
+        An end ends its row where it was written, not given, and nothing before it is still open: then what is shown
+        cannot change any more, whatever would be written behind it.
+
+        >>> canvas = Canvas(torch.tensor([[1, 9, 9], [9, 9, 9]]), 9, torch.zeros(2, dtype=torch.long), end_id=1)
+        >>> canvas.close_ended(torch.tensor([[1, 9, 9], [1, 9, 9]])).tolist()
+        [[1, 9, 9], [1, 1, 1]]
+        """
+        if self.end_id is None:
+            return tokens_BL
+        masked_BL = tokens_BL == self.mask_id
+        ends_BL = (tokens_BL == self.end_id) & self.open_BL & (masked_BL.cumsum(dim=1) == 0)
+        return tokens_BL.masked_fill(masked_BL & ends_BL.any(dim=1, keepdim=True), self.end_id)
+
+    def part(self, lo: int, hi: int, tokens_BL: Tensor) -> Canvas:
+        """Columns lo..hi-1 of a later state of this canvas."""
+        valid_BL = None if self.valid_BL is None else self.valid_BL[:, lo:hi]
+        draft_BL = None if self.draft_BL is None else self.draft_BL[:, lo:hi]
+        return replace(self, tokens=tokens_BL[:, lo:hi], valid_BL=valid_BL, draft_BL=draft_BL, offset=self.offset + lo)
+
+    @property
+    def length_B(self) -> Tensor:
+        """How many positions of each row are there."""
+        B, L = self.tokens.shape
+        return self.tokens.new_full((B,), L) if self.valid_BL is None else self.valid_BL.sum(dim=1)
+
     def to(self, device: torch.device | str) -> Canvas:
         valid_BL = None if self.valid_BL is None else self.valid_BL.to(device)
-        return replace(self, tokens=self.tokens.to(device), key_B=self.key_B.to(device), valid_BL=valid_BL)
+        draft_BL = None if self.draft_BL is None else self.draft_BL.to(device)
+        tokens, key_B = self.tokens.to(device), self.key_B.to(device)
+        return replace(self, tokens=tokens, key_B=key_B, valid_BL=valid_BL, draft_BL=draft_BL)

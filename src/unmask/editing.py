@@ -99,7 +99,7 @@ def edit(
     seed: int = 0,
     sampler: Sampler | None = None,
     constraint: Constraint | Sequence[Constraint] | None = None,
-    **view: Any,
+    **how: Any,
 ) -> list[Edit]:
     """See `Model.edit`.
 
@@ -129,7 +129,7 @@ def edit(
     # A candidate's draws depend on its own length and number alone, so that other lengths do not change it.
     key_B = torch.stack([fold(row_keys(seed, torch.tensor(i)), length) for length, i in plan])
     held = LeadingSpace() if lends else constraint
-    finished = write(model, rows, key_B, [0] * len(rows), sampler=sampler, constraint=held, **view)
+    finished = write(model, rows, key_B, [0] * len(rows), sampler=sampler, constraint=held, **how)
     edits: dict[str, Edit] = {}
     lo = len(model.begin) + len(before)
     for (length, _), row in zip(plan, finished, strict=True):
@@ -151,7 +151,7 @@ def write(
     *,
     sampler: Sampler | None,
     constraint: Constraint | Sequence[Constraint] | None,
-    **view: Any,
+    **how: Any,
 ) -> list[list[int] | None]:
     """Every row with its masks written. Rows of one owner are ways to write one text: those in which the constraint
     cannot hold are passed over and come back as None, as long as the text has one in which it can.
@@ -163,7 +163,7 @@ def write(
         keep = _possible(model, rows, key_B, owner, sampler, constraint)
     canvas = model.canvas([rows[i] for i in keep], constraint, may_end=False, key_B=key_B[keep])
     finished: list[list[int] | None] = [None] * len(rows)
-    for i, row in zip(keep, model.run(canvas, sampler, **view), strict=True):
+    for i, row in zip(keep, model.run(canvas, sampler, **how), strict=True):
         finished[i] = row
     return finished
 

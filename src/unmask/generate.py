@@ -10,6 +10,7 @@ import torch
 from unmask.canvas import Canvas
 from unmask.denoisers._network import Network
 from unmask.errors import UsageError
+from unmask.guidance import Guidance, Guided
 from unmask.objectives import Objective
 from unmask.predictor import Predictor
 from unmask.replay import can_replay, replay
@@ -26,9 +27,10 @@ def steps(
     sampler: Sampler,
     *,
     objective: Objective | None = None,
+    guidance: Guidance | None = None,
     runners_up: int = 0,
 ) -> Iterator[Step]:
-    """Run the sampler, a network call at a time. `objective` is what the denoiser was trained with.
+    """Run the sampler, a network call at a time (two with guidance). `objective` is what the denoiser was trained with.
 
     runners_up: each step tells so many tokens that the network found likely besides those that were written.
 
@@ -38,8 +40,7 @@ def steps(
     >>> len(list(steps(coin, canvas, unmask.samplers.Ancestral(steps=None))))
     4
     """
-    predictor = (objective or _default_objective(denoiser)).predictor(denoiser)
-    check_pair(predictor, sampler, canvas)
+    predictor = _predictor(denoiser, canvas, sampler, objective, guidance)
     if runners_up < 0:
         raise UsageError(f"runners_up must be 0 (none) or more, got {runners_up}")
     if runners_up:
@@ -50,18 +51,23 @@ def steps(
 
 def _tell_all(predictor: Predictor, canvas: Canvas, sampler: Sampler, runners_up: int) -> Iterator[Step]:
     """The same steps with what is to be seen in them; by ask and tell, since a replayed graph keeps no predictions."""
-    if isinstance(sampler, SemiAR) and canvas.constraint is None:
-        inner = sampler.inner
-        yield from sampler.run(canvas, lambda window: _tell_all(predictor, window, inner, runners_up))
-        return
     if canvas.constraint is not None:
         sampler = constrained(sampler)
     state, before_BL = sampler.start(canvas), canvas.tokens
     while (query := sampler.ask(state)) is not None:
+        lo = state.lo if isinstance(sampler, SemiAR) else 0  # its network sees one window, its steps the whole canvas
         prediction = predictor(query)
         step = sampler.tell(state, prediction)
-        yield seen(step, query, prediction, predictor.kind, before_BL, canvas.mask_id, runners_up)
+        yield seen(step, query, prediction, predictor.kind, before_BL, canvas.mask_id, runners_up, lo)
         before_BL = step.tokens_BL
+
+
+def _predictor(
+    denoiser: Network, canvas: Canvas, sampler: Sampler, objective: Objective | None, guidance: Guidance | None
+) -> Predictor:
+    predictor = (objective or default_objective(denoiser)).predictor(denoiser)
+    check_pair(predictor, sampler, canvas)
+    return predictor if guidance is None else Guided(predictor, canvas, guidance)
 
 
 def _run(predictor: Predictor, canvas: Canvas, sampler: Sampler, *, quiet: bool) -> Iterator[Step]:
@@ -80,7 +86,14 @@ def _run(predictor: Predictor, canvas: Canvas, sampler: Sampler, *, quiet: bool)
         yield sampler.tell(state, predictor(query))
 
 
-def sample(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Objective | None = None) -> Canvas:
+def sample(
+    denoiser: Network,
+    canvas: Canvas,
+    sampler: Sampler,
+    *,
+    objective: Objective | None = None,
+    guidance: Guidance | None = None,
+) -> Canvas:
     """Run the sampler to the end; the canvas that comes back holds no mask.
 
     >>> import torch, unmask
@@ -89,8 +102,7 @@ def sample(denoiser: Network, canvas: Canvas, sampler: Sampler, *, objective: Ob
     >>> bool((out.tokens < 2).all())
     True
     """
-    predictor = (objective or _default_objective(denoiser)).predictor(denoiser)
-    check_pair(predictor, sampler, canvas)
+    predictor = _predictor(denoiser, canvas, sampler, objective, guidance)
     tokens = canvas.tokens
     for step in _run(predictor, canvas, sampler, quiet=True):
         tokens = step.tokens_BL
@@ -122,7 +134,7 @@ def _valid(canvas: Canvas) -> torch.Tensor:
     return torch.ones_like(canvas.tokens, dtype=torch.bool) if canvas.valid_BL is None else canvas.valid_BL
 
 
-def _default_objective(denoiser: Network) -> Objective:
+def default_objective(denoiser: Network) -> Objective:
     from unmask.objectives.ar import AR
     from unmask.objectives.mdlm import MDLM
 

@@ -42,6 +42,8 @@ def can_replay(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> bool:
     """A planned sampler, a network whose calls can be captured, and a GPU."""
     if not (isinstance(sampler, PlannedSampler) and canvas.tokens.is_cuda):
         return False
+    if sampler.temperature_end is not None:  # a graph draws at one temperature
+        return False
     if isinstance(predictor, NextToken):
         with torch.no_grad():
             return predictor.denoiser.can_decode()
@@ -79,7 +81,8 @@ def _denoise(denoiser: Network, sampler: PlannedSampler, state: PlannedState, qu
     valid_BL = None if canvas.valid_BL is None else canvas.valid_BL[slots_B]
     for lo, hi, rows in plan.segments:
         at, source, target, level = plan.lines(state, lo, hi, rows)
-        shape = (rows, L, at.shape[2], source.shape[1], valid_BL is not None)
+        # So many lines as there are rounds, not as there could be: with few rounds, many positions are asked about.
+        shape = (rows, L, _bucket(len(at)), at.shape[2], source.shape[1], valid_BL is not None)
         key = ("denoise", *shape, _draw_key(sampler))
         graph = graphs.get(key, partial(Denoise, denoiser, head, sampler, *shape))
         graph.load(
@@ -281,10 +284,11 @@ class Lines:
 class Captured:
     """Buffers at fixed addresses, and graphs that work on them."""
 
-    def __init__(self, head: Head, sampler: PlannedSampler, rows: int, length: int, opened: int) -> None:
+    def __init__(
+        self, head: Head, sampler: PlannedSampler, rows: int, length: int, num_lines: int, opened: int
+    ) -> None:
         self.head, self.sampler, self.rows, self.length = head, sampler, rows, length
-        # A plan has at most as many rounds as a row has positions; one more line to run past the end.
-        self.lines = Lines.void(length + 1, opened, rows * length, head.block_I.device)
+        self.lines = Lines.void(num_lines, opened, rows * length, head.block_I.device)
 
     def tokens(self) -> Tensor:
         return self.lines.text[:-1].view(self.rows, self.length)
@@ -325,19 +329,22 @@ class Denoise(Captured):
         sampler: PlannedSampler,
         rows: int,
         length: int,
+        num_lines: int,
         asked: int,
         opened: int,
         padded: bool,
     ) -> None:
-        super().__init__(head, sampler, rows, length, opened)
+        # Recording runs some void lines: there must be so many.
+        num_lines = max(num_lines, 1 + AT_ONCE) + 1
+        super().__init__(head, sampler, rows, length, num_lines, opened)
         device = self.lines.text.device
-        self.at = torch.zeros(length + 1, rows, asked, dtype=torch.long, device=device)
-        self.source = torch.zeros(length + 1, opened, dtype=torch.long, device=device)
-        self.level = torch.zeros(length + 1, rows, device=device)
+        self.at = torch.zeros(num_lines, rows, asked, dtype=torch.long, device=device)
+        self.source = torch.zeros(num_lines, opened, dtype=torch.long, device=device)
+        self.level = torch.zeros(num_lines, rows, device=device)
         self.valid = torch.ones(rows, length, dtype=torch.bool, device=device) if padded else None
         pool = graphs_of(denoiser).pool
         self.one = self.capture(partial(self._round, denoiser), pool)
-        self.many = self.capture(partial(self._round, denoiser), pool, AT_ONCE) if length >= AT_ONCE else self.one
+        self.many = self.capture(partial(self._round, denoiser), pool, AT_ONCE)
 
     def _round(self, denoiser: Network) -> None:
         line = self.lines.line
@@ -377,7 +384,7 @@ class Decode(Captured):
     """One column of a left-to-right sampler; the counter is the column's number."""
 
     def __init__(self, denoiser: Network, head: Head, sampler: PlannedSampler, rows: int, length: int) -> None:
-        super().__init__(head, sampler, rows, length, rows)
+        super().__init__(head, sampler, rows, length, length + 1, rows)
         self.kv = denoiser.empty_cache(rows, length)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
@@ -450,4 +457,6 @@ def _place(denoiser: Network) -> tuple[Hashable, ...]:
 
 def _draw_key(sampler: PlannedSampler) -> Hashable:
     """What of the drawing is recorded in a graph; a temperature alone is not."""
-    return True if sampler.draws_whole_law else (sampler.temperature, sampler.top_k, sampler.top_p)
+    if sampler.draws_whole_law:
+        return True
+    return sampler.draw, sampler.sure, sampler.temperature, sampler.top_k, sampler.top_p

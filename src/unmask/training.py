@@ -357,10 +357,12 @@ class Run:
 
 
 def compile_trunk(network: Network) -> None:
-    """Compile the part of the network that a loss calls. How many positions it asks for differs from step to step."""
-    compiled = torch.compile(network.trunk_at)
+    """Compile the part of the network that training calls. How many positions it asks for differs from step to step."""
+    plain, compiled = network.trunk_at, torch.compile(network.trunk_at)
 
     def trunk_at(z_BL: Tensor, level_B: Tensor | None, flat_N: Tensor, *, valid_BL: Tensor | None = None) -> Tensor:
+        if not torch.is_grad_enabled():  # a validation's shapes are others, and too few calls to compile for
+            return plain(z_BL, level_B, flat_N, valid_BL=valid_BL)
         torch._dynamo.mark_dynamic(flat_N, 0)
         h_ND: Tensor = compiled(z_BL, level_B, flat_N, valid_BL=valid_BL)
         return h_ND

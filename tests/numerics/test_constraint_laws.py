@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -386,3 +387,62 @@ def _all(canvas: Canvas) -> Spans:
     return Spans(
         canvas.tokens, line_BL, canvas.open_BL, torch.full((B,), L), canvas.key_B, torch.arange(L).expand(B, L)
     )
+
+
+# --- adaptive orders --------------------------------------------------------------------------------------------------
+
+
+def surest_first(world: World, automaton: Automaton, z_L: Tensor, sure: Callable[[Tensor], Tensor]) -> Tensor:
+    """The law of the chain that opens the surest position, one a call, each draw conditioned on the pattern."""
+    law = torch.zeros(len(world.states), dtype=torch.float64)
+    law[world.index(z_L[None])] = 1
+    for _ in range(int((z_L == world.mask_id).sum())):
+        new = torch.zeros_like(law)
+        for i in law.nonzero().flatten().tolist():
+            z = world.states[i]
+            masked = (z == world.mask_id).nonzero().flatten()
+            position = int(masked[sure(world.x_theta(z[None], 1.0)[0, masked]).argmax()])
+            whole = completions(world, automaton, z)
+            for v in range(world.V):
+                to = z.clone()
+                to[position] = v
+                new[world.index(to[None])] += law[i] * whole[world.states[:, position] == v].sum()
+        law = new
+    return law
+
+
+@pytest.mark.parametrize(("seed", "V", "L", "S", "fixed", "opens"), CASES[:4])
+@pytest.mark.parametrize("order", ["confidence", "margin", "entropy"])
+def test_an_adaptive_order_follows_the_conditioned_law(
+    seed: int, V: int, L: int, S: int, fixed: dict[int, int], opens: tuple[int, ...], order: str
+) -> None:
+    world, automaton, z_L = constrained_world(seed, V, L, S, fixed)
+    sure: dict[str, Callable[[Tensor], Tensor]] = {
+        "confidence": lambda p: p.max(dim=1).values,
+        "margin": lambda p: -(p.topk(2, dim=1).values.diff(dim=1).squeeze(1)),
+        "entropy": lambda p: (p * p.clamp(min=1e-300).log()).sum(dim=1),
+    }
+    sampler = {"confidence": samplers.Confidence, "margin": samplers.Margin, "entropy": samplers.Entropy}[order]()
+    tokens = sample(world.denoiser(), canvas_of(world, automaton, z_L, num=10_000), sampler).tokens
+    assert fits(world, tokens, surest_first(world, automaton, z_L, sure[order])) > P_MIN
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        samplers.Threshold(threshold=0.6),
+        samplers.EntropyBounded(gamma=0.5),
+        samplers.Confidence(steps=2, random=0.5),
+        samplers.Confidence(steps=2, draw="argmax"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("over", ["text", "gap"])
+def test_every_order_ends_in_what_is_accepted(sampler: Sampler, over: str) -> None:
+    world = World.random(3, 5, seed=3)
+    z_L = torch.tensor([world.mask_id, world.mask_id, 0, world.mask_id, world.mask_id])
+    automaton = random_automaton(12, 4, 3, world.mask_id, dead=0.1, over=over)
+    tokens = sample(world.denoiser(), canvas_of(world, automaton, z_L, num=500), sampler).tokens
+    for row in tokens.tolist():
+        assert row[2] == 0
+        assert all(map(automaton.accepts, [row] if over == "text" else [row[:2], row[3:]]))

@@ -192,6 +192,8 @@ def profiled(job: Job, work: Callable[[], object]) -> list[tuple[str, int, float
         clocked(torch.device(job.device), work)
     spent: dict[str, tuple[int, float]] = {}
     for event in seen.events() or []:
+        if on_gpu and event.device_type.name != "CUDA":
+            continue  # the host's side of a launch
         micros = event.device_time if on_gpu else event.self_cpu_time_total
         count, total = spent.get(event.name, (0, 0.0))
         spent[event.name] = count + 1, total + micros

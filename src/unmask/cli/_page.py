@@ -11,6 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from unmask.atomic import atomic_text
 from unmask.samplers import Step
 from unmask.tokens import Tokenizer
@@ -23,12 +25,13 @@ class Page:
         self.tokenizer = tokenizer
         self.rows: list[list[int]] = []  # as they were given
         self.steps: list[dict[str, Any]] = []
+        self.before_BL = torch.empty(0)
 
     def __call__(self, step: Step) -> None:
         if not self.rows:
             given_BL = step.tokens_BL.clone()
             given_BL[step.row_N, step.position_N] = self.tokenizer.mask_id
-            self.rows = given_BL.tolist()
+            self.rows, self.before_BL = given_BL.tolist(), given_BL
         lists = [x.tolist() for x in (step.row_N, step.position_N, step.token_N)]
         lists.append([_prob(x) for x in step.log_prob_N.double().exp().tolist()])
         if step.others is None:
@@ -37,10 +40,17 @@ class Page:
             pairs = zip(step.others.token_NK.tolist(), step.others.prob_NK.tolist(), strict=True)
             lists.append([_prob(x) for x in step.others.prob_N.tolist()])
             lists.append([[[t, _prob(p)] for t, p in zip(*pair, strict=True)] for pair in pairs])
+        opened = [list(one) for one in zip(*lists, strict=True)]
+        # Where a row has ended, the masks behind its end are closed: nobody asked the network about them.
+        closed_BL = (self.before_BL == self.tokenizer.mask_id) & (step.tokens_BL != self.tokenizer.mask_id)
+        closed_BL[step.row_N, step.position_N] = False
+        for row, position in closed_BL.nonzero().tolist():
+            opened.append([row, position, int(step.tokens_BL[row, position]), None, None, None])
+        self.before_BL = step.tokens_BL
         remasked = [] if step.remasked is None else [x.tolist() for x in step.remasked]
         self.steps.append(
             {
-                "opened": [list(one) for one in zip(*lists, strict=True)],
+                "opened": opened,
                 "remasked": [list(one) for one in zip(*remasked, strict=True)],
             }
         )

@@ -20,19 +20,8 @@ if TYPE_CHECKING:
     from unmask.samplers import Sampler, Step
 
 _FLAGS = (
-    "sampler",
-    "seed",
-    "device",
-    "dtype",
-    "watch",
-    "trace",
-    "html",
-    "svg",
-    "json",
-    "num",
-    "length",
-    "prompt",
-    "suffix",
+    *("sampler", "seed", "device", "dtype", "watch", "trace", "html", "svg", "json", "num", "length", "prompt"),
+    *("suffix", "guidance"),
 )
 RUNNERS_UP = 4  # shown for each token
 _OPTIONS = ("steps", "temperature", "top_k", "top_p", "window", "stride")
@@ -65,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--top-p", type=float, help="draw among the likeliest tokens that hold p (default 1: all)")
     group.add_argument("--window", type=int, help="semi_ar: tokens written at a time (default: the model's)")
     group.add_argument("--stride", type=int, help="semi_ar: how far the window moves (default: half of it)")
+    group.add_argument(
+        "--guidance", type=float, metavar="W", help="follow what is given more closely; two calls a step"
+    )
     group.add_argument("--seed", type=int, default=0, help="same seed, same text (default 0)")
     _add_constraints(parser)
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
@@ -150,6 +142,7 @@ def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:
     """The model's own sampler, or the one named, with the options given; one that it does not have is refused."""
     from unmask.config import Word
     from unmask.samplers import room
+    from unmask.samplers.ancestral import Ancestral
     from unmask.samplers.semi_ar import SemiAR
 
     given: dict[str, Any] = {k: Word(v) for k, v in args.overrides.items()}
@@ -158,10 +151,17 @@ def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:
         given["steps"] = None
     own = model.objective.sampler()
     cls = room.get(args.sampler) if args.sampler else type(own)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    if "inner" not in fields:
+        return _build(cls, own, given)
+    # A sampler around another: what it does not know is the inner one's, which is the model's own where none is named.
+    usual: Any = fields["inner"].default
+    named = given.pop("inner", None)
+    inner = room.get(named) if named else type(own if isinstance(usual, Ancestral) else usual)
+    outer: dict[str, Any] = {k: given.pop(k) for k in fields if k in given}
     if cls is SemiAR:
-        outer: dict[str, Any] = {k: given.pop(k) for k in ("window", "stride") if k in given}
-        return SemiAR(**({"window": model.length} | outer), inner=_build(type(own), own, given))
-    return _build(cls, own, given)
+        outer = {"window": model.length} | outer
+    return _build(cls, own, outer | {"inner": _build(inner, own, given)})
 
 
 def _build(cls: type[Sampler], own: Sampler, options: dict[str, Any]) -> Sampler:

@@ -89,13 +89,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     formula = {"train": flops.TRAIN, "ar": flops.DECODE}.get(args.task, flops.DENOISE)
     sampled = f", T {args.steps}" if args.task in ("sample", "semi-ar") else ""
-    print(
-        f"{args.task}: DiT {hidden}×{blocks}×{heads}, L {args.length}, V {args.vocab}, batch {common['batch']}{sampled}"
-    )
+    size = f"DiT {hidden}×{blocks}×{heads}, L {args.length}, V {args.vocab}"
+    print(f"{args.task}: {size}, batch {common['batch']}{sampled}")
     rate = ceiling.flops / min(ceiling.seconds) / 1e12
-    print(
-        f"on {device_name(device)}, {common['precision']}, whose matrix product runs at {rate:.3g} TFLOP/s (MFU 100%)"
-    )
+    print(f"on {device_name(device)}, {common['precision']}; MFU is against a large matrix product, {rate:.3g} TFLOP/s")
     print(f"FLOP = {formula}\n")
     head = f"{'':<10}{'seconds':>10}{'(range)':>18}{'tok/s':>12}{'TFLOP/s':>9}{'MFU':>7}{'peak GB':>9}{'warm-up s':>11}"
     print(head)
@@ -107,8 +104,8 @@ def run(args: argparse.Namespace) -> int:
         )
     if "textbook" in rows:
         plain, ours = rows["textbook"], rows["unmask"]
-        speed, memory = plain["seconds"] / ours["seconds"], ours["peak_gb"] / plain["peak_gb"]
-        print(f"\nunmask: {speed:.2f}× the speed, {memory:.2f}× the memory")
+        memory = f", {ours['peak_gb'] / plain['peak_gb']:.2f}× the memory" if plain["peak_gb"] else ""
+        print(f"\nunmask: {plain['seconds'] / ours['seconds']:.2f}× the speed{memory}")
     for name, result in results.items():
         if result.note:
             print(f"{name}: {result.note}")

@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
             sampler=sampler,
             seed=args.seed,
             constraint=constraint,
+            guidance=args.guidance,
             **view,
         )
     _sampling.print_texts(texts, args, {"prompts": args.prompt or [""], "suffix": args.suffix})

@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from unmask.errors import UsageError
 from unmask.registry import Room
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from unmask.canvas import Canvas
@@ -34,8 +36,9 @@ class RunnersUp:
 class Step:
     """What one network call opened: which positions of which rows, the tokens written, and how likely each was.
 
-    log_prob_N is under the law that the token was drawn from. tokens_BL is the canvas after the step.
-    remasked: rows and positions that were masked again. others: only where somebody asked for runners-up.
+    log_prob_N is under the law that the token was drawn from. tokens_BL is the canvas after the step: besides what
+    opened it shows what was masked again, and end-of-text in all that follows where a row has ended.
+    others and, by rows and positions, remasked: told where somebody asks for runners-up.
     """
 
     row_N: Tensor
@@ -76,6 +79,10 @@ class Sampler(ABC):
     @abstractmethod
     def tell(self, state: Any, prediction: Tensor) -> Step:
         """Take the network's answer to the last `ask`, write tokens, and say what was written."""
+
+    def select(self, state: Any, rows_B: np.ndarray, canvas: Canvas) -> Any:
+        """A state whose row b is a copy of row rows_B[b], drawn on with the keys of `canvas`."""
+        raise UsageError(f"the sampler {type(self).__name__} cannot copy rows: use ancestral or left_to_right")
 
     @abstractmethod
     def max_calls(self, length: int) -> int:

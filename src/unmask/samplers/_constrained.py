@@ -1,12 +1,14 @@
-"""A planned sampler whose every draw obeys the canvas's constraint.
+"""A planned or adaptive sampler whose every draw obeys the canvas's constraint.
 
 The order of opening and the number of calls are the inner sampler's. Only, each call asks about all masks of the spans
 in which something opens: whether a token leads to an accepted text depends on what the others can still become.
+An adaptive order asks about all masks anyway; its scores are the model's own, unconditioned.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +20,8 @@ from unmask.constraints._conditioning import Spans, Tables, draw, possible
 from unmask.errors import UsageError
 from unmask.predictor import Query
 from unmask.samplers import Sampler, Step
-from unmask.samplers._planned import PlannedSampler, PlannedState
+from unmask.samplers._adaptive import AdaptiveSampler
+from unmask.samplers._planned import PlannedSampler
 from unmask.samplers.semi_ar import SemiAR
 
 
@@ -26,7 +29,7 @@ from unmask.samplers.semi_ar import SemiAR
 class ConstrainedState:
     """row_G, lo_G, hi_G: the spans that the automaton reads. span_BL: the span of each position, -1 for none."""
 
-    inner: PlannedState
+    inner: Any
     tables: Tables
     never: Tensor
     row_G: np.ndarray
@@ -41,7 +44,7 @@ class ConstrainedState:
 class Constrained(Sampler):
     """Each step is exactly the inner sampler's, conditioned on the constraint."""
 
-    inner: PlannedSampler
+    inner: PlannedSampler | AdaptiveSampler
 
     def max_calls(self, length: int) -> int:
         return self.inner.max_calls(length)
@@ -60,23 +63,26 @@ class Constrained(Sampler):
             span_BL[row, lo:hi] = g
         never = torch.tensor([canvas.mask_id, *canvas.forbidden], device=device)
         state = ConstrainedState(
-            self.inner.start(canvas), Tables.of(automaton, device), never, row_G, lo_G, hi_G, span_BL, masked_BL
+            self.inner.start(replace(canvas, end_id=None)),
+            Tables.of(automaton, device),
+            never,
+            row_G,
+            lo_G,
+            hi_G,
+            span_BL,
+            masked_BL,
         )
         self._check(state, canvas, automaton)
         return state
 
     def ask(self, state: ConstrainedState) -> Query | None:
         query = self.inner.ask(state.inner)
-        if query is None:
-            return None
-        row_N, position_N = state.inner.opens(state.inner.round)
-        spans = np.unique(state.span_BL[row_N, position_N])
-        wanted_BL = state.masked_BL & np.isin(state.span_BL, spans)
-        rows = np.unique(row_N)
-        opens_BL = np.zeros_like(wanted_BL)
-        opens_BL[row_N, position_N] = True
-        state.asked = _read_spans(state, spans, wanted_BL, opens_BL)
-        state.masked_BL = state.masked_BL & ~opens_BL
+        if query is None or isinstance(self.inner, AdaptiveSampler):
+            return query
+        opens_BL = np.zeros_like(state.masked_BL)
+        opens_BL[state.inner.opens(state.inner.round)] = True
+        wanted_BL = self._open(state, opens_BL)
+        rows = np.flatnonzero(opens_BL.any(axis=1))
         count_R = wanted_BL[rows].sum(axis=1)
         wanted_RK = np.arange(count_R.max()) < count_R[:, None]
         at_RK = np.zeros(wanted_RK.shape, dtype=np.int64)
@@ -90,13 +96,31 @@ class Constrained(Sampler):
         )
 
     def tell(self, state: ConstrainedState, prediction: Tensor) -> Step:
-        assert state.asked is not None
         if prediction.shape[1] != len(state.tables.class_I):
             raise UsageError("the constraint was made for another vocabulary: make it with the model's own tokenizer")
-        home = state.never.device
-        token_N, log_prob_N = draw(state.tables, prediction.to(home), state.asked, self.inner, state.never)
+        if isinstance(self.inner, PlannedSampler):
+            return self.inner.write(state.inner, *self._draw(state, prediction))
+        opens_N = self.inner.decide(state.inner, prediction)
+        masked_BL = state.masked_BL
+        opens_BL = np.zeros_like(masked_BL)
+        opens_BL[masked_BL] = opens_N.cpu().numpy()
+        asked_N = self._open(state, opens_BL)[masked_BL]
+        drawn = self._draw(state, prediction[torch.from_numpy(asked_N).to(prediction.device)])
+        return self.inner.write(state.inner, opens_N, *drawn)
+
+    def _open(self, state: ConstrainedState, opens_BL: np.ndarray) -> np.ndarray:
+        """[B, L] what must be known to open this: all masks of the spans in which something opens."""
+        spans = np.unique(state.span_BL[opens_BL])
+        wanted_BL = state.masked_BL & np.isin(state.span_BL, spans)
+        state.asked = _read_spans(state, spans, wanted_BL, opens_BL)
+        state.masked_BL = state.masked_BL & ~opens_BL
+        return wanted_BL
+
+    def _draw(self, state: ConstrainedState, log_p_NI: Tensor) -> tuple[Tensor, Tensor]:
+        assert state.asked is not None
+        token_N, log_prob_N = draw(state.tables, log_p_NI.to(state.never.device), state.asked, self.inner, state.never)
         device = state.inner.tokens_BL.device
-        return self.inner.write(state.inner, token_N.to(device), log_prob_N.to(device, prediction.dtype))
+        return token_N.to(device), log_prob_N.to(device, log_p_NI.dtype)
 
     def _check(self, state: ConstrainedState, canvas: Canvas, automaton: Automaton) -> None:
         """Refuse, before the network is called, what no writing of the masks can meet."""
@@ -120,11 +144,15 @@ class Constrained(Sampler):
 
 def constrained(sampler: Sampler) -> Sampler:
     """The same sampler, bound to the canvas's constraint; those that cannot hold one are refused."""
-    if isinstance(sampler, PlannedSampler):
-        return Constrained(inner=sampler)
+    if isinstance(sampler, PlannedSampler | AdaptiveSampler):
+        if sampler.draw == "hybrid" or sampler.temperature_end is not None:
+            raise UsageError("a constrained draw has one temperature: leave out temperature_end and draw=hybrid")
+        return Constrained(inner=replace(sampler, temperature=0.0) if sampler.takes_likeliest else sampler)
     if isinstance(sampler, SemiAR):
         raise UsageError("a constraint is held within one window: ask for no more tokens than the model's window")
-    raise UsageError(f"the sampler {type(sampler).__name__} cannot hold a constraint: use ancestral or left_to_right")
+    raise UsageError(
+        f"the sampler {type(sampler).__name__} cannot hold a constraint: use ancestral, left_to_right or confidence"
+    )
 
 
 def spans_of(canvas: Canvas, over: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -50,6 +50,13 @@ class PlannedState:
         part = slice(self.starts[r], self.starts[r + 1])
         return self.row_E[part], self.position_E[part]
 
+    def share_B(self) -> Tensor:
+        """How much of what each row opens is open before this round."""
+        B = len(self.tokens_BL)
+        all_B = np.bincount(self.row_E, minlength=B)
+        before_B = np.bincount(self.row_E[: self.starts[self.round]], minlength=B)
+        return torch.from_numpy(before_B / np.maximum(all_B, 1)).to(self.tokens_BL.device, torch.float32)
+
 
 class PlannedSampler(Sampler, Drawing):
     @abstractmethod
@@ -57,18 +64,33 @@ class PlannedSampler(Sampler, Drawing):
 
     def start(self, canvas: Canvas) -> PlannedState:
         plan = self.plan(canvas)
-        row, position = np.nonzero(plan.rank_BL >= 0)
-        rank = plan.rank_BL[row, position]
+        return self._planned(canvas, canvas.tokens.clone(), plan.rank_BL, plan.level_BL)
+
+    def select(self, state: PlannedState, rows_B: np.ndarray, canvas: Canvas) -> PlannedState:
+        """A copy goes on with its original's plan; what is left of it is counted from round 0 again."""
+        rank_BL = np.full(state.level_BL.shape, -1)
+        rank_BL[state.row_E, state.position_E] = np.repeat(np.arange(state.num_rounds), np.diff(state.starts))
+        left_BL = np.where(rank_BL >= state.round, rank_BL, -1)[rows_B]
+        tokens_BL = state.tokens_BL[torch.from_numpy(rows_B).to(state.tokens_BL.device)]
+        return self._planned(canvas, tokens_BL, left_BL, state.level_BL[rows_B])
+
+    @staticmethod
+    def _planned(canvas: Canvas, tokens_BL: Tensor, rank_BL: np.ndarray, level_BL: np.ndarray) -> PlannedState:
+        row, position = np.nonzero(rank_BL >= 0)
+        rank = rank_BL[row, position]
         order = np.argsort(rank, kind="stable")  # stable: inside a round still sorted by row, then position
         counts = np.bincount(rank) if len(rank) else np.zeros(0, dtype=int)
         counts = counts[counts > 0]  # left to right, a column may be fixed in every row
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return PlannedState(canvas, canvas.tokens.clone(), row[order], position[order], starts, plan.level_BL)
+        return PlannedState(canvas, tokens_BL, row[order], position[order], starts, level_BL)
 
     def ask(self, state: PlannedState) -> Query | None:
-        if state.round == state.num_rounds:
-            return None
-        row_N, position_N = state.opens(state.round)
+        row_N, position_N = self._due(state)
+        while not len(row_N):
+            if state.round >= state.num_rounds:
+                return None
+            state.round += 1
+            row_N, position_N = self._due(state)
         device = state.tokens_BL.device
         rows, first, counts = np.unique(row_N, return_index=True, return_counts=True)
         column_N = np.arange(len(row_N)) - np.repeat(first, counts)
@@ -88,17 +110,29 @@ class PlannedSampler(Sampler, Drawing):
             valid_BL=state.canvas.valid_BL,
         )
 
+    def _due(self, state: PlannedState) -> tuple[np.ndarray, np.ndarray]:
+        """What opens in this round, without rows that have ended before their plan did."""
+        if state.round >= state.num_rounds:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        row_N, position_N = state.opens(state.round)
+        if state.canvas.end_id is None:
+            return row_N, position_N
+        masked_N = (state.tokens_BL == state.canvas.mask_id).cpu().numpy()[row_N, position_N]
+        return row_N[masked_N], position_N[masked_N]
+
     def tell(self, state: PlannedState, prediction: Tensor) -> Step:
         row_N, position_N = state.asked
         canvas = state.canvas
-        token_N, log_prob_N = self.draw(
-            prediction, canvas.key_B[row_N], position_N + canvas.offset, (canvas.mask_id, *canvas.forbidden)
+        share_N = None if self.temperature_end is None else state.share_B()[row_N]
+        key_N = canvas.key_B[row_N]
+        token_N, log_prob_N = self.draw_tokens(
+            prediction, key_N, position_N + canvas.offset, canvas.never, share_N=share_N
         )
         return self.write(state, token_N, log_prob_N)
 
     def write(self, state: PlannedState, token_N: Tensor, log_prob_N: Tensor) -> Step:
         """Put drawn tokens where this round opens."""
         row_N, position_N = state.asked
-        state.tokens_BL = state.tokens_BL.index_put((row_N, position_N), token_N)
+        state.tokens_BL = state.canvas.close_ended(state.tokens_BL.index_put((row_N, position_N), token_N))
         state.round += 1
         return Step(row_N, position_N, token_N, log_prob_N, state.tokens_BL)

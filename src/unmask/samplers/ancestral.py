@@ -20,7 +20,7 @@ from unmask.samplers._planned import Plan, PlannedSampler
 
 @dataclass(frozen=True, kw_only=True)
 class Ancestral(PlannedSampler):
-    """Follows the law of the T-step reverse chain exactly.
+    """Order: random, planned. Calls: at most min(T, L) a row. Law: that of the T-step reverse chain, exactly.
 
     Under SUBS the network does not decide whether a position opens, only what is written there. So each position's
     opening is drawn first: u ~ U(0, 1], and it opens in the step from t to s whose (alpha_t, alpha_s] holds u.

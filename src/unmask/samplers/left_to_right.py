@@ -13,9 +13,14 @@ from unmask.samplers._planned import Plan, PlannedSampler
 
 @dataclass(frozen=True, kw_only=True)
 class LeftToRight(PlannedSampler):
-    """Column by column; with an autoregressive model this samples its law exactly, with a key-value cache."""
+    """Order: column by column. Calls: L. Law: the product of its conditionals; an AR model's own, exactly.
 
-    law: ClassVar[str] = "exactly p(x) of an autoregressive model; of a diffusion model, its conditionals in this order"
+    An autoregressive model is read with a key-value cache.
+    """
+
+    law: ClassVar[str] = (
+        "exactly p(x) of an autoregressive model; of a diffusion model, its any-order law in this order"
+    )
     cost: ClassVar[str] = "L"
     left_to_right: ClassVar[bool] = True
 

@@ -17,6 +17,7 @@ from unmask.noise.log_linear import LogLinear
 from unmask.posterior import stays_masked
 from unmask.predictor import Query
 from unmask.samplers import MAX_STEPS, Sampler, Step
+from unmask.samplers._asking import written_share
 from unmask.samplers._drawing import Drawing
 
 
@@ -31,8 +32,9 @@ class PosteriorState:
 
 @dataclass(frozen=True, kw_only=True)
 class Posterior(Drawing, Sampler):
-    """Follows the T-step chain of a network that may predict the mask: p_theta(z_s|z_t) = q(z_s | z_t, x_theta).
+    """Order: random, step by step. Calls: at most T + 1. Law: that of the T-step reverse chain, exactly.
 
+    p_theta(z_s|z_t) = q(z_s | z_t, x_theta), also for a network that may predict the mask.
     Visible tokens keep, also at t=0, where a bound without carry-over would draw them once more. A predicted mask makes
     a position stay; what is still masked at t=0 is reconstructed there.
     For models with SUBS it has the law of the planned sampler, at T calls.
@@ -87,9 +89,13 @@ class Posterior(Drawing, Sampler):
             u_N = uniform(key_N, DRAW_ORDER, position_N, state.step)
             opens_N = u_N >= stays_masked(prediction[:, canvas.mask_id].exp(), alpha_s, alpha_t)
         row_N, position_N, key_N = row_N[opens_N], state.position_N[opens_N], key_N[opens_N]
-        token_N, log_prob_N = self.draw(
-            prediction[opens_N], key_N, position_N + canvas.offset, (canvas.mask_id, *canvas.forbidden)
+        token_N, log_prob_N = self.draw_tokens(
+            prediction[opens_N],
+            key_N,
+            position_N + canvas.offset,
+            canvas.never,
+            share_N=written_share(canvas, state.tokens_BL)[row_N],
         )
-        state.tokens_BL = state.tokens_BL.index_put((row_N, position_N), token_N)
+        state.tokens_BL = canvas.close_ended(state.tokens_BL.index_put((row_N, position_N), token_N))
         state.step -= 1
         return Step(row_N, position_N, token_N, log_prob_N, state.tokens_BL)

@@ -1,0 +1,202 @@
+"""What `unmask doctor` looks at: one function a question, each answering with a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from unmask import kernels
+from unmask.atomic import atomic_text
+from unmask.devices import pick_device
+from unmask.errors import UnmaskError
+
+FREE_BYTES = 2 << 30  # less free disk than this is worth a word
+Verdict = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at, whether it is well, and a sentence that says what is and what to do."""
+
+    what: str
+    verdict: Verdict
+    sentence: str
+
+
+def examine(device: str | None = None, out: str = ".") -> Iterator[Finding]:
+    """Every finding as soon as it is known; an examination that breaks down is a finding too.
+
+    >>> next(examine("cpu")).what
+    'versions'
+    """
+    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+        ("versions", versions),
+        ("device", lambda: devices(device)),
+        ("disk", lambda: disk(Path(out))),
+        ("network", network),
+        ("self-check", lambda: self_check(device)),
+    ]
+    for what, check in checks:
+        try:
+            yield from check()
+        except UnmaskError as error:
+            yield Finding(what, "problem", str(error))
+        except Exception as error:
+            yield Finding(
+                what, "problem", f"broke down with {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            )
+
+
+def versions() -> Iterator[Finding]:
+    names = ("unmask", "torch", "numpy", "safetensors", "tokenizers")
+    found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    yield Finding("versions", "ok", f"Python {platform.python_version()}, {found}, {platform.system()}")
+    extras = {"pyarrow": "data", "zstandard": "data", "outlines_core": "constrain", "datasets": "hf"}
+    missing = sorted({extra for module, extra in extras.items() if importlib.util.find_spec(module) is None})
+    if missing:
+        wanted = ",".join(missing)
+        yield Finding(
+            "extras", "note", f"not installed: {', '.join(missing)}; pip install 'unmask[{wanted}]' adds them"
+        )
+
+
+def devices(name: str | None) -> Iterator[Finding]:
+    device = pick_device(name)
+    if device.type != "cuda":
+        threads = torch.get_num_threads()
+        yield Finding("device", "ok", f"{device}, {threads} threads of {os.cpu_count()} cores")
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+        if device.type == "cpu" and load > 0.5 * (os.cpu_count() or 1) and "OMP_WAIT_POLICY" not in os.environ:
+            yield Finding(
+                "load",
+                "note",
+                f"the machine is busy (load {load:.1f}): small networks run many times faster with "
+                "OMP_WAIT_POLICY=PASSIVE set",
+            )
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    props = torch.cuda.get_device_properties(device)
+    yield Finding("device", "ok", f"{props.name}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free")
+    if free < total / 2:
+        yield Finding("device", "note", "more than half of the GPU's memory is taken: see nvidia-smi for by whom")
+    if not kernels.HAS_TRITON:
+        yield Finding("kernels", "problem", "Triton is missing, so the fast paths are off: pip install triton")
+    if not torch.cuda.is_bf16_supported():
+        yield Finding("precision", "note", "this GPU has no bfloat16: train with precision = fp32")
+
+
+def disk(folder: Path) -> Iterator[Finding]:
+    """Free space, and whether a file that is written, synced and renamed is there afterwards."""
+    place = folder
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < FREE_BYTES:
+        yield Finding("disk", "problem", f"{free / 1e9:.1f} GB free at {place}: a checkpoint may not fit; make room")
+    else:
+        yield Finding("disk", "ok", f"{free / 1e9:.0f} GB free at {place}")
+    if not os.access(place, os.W_OK):
+        yield Finding("disk", "problem", f"{place} cannot be written to: give another --out")
+        return
+    with tempfile.TemporaryDirectory(dir=place) as temporary:
+        began = time.perf_counter()
+        atomic_text(Path(temporary) / "probe", "x" * 4096)
+        took = time.perf_counter() - began
+    if took > 0.5:
+        yield Finding("disk", "note", f"a synced write took {took:.1f} s at {place}: save seldom, or write elsewhere")
+
+
+def network() -> Iterator[Finding]:
+    """One process talks to itself through gloo, as several would to each other."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        yield Finding("network", "problem", "this PyTorch has no distributed package: training stays on one process")
+        return
+    if dist.is_initialized():
+        yield Finding("network", "ok", f"{dist.get_world_size()} processes are connected")
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    try:
+        number = torch.ones(1)
+        dist.all_reduce(number)
+    finally:
+        dist.destroy_process_group()
+    nccl = "gloo and NCCL" if dist.is_nccl_available() and torch.cuda.is_available() else "gloo"
+    yield Finding("network", "ok", f"{nccl}; an exchange over the loopback worked")
+
+
+def self_check(device: str | None) -> Iterator[Finding]:
+    """Train a little, stop, resume, and sample, in a folder that goes away."""
+    from unmask.callbacks import Callback, StepReport
+    from unmask.canvas import Canvas
+    from unmask.config import DataConfig, OptimConfig, RunConfig
+    from unmask.corpora.text import Text
+    from unmask.denoisers.dit import DiT
+    from unmask.generate import sample
+    from unmask.model import load
+    from unmask.training import train
+
+    class Losses(Callback):
+        def __init__(self) -> None:
+            self.seen: dict[int, float] = {}
+
+        def on_step(self, report: StepReport) -> None:
+            self.seen[report.step] = report.loss
+
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text.txt"
+        text.write_text("".join(f"{i * i % 89} cats sat on {i % 11} mats\n" for i in range(600)), encoding="utf-8")
+        whole = RunConfig(
+            out=str(Path(folder) / "run"),
+            steps=40,
+            batch=16,
+            denoiser=DiT(size="nano", hidden=64, blocks=2, heads=2, dropout=0.0),
+            data=DataConfig(train=Text(path=str(text)), length=64, held_out=0.1, cache=str(Path(folder) / "cache")),
+            optim=OptimConfig(lr=3e-3, warmup=5, ema=0.9),
+            valid_every=20,
+            valid_rows=8,
+            sample_every=0,
+            save_every=20,
+        )
+        plain, resumed = Losses(), Losses()
+        train(whole, callbacks=[plain], device=device)
+        first, last = plain.seen[1], plain.seen[40]
+        if not last < 0.8 * first:
+            yield Finding("training", "problem", f"40 steps took the loss from {first:.2f} to {last:.2f} only")
+        else:
+            yield Finding("training", "ok", f"40 steps, loss {first:.2f} → {last:.2f}")
+        half = dataclasses.replace(whole, out=str(Path(folder) / "half"))
+        train(dataclasses.replace(half, steps=20), device=device)
+        train(half, callbacks=[resumed], resume=True, device=device)
+        drift = max(abs(resumed.seen[step] - plain.seen[step]) for step in resumed.seen)
+        if drift > 1e-3:
+            yield Finding("resuming", "problem", f"a resumed run's loss is off by {drift:.1e}: saving or reading fails")
+        elif drift > 0:
+            yield Finding("resuming", "ok", f"a resumed run repeats the uninterrupted one to {drift:.0e}")
+        else:
+            yield Finding("resuming", "ok", "a resumed run repeats the uninterrupted one bit for bit")
+        model = load(whole.out, device=device)
+        blank = Canvas.blank(num=4, length=64, mask_id=model.denoiser.mask_id).to(model.device)
+        texts = sample(model.denoiser, blank, model.objective.sampler(), objective=model.objective).tokens
+        if bool((texts == model.denoiser.mask_id).any()):
+            yield Finding("sampling", "problem", "a finished text still holds masks")
+        else:
+            yield Finding("sampling", "ok", f"4 texts of 64 tokens; all in {time.perf_counter() - began:.0f} s")

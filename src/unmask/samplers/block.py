@@ -1,0 +1,48 @@
+"""Blocks from left to right inside one window, in any order inside a block; the network sees the whole canvas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from unmask.errors import UsageError
+from unmask.predictor import Query
+from unmask.samplers import Sampler
+from unmask.samplers._asking import masked_share
+from unmask.samplers._windowed import WindowedSampler, WindowedState
+from unmask.samplers.confidence import Confidence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block(WindowedSampler):
+    """Order: blocks of `size` from left to right, inside of each that of `inner`. Calls: blocks × the inner sampler's.
+
+    What lies behind the block is shown as masks. A conditioned network is shown the masked share of the whole row as
+    its level. Rows that have ended leave.
+    """
+
+    law: ClassVar[str] = "the inner sampler's in each block, given what stands around it"
+
+    size: int = 32
+    inner: Sampler = Confidence()
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise UsageError(f"size is the number of tokens in a block, at least 1; got {self.size}")
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return self.size, self.size
+
+    def seen(self, state: WindowedState, query: Query) -> Query:
+        tokens_BL = state.tokens_BL.clone()
+        tokens_BL[:, state.lo : state.lo + self.size] = query.tokens_BL
+        level_B = masked_share(state.canvas, tokens_BL)
+        return replace(
+            query,
+            tokens_BL=tokens_BL,
+            level_R=level_B if query.rows_R is None else level_B[query.rows_R],
+            at_RK=query.at_RK + state.lo,
+            reach=query.reach + state.lo,
+            valid_BL=state.canvas.valid_BL,
+        )

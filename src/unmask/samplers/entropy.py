@@ -1,0 +1,23 @@
+"""Lowest entropy first; `tokens` a call or all in `steps` calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from unmask.samplers._adaptive import CountedSampler, entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entropy(CountedSampler):
+    """Order: the lowest entropy first. Calls: min(steps, L), or L / tokens.
+
+    No law is claimed, but at random=1 with one token a call, which is the law of a uniformly random order.
+    """
+
+    law: ClassVar[str] = "no law claimed; random=1 with one token a call: that of a uniformly random order"
+
+    def score(self, log_p_NI: Tensor) -> Tensor:
+        return -entropy(log_p_NI)

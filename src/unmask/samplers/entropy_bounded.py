@@ -1,0 +1,39 @@
+"""Lowest entropy first, as many a call as keep the error of drawing them apart below `gamma` nats."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from unmask.errors import UsageError
+from unmask.samplers._adaptive import AdaptiveSampler, AdaptiveState, entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyBounded(AdaptiveSampler):
+    """Order: the lowest entropy first. Calls: at most L, fewer the surer the model is.
+
+    Tokens drawn apart have lost what they say of each other. That is the joint law's distance from the product of its
+    parts, and at most the sum of the entropies but the largest. The longest set in the order that keeps this sum within
+    gamma opens, at least one position. gamma=0 opens one a call, or several where all but one are certain.
+    """
+
+    law: ClassVar[str] = "no law claimed; each call within gamma nats of drawing the same positions jointly"
+
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.gamma >= 0 or math.isnan(self.gamma):
+            raise UsageError(f"gamma is a bound in nats, 0 or more; got {self.gamma}")
+
+    def score(self, log_p_NI: Tensor) -> Tensor:
+        return -entropy(log_p_NI)
+
+    def opens(self, state: AdaptiveState, score_RK: Tensor, place_RK: Tensor) -> Tensor:
+        entropy_RK = -score_RK.gather(1, place_RK.argsort(dim=1))  # in order; inf for padding, at the end
+        lost_RK = entropy_RK.cumsum(dim=1) - entropy_RK.cummax(dim=1).values  # grows along the order
+        return (lost_RK <= self.gamma).gather(1, place_RK)

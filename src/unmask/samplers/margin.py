@@ -1,0 +1,24 @@
+"""Clearest first, by the lead of the likeliest token over the second; `tokens` a call or all in `steps` calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from unmask.samplers._adaptive import CountedSampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margin(CountedSampler):
+    """Order: the largest difference of the two top probabilities first. Calls: min(steps, L), or L / tokens.
+
+    No law is claimed, but at random=1 with one token a call, which is the law of a uniformly random order.
+    """
+
+    law: ClassVar[str] = "no law claimed; random=1 with one token a call: that of a uniformly random order"
+
+    def score(self, log_p_NI: Tensor) -> Tensor:
+        first_N, second_N = log_p_NI.topk(2, dim=-1).values.exp().unbind(dim=-1)
+        return first_N - second_N

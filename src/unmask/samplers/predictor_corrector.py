@@ -1,0 +1,49 @@
+"""Corrections behind each step of the reverse chain: some tokens masked, some drawn, at the same noise level."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import ClassVar
+
+from unmask.errors import UsageError
+from unmask.noise import Noise
+from unmask.noise.log_linear import LogLinear
+from unmask.samplers._remasking import Move, RemaskingSampler, alphas, check_steps, largest_sigma
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictorCorrector(RemaskingSampler):
+    """Order: random, with returns. Calls: at most steps + (steps - 1) × corrections. Law: its chain, exactly.
+
+    A correction masks each written token with probability eta, or (1 - alpha) / alpha if that is less, and opens as
+    many masked positions on average. So it leaves the marginals of the forward process where they are; the last step
+    has none behind it.
+    """
+
+    law: ClassVar[str] = "the chain of predictions and corrections, exactly; each keeps the marginals"
+
+    steps: int = 64
+    corrections: int = 1
+    eta: float = 0.05
+    noise: Noise = LogLinear()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_steps(self.steps)
+        check_steps(self.corrections, "corrections", 0)
+        check_steps(self.max_calls(1), "steps × (1 + corrections)")
+        if not 0 <= self.eta <= 1:
+            raise UsageError(f"eta says how much is masked again, in [0, 1]; got {self.eta}")
+
+    def max_calls(self, length: int) -> int:
+        return self.steps + (self.steps - 1) * self.corrections
+
+    def moves(self) -> list[Move]:
+        found: list[Move] = []
+        for alpha_t, alpha_s in itertools.pairwise(alphas(self.noise, 1, 0, self.steps)):
+            if found:
+                correction = Move(alpha_t, alpha_t, min(self.eta, largest_sigma(alpha_t, alpha_t)))
+                found += [correction] * self.corrections
+            found.append(Move(alpha_t, alpha_s, 0.0))
+        return found

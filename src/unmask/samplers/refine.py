@@ -1,0 +1,119 @@
+"""Finish a text with another sampler, or take a finished one, and write its least sure tokens anew, in rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from unmask.batch import DRAW_REMASK
+from unmask.canvas import Canvas
+from unmask.draws import fold
+from unmask.errors import UsageError
+from unmask.predictor import Query
+from unmask.samplers import Sampler, Step
+from unmask.samplers._adaptive import places
+from unmask.samplers._asking import ask_about, masked_share
+from unmask.samplers._remasking import check_steps
+from unmask.samplers.ancestral import Ancestral
+
+
+@dataclass
+class RefineState:
+    """writable_BL: what may be written anew. inner: the inner sampler's state while it writes, None between.
+
+    sure_BL: log-probability of each token given the rest, as far as this round has looked; hidden_BL: what it hides.
+    """
+
+    canvas: Canvas
+    tokens_BL: Tensor
+    writable_BL: Tensor
+    inner: Any
+    round: int = 0
+    part: int = 0
+    sure_BL: Tensor | None = None
+    hidden_BL: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refine(Sampler):
+    """Order: that of `inner`, then its least sure `share` again, `rounds` times. Calls: (1 + rounds) × inner's + looks.
+
+    How sure a token is, is asked while it is hidden: each round makes `parts` calls, in each of which every parts-th
+    token is masked. What the canvas gives is kept; where it says `draft_BL`, its text may be written anew.
+    Rows do not leave at their end-of-text, since a round may take it back. No law is claimed.
+    """
+
+    law: ClassVar[str] = "no law claimed; rounds=0: that of the inner sampler"
+
+    inner: Sampler = Ancestral()
+    rounds: int = 2
+    share: float = 0.1
+    parts: int = 2
+
+    def __post_init__(self) -> None:
+        check_steps(self.rounds, "rounds", 0)
+        check_steps(self.parts, "parts")
+        if not 0 < self.share <= 1:
+            raise UsageError(f"share is how much of the text each round writes anew, in (0, 1]; got {self.share}")
+
+    def max_calls(self, length: int) -> int:
+        inner = self.inner.max_calls(length)
+        return inner + self.rounds * (min(self.parts, length) + inner)
+
+    def start(self, canvas: Canvas) -> RefineState:
+        writable_BL = canvas.open_BL if canvas.draft_BL is None else canvas.open_BL | canvas.draft_BL
+        canvas = replace(canvas, end_id=None, draft_BL=None)
+        return RefineState(canvas, canvas.tokens.clone(), writable_BL, self.inner.start(canvas))
+
+    def ask(self, state: RefineState) -> Query | None:
+        while True:
+            if state.inner is not None:
+                if (query := self.inner.ask(state.inner)) is not None:
+                    return query
+                state.inner, state.part = None, 0
+                state.sure_BL = torch.zeros(state.tokens_BL.shape, device=state.tokens_BL.device)
+                state.round += 1
+            if state.round > self.rounds:
+                return None
+            if (query := self._look(state)) is not None:
+                return query
+            self._mask_least_sure(state)
+
+    def _look(self, state: RefineState) -> Query | None:
+        """The next part of the round's looks, None when all have been made."""
+        canvas, column_L = state.canvas, torch.arange(state.tokens_BL.shape[1], device=state.tokens_BL.device)
+        while state.part < min(self.parts, len(column_L)):
+            state.hidden_BL = state.writable_BL & (column_L % self.parts == state.part)
+            tokens_BL = state.tokens_BL.masked_fill(state.hidden_BL, canvas.mask_id)
+            state.part += 1
+            query = ask_about(canvas, tokens_BL, state.hidden_BL, masked_share(canvas, tokens_BL))
+            if query is not None:
+                return query
+        return None
+
+    def _mask_least_sure(self, state: RefineState) -> None:
+        assert state.sure_BL is not None
+        doubt_BL = (-state.sure_BL).masked_fill(~state.writable_BL, -torch.inf)
+        # A little less before rounding up: a tenth of thirty is three, also in float32.
+        num_B1 = (state.writable_BL.sum(dim=1, keepdim=True) * self.share - 1e-4).ceil().clamp(min=1)
+        again_BL = state.writable_BL & (places(doubt_BL) < num_B1)
+        state.tokens_BL = state.tokens_BL.masked_fill(again_BL, state.canvas.mask_id)
+        # New keys: a position that is written again is drawn with numbers of its own.
+        key_B = fold(state.canvas.key_B, DRAW_REMASK, state.round)
+        state.inner = self.inner.start(replace(state.canvas, tokens=state.tokens_BL, key_B=key_B))
+
+    def tell(self, state: RefineState, prediction: Tensor) -> Step:
+        if state.inner is not None:
+            step = self.inner.tell(state.inner, prediction)
+            state.tokens_BL = step.tokens_BL
+            return step
+        assert state.hidden_BL is not None
+        assert state.sure_BL is not None
+        row_N, position_N = state.hidden_BL.nonzero(as_tuple=True)
+        sure_N = prediction.gather(1, state.tokens_BL[row_N, position_N][:, None]).squeeze(1)
+        state.sure_BL = state.sure_BL.to(sure_N.dtype).index_put((row_N, position_N), sure_N)
+        none = row_N[:0]
+        return Step(none, none, none, sure_N[:0], state.tokens_BL)

@@ -1,0 +1,103 @@
+"""The training loop on a GPU, whose numbers are read one step late, against the CPU's. Skipped without one.
+
+Needs torch, triton and pytest alone: `python -m pytest --noconftest tests/gpu`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unmask.callbacks import Callback
+from unmask.config import DataConfig, OptimConfig, RunConfig
+from unmask.corpora.text import Text
+from unmask.denoisers.dit import DiT
+from unmask.errors import NonFiniteError
+from unmask.objectives.mdlm import MDLM
+from unmask.training import train
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: its training loop is not tested here")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    text = "".join(f"line {i * i % 97}: the cat sat on mat {i % 7}\n" for i in range(400))
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    return RunConfig(
+        out=str(tmp_path / "run"),
+        steps=12,
+        batch=16,
+        micro_batch=8,
+        denoiser=DiT(size="nano", hidden=64, blocks=2, heads=2, dropout=0.0),
+        data=DataConfig(
+            train=Text(path=str(tmp_path / "text.txt")), length=64, held_out=0.1, cache=str(tmp_path / "cache")
+        ),
+        optim=OptimConfig(lr=3e-3, warmup=4, ema=0.9),
+        log_every=1,
+        valid_every=6,
+        valid_rows=8,
+        sample_every=6,
+        save_every=4,
+    )
+
+
+class Seen(Callback):
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int]] = []
+        self.losses: dict[int, float] = {}
+
+    def on_step(self, report: Any) -> None:
+        self.events.append(("step", report.step))
+        self.losses[report.step] = report.loss
+
+    def on_valid(self, step: int, bound: Any) -> None:
+        self.events.append(("valid", step))
+
+    def on_save(self, step: int, path: Path) -> None:
+        self.events.append(("save", step))
+
+
+def run(config: RunConfig, device: str, **options: Any) -> Seen:
+    seen = Seen()
+    train(config, callbacks=[seen], device=device, **options)
+    return seen
+
+
+def test_the_losses_are_the_cpus_and_come_in_order(config: RunConfig, tmp_path: Path) -> None:
+    on_cpu = run(dataclasses.replace(config, out=str(tmp_path / "cpu")), "cpu")
+    on_gpu = run(config, "cuda")
+    assert on_gpu.events == on_cpu.events  # a step is reported before anything that looks at its weights
+    assert on_gpu.losses == pytest.approx(on_cpu.losses, rel=1e-4)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 13))
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16", "compile": True}], ids=["fp32", "bf16 compiled"])
+def test_a_resumed_run_goes_on_where_it_stopped(config: RunConfig, tmp_path: Path, options: dict[str, Any]) -> None:
+    config = dataclasses.replace(config, **options)
+    whole = run(config, "cuda")
+    part = dataclasses.replace(config, out=str(tmp_path / "part"))
+    run(dataclasses.replace(part, steps=8), "cuda")
+    rest = run(part, "cuda", resume=True)
+    assert sorted(rest.losses) == [9, 10, 11, 12]
+    # A GPU sums attention's gradient in no fixed order, so the last bits may differ.
+    want = {step: whole.losses[step] for step in rest.losses}
+    assert rest.losses == pytest.approx(want, rel=2e-2 if options else 1e-4)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = MDLM.loss, [0]
+
+    def poisoned(self: MDLM, denoiser: Any, batch: Any) -> Any:
+        calls[0] += 1
+        loss = real(self, denoiser, batch)
+        return dataclasses.replace(loss, nats=loss.nats * torch.nan) if calls[0] == 13 else loss
+
+    monkeypatch.setattr(MDLM, "loss", poisoned)
+    with pytest.raises(NonFiniteError, match="loss nan at step 7"):  # two micro-batches a step
+        train(config, device="cuda")
