@@ -26,7 +26,12 @@ from unmask.objectives.mdlm import MDLM
 from unmask.replay import graphs_of
 from unmask.samplers import Sampler
 from unmask.samplers.ancestral import Ancestral
+from unmask.samplers.block import Block
+from unmask.samplers.confidence import Confidence
+from unmask.samplers.entropy_bounded import EntropyBounded
 from unmask.samplers.left_to_right import LeftToRight
+from unmask.samplers.refine import Refine
+from unmask.samplers.remdm import ReMDM
 from unmask.samplers.semi_ar import SemiAR
 from unmask.training import compile_trunk
 
@@ -147,6 +152,14 @@ def samplers() -> Iterator[tuple[Sampler, bool]]:
         (False, Ancestral(steps=16, temperature=0.0)),
         (False, Ancestral(steps=300, temperature=0.7)),
         (False, LeftToRight()),
+        (False, Ancestral(steps=16, draw="hybrid", sure=0.02)),
+        (False, Ancestral(steps=16, draw="argmax")),
+        (False, Ancestral(steps=16, temperature_end=0.5)),
+        (False, Confidence(steps=16, random=0.5)),
+        (False, EntropyBounded(gamma=20.0)),
+        (False, ReMDM(steps=16, eta=0.2)),
+        (False, Refine(inner=Ancestral(steps=8), rounds=1)),
+        (False, Block(size=16, inner=Ancestral(steps=4))),
         (False, SemiAR(window=32, stride=16, inner=Ancestral(steps=8))),
         (True, LeftToRight()),
         (True, LeftToRight(top_p=0.9)),

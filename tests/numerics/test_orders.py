@@ -342,6 +342,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: samplers.EntropyBounded(gamma=math.nan), "gamma is a bound in nats"),
     (lambda: samplers.Threshold(threshold=1.1), "threshold is a probability"),
     (lambda: samplers.Block(size=0), "size is the number of tokens in a block"),
+    (lambda: samplers.Block(inner=samplers.SemiAR(window=4)), "put block into semi_ar"),
     (lambda: samplers.Ancestral(draw="agrmax"), "did you mean 'argmax'"),
     (lambda: samplers.Ancestral(sure=2.0), "sure is a probability"),
     (lambda: samplers.LeftToRight(temperature_end=-1.0), "temperature_end must be 0 or more"),

@@ -11,6 +11,7 @@ from unmask.samplers import Sampler
 from unmask.samplers._asking import masked_share
 from unmask.samplers._windowed import WindowedSampler, WindowedState
 from unmask.samplers.confidence import Confidence
+from unmask.samplers.semi_ar import SemiAR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class Block(WindowedSampler):
     def __post_init__(self) -> None:
         if self.size < 1:
             raise UsageError(f"size is the number of tokens in a block, at least 1; got {self.size}")
+        if isinstance(self.inner, SemiAR):
+            raise UsageError("a block lies inside a window: put block into semi_ar, not semi_ar into block")
 
     @property
     def span(self) -> tuple[int, int]:
