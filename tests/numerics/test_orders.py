@@ -333,6 +333,23 @@ def test_windows_of_rows_that_have_ended_are_skipped(inner: Sampler) -> None:
     assert (sample(world.denoiser(), replace(canvas, end_id=0), sampler).tokens == 0).all()
 
 
+@pytest.mark.parametrize(
+    "inner", [samplers.Ancestral(steps=2), samplers.ReMDM(steps=4, eta=0.8), samplers.Refine(rounds=1)], ids=repr
+)
+@pytest.mark.parametrize("end", [None, 0])
+def test_windows_filled_by_a_runner_are_the_same(inner: Sampler, end: int | None) -> None:
+    """The way a GPU takes through the windows: the same steps, the same text, with rows that leave too."""
+    world = World.random(V=3, L=3, seed=11)
+    sampler = samplers.SemiAR(window=3, stride=2, inner=inner)
+    canvas = replace(Canvas.blank(num=40, length=9, mask_id=3, seed=3), end_id=end)
+    ours = list(steps(world.denoiser(), canvas, sampler))
+    run = list(sampler.run(canvas, lambda window: steps(world.denoiser(), window, inner)))
+    assert len(run) == len(ours)
+    for a, b in zip(ours, run, strict=True):
+        assert a.tokens_BL.equal(b.tokens_BL)
+        assert a.position_N.equal(b.position_N)
+
+
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: samplers.Confidence(steps=2, tokens=2), "give one of them"),
     (lambda: samplers.Confidence(steps=0), r"steps must lie in 1\.\."),

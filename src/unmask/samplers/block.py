@@ -23,6 +23,7 @@ class Block(WindowedSampler):
     """
 
     law: ClassVar[str] = "the inner sampler's in each block, given what stands around it"
+    cost: ClassVar[str] = "blocks x the inner sampler's calls; blocks = ceil(L / size)"
 
     size: int = 32
     inner: Sampler = Confidence()

@@ -18,8 +18,11 @@ class LeftToRight(PlannedSampler):
     An autoregressive model is read with a key-value cache.
     """
 
+    law: ClassVar[str] = (
+        "exactly p(x) of an autoregressive model; of a diffusion model, its any-order law in this order"
+    )
+    cost: ClassVar[str] = "L"
     left_to_right: ClassVar[bool] = True
-    law: ClassVar[str] = "the product of the conditionals from left to right; an autoregressive model's own"
 
     def max_calls(self, length: int) -> int:
         return length
