@@ -67,8 +67,10 @@ def test_no_sampler_is_left_out_and_each_says_its_law() -> None:
             assert "Calls: " in cls.__doc__.partition("\n")[0]
 
 
-def check(net_of: World, sampler: Sampler, rows: list[list[int]], seed: int, length: int, end: int | None) -> None:
-    mask = net_of.mask_id
+def check(
+    net_of: World, sampler: Sampler, rows: list[list[int]], seed: int, end: int | None, forbidden: tuple[int, ...]
+) -> None:
+    mask, length = net_of.mask_id, len(rows[0])
     calls = 0
 
     def count(z_BL: Tensor, level_B: Tensor | None) -> Tensor:
@@ -77,12 +79,12 @@ def check(net_of: World, sampler: Sampler, rows: list[list[int]], seed: int, len
         return net_of.f(z_BL, level_B)
 
     net = as_denoiser(count, vocab_size=net_of.V, mask_id=mask, uses_level=net_of.slope is not None)
-    canvas = replace(Canvas.of(torch.tensor(rows), mask_id=mask, seed=seed), end_id=end)
+    canvas = replace(Canvas.of(torch.tensor(rows), mask_id=mask, seed=seed), end_id=end, forbidden=forbidden)
     tokens = sample(net, canvas, sampler).tokens.tolist()
     assert calls <= sampler.max_calls(length)
     for i, (row, text) in enumerate(zip(rows, tokens, strict=True)):
         assert mask not in text
-        assert all(a in (mask, b) for a, b in zip(row, text, strict=True))
+        assert all(a == b or (a == mask and b not in forbidden) for a, b in zip(row, text, strict=True))
         alone = replace(canvas, tokens=canvas.tokens[i : i + 1], key_B=canvas.key_B[i : i + 1])
         assert sample(net, alone, sampler).tokens[0].tolist() == text
     if end is not None:
@@ -93,6 +95,9 @@ def check(net_of: World, sampler: Sampler, rows: list[list[int]], seed: int, len
             assert text[:stop] == other[:stop]
 
 
+ENDS, FORBIDDEN = st.sampled_from([None, 0]), st.sampled_from([(), (1,)])
+
+
 @st.composite
 def canvases(draw: st.DrawFn, length: int) -> list[list[int]]:
     token = st.sampled_from([3, 3, 3, 0, 1, 2])  # mostly masks
@@ -100,19 +105,23 @@ def canvases(draw: st.DrawFn, length: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("sampler", EVERY, ids=repr)
-@given(rows=canvases(4), seed=st.integers(0, 10**6), level=st.booleans(), end=st.sampled_from([None, 0]))
+@given(rows=canvases(4), seed=st.integers(0, 10**6), level=st.booleans(), end=ENDS, forbidden=FORBIDDEN)
 @settings(max_examples=15)
-def test_every_sampler(sampler: Sampler, rows: list[list[int]], seed: int, level: bool, end: int | None) -> None:
-    """Fixed positions never change, no mask is left, no more calls than promised, each row as if it were alone, and
-    the same text up to its end whether or not rows leave there."""
-    check(World.random(V=3, L=4, seed=seed % 13, level=level), sampler, rows, seed, 4, end)
+def test_every_sampler(
+    sampler: Sampler, rows: list[list[int]], seed: int, level: bool, end: int | None, forbidden: tuple[int, ...]
+) -> None:
+    """Fixed positions never change, neither a mask nor a forbidden id is written, no more calls than promised, each row
+    as if it were alone, and the same text up to its end whether or not rows leave there."""
+    check(World.random(V=3, L=4, seed=seed % 13, level=level), sampler, rows, seed, end, forbidden)
 
 
 @pytest.mark.parametrize("sampler", WINDOWS, ids=repr)
-@given(rows=canvases(7), seed=st.integers(0, 10**6), end=st.sampled_from([None, 0]))
+@given(rows=canvases(7), seed=st.integers(0, 10**6), end=ENDS, forbidden=FORBIDDEN)
 @settings(max_examples=6)
-def test_every_sampler_in_windows(sampler: Sampler, rows: list[list[int]], seed: int, end: int | None) -> None:
-    check(World.random(V=3, L=3, seed=seed % 13), sampler, rows, seed, 7, end)
+def test_every_sampler_in_windows(
+    sampler: Sampler, rows: list[list[int]], seed: int, end: int | None, forbidden: tuple[int, ...]
+) -> None:
+    check(World.random(V=3, L=3, seed=seed % 13), sampler, rows, seed, end, forbidden)
 
 
 @pytest.mark.parametrize("sampler", EVERY, ids=repr)
