@@ -33,7 +33,7 @@ def draw(world: World, sampler: Sampler, num: int = NUM) -> Tensor:
 
 
 def move_matrix(world: World, move: Move, fixed: dict[int, int] | None = None) -> Tensor:
-    """p(z_s | z_t) over all states, written from the mathematics: stay 1 - sigma, open (alpha_s-(1-sigma)alpha_t)/(1-alpha_t)."""
+    """p(z_s | z_t) over all states: a token stays with 1 - sigma, a mask opens as the marginals ask."""
     z = world.states
     opening = (move.alpha_s - (1 - move.sigma) * move.alpha_t) / (1 - move.alpha_t)
     q = world.x_theta(z, 1 - move.alpha_t) * opening

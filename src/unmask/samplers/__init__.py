@@ -40,7 +40,8 @@ class Sampler(ABC):
 
     room: ClassVar[Room] = room
     left_to_right: ClassVar[bool] = False
-    law: ClassVar[str] = "no law claimed"  # of the finished text, in one line
+    law: ClassVar[str] = "no law claimed"  # what the finished texts follow, as far as a test holds the sampler to it
+    cost: ClassVar[str] = ""  # network calls as a formula of the options and the length L
 
     @property
     def takes(self) -> tuple[str, ...]:

@@ -27,7 +27,8 @@ class Ancestral(PlannedSampler):
     The network is called only at steps that open something, and asked only about what opens.
     """
 
-    law: ClassVar[str] = "the T-step reverse chain, exactly; steps=none: a uniformly random order"
+    law: ClassVar[str] = "exactly the T-step reverse chain of the network; of continuous time with steps = none"
+    cost: ClassVar[str] = "at most min(steps, L); L with steps = none"
 
     steps: int | None = 128
     noise: Noise = LogLinear()

@@ -40,7 +40,8 @@ class Posterior(Drawing, Sampler):
     For models with SUBS it has the law of the planned sampler, at T calls.
     """
 
-    law: ClassVar[str] = "the T-step reverse chain, exactly, also where the mask may be predicted"
+    law: ClassVar[str] = "exactly the T-step chain q(z_s | z_t, x_theta), also where the network may predict the mask"
+    cost: ClassVar[str] = "at most steps + 1"
 
     steps: int = 128
     noise: Noise = LogLinear()
