@@ -211,6 +211,17 @@ def test_generate_takes_prompts_a_suffix_and_a_sampler(trained: Any, capsys: Cap
     for name in ("left_to_right", "ancestral", "semi_ar", "posterior"):
         assert run([*words, "--sampler", name, "--device", "cpu"]) == 0
         assert capsys.readouterr().out.startswith("the ")
+    for more in (
+        ["confidence", "--tokens", "3", "--random", "0.2", "--temperature-end", "0.1"],
+        ["block", "--size", "8", "--inner", "entropy", "--tokens", "2", "--draw", "argmax"],
+        ["refine", "--rounds", "1", "--share", "0.3", "--steps", "4"],
+        ["remdm", "--variant", "rescale", "--eta", "0.3", "--steps", "6"],
+        ["semi_ar", "--window", "16", "--inner", "margin", "--tokens", "4", "--length", "40"],
+    ):
+        assert run([*words, "--sampler", *more, "--device", "cpu"]) == 0
+        assert capsys.readouterr().out.startswith("the ")
+    assert run([*words, "--sampler", "block", "--inner", "entropi", "--device", "cpu"]) == 2
+    assert "did you mean 'entropy'" in capsys.readouterr().err
     words += ["--sampler", "semi_ar", "--window", "8", "--stride", "4", "--length", "40"]
     assert run([*words, "--device", "cpu"]) == 0
     assert len(capsys.readouterr().out) > 40

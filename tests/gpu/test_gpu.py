@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +27,12 @@ from unmask.objectives.mdlm import MDLM
 from unmask.replay import graphs_of
 from unmask.samplers import Sampler
 from unmask.samplers.ancestral import Ancestral
+from unmask.samplers.block import Block
+from unmask.samplers.confidence import Confidence
+from unmask.samplers.entropy_bounded import EntropyBounded
 from unmask.samplers.left_to_right import LeftToRight
+from unmask.samplers.refine import Refine
+from unmask.samplers.remdm import ReMDM
 from unmask.samplers.semi_ar import SemiAR
 from unmask.training import compile_trunk
 
@@ -147,6 +153,11 @@ def samplers() -> Iterator[tuple[Sampler, bool]]:
         (False, Ancestral(steps=16, temperature=0.0)),
         (False, Ancestral(steps=300, temperature=0.7)),
         (False, LeftToRight()),
+        (False, Ancestral(steps=16, draw="hybrid", sure=0.02)),
+        (False, Ancestral(steps=16, draw="argmax")),
+        (False, Ancestral(steps=16, temperature_end=0.5)),
+        (False, ReMDM(steps=16, eta=0.2)),
+        (False, Block(size=16, inner=Ancestral(steps=4))),
         (False, SemiAR(window=32, stride=16, inner=Ancestral(steps=8))),
         (True, LeftToRight()),
         (True, LeftToRight(top_p=0.9)),
@@ -185,6 +196,30 @@ def test_captured_sampling_writes_what_the_cpu_writes(sampler: Sampler, causal: 
     for step in told:
         assert step.others is not None
         assert (step.others.prob_NK[:, 0] >= step.others.prob_NK[:, 1]).all()
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Confidence(steps=16, random=0.5),
+        EntropyBounded(gamma=20.0, temperature_end=0.5),
+        ReMDM(variant="confidence", steps=16, eta=1.0),
+        Refine(inner=Ancestral(steps=8), rounds=2),
+        SemiAR(window=32, stride=16, inner=Block(size=8, inner=Confidence(tokens=2))),
+    ],
+    ids=repr,
+)
+def test_orders_that_look_run_on_a_gpu(sampler: Sampler) -> None:
+    """A last bit may change such an order, so texts are not compared with the CPU's, but with a second run."""
+    net = network()
+    rows = [[V] * n for n in (70, 41, 70, 23)]
+    rows[0][5], rows[2][60] = 3, 4
+    canvas = replace(Canvas.of_rows(rows, mask_id=V, pad_id=0, seed=3), end_id=0).to(CUDA)
+    got = sample(net, canvas, sampler).tokens
+    assert got.is_cuda
+    assert got.equal(sample(net, canvas, sampler).tokens)
+    assert not (got == V).any()
+    assert got[~canvas.open_BL].equal(canvas.tokens[~canvas.open_BL])
 
 
 @pytest.mark.parametrize("uses_level", [False, True], ids=["ignores level", "sees level"])

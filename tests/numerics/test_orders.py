@@ -15,10 +15,12 @@ from torch import Tensor
 from unmask import samplers
 from unmask.canvas import Canvas
 from unmask.denoisers._network import as_denoiser
+from unmask.denoisers.dit import DiT
 from unmask.errors import UsageError
 from unmask.generate import sample, steps
 from unmask.noise import LogLinear
 from unmask.samplers import Sampler
+from unmask.samplers._constrained import Constrained, constrained
 
 NUM = 30_000
 P_MIN = 1e-4
@@ -123,6 +125,26 @@ def test_entropy_bounded(gamma: float) -> None:
 
     law = adaptive_law(world, largest_set)
     assert fits(world, draw(world, samplers.EntropyBounded(gamma=gamma)), law) > P_MIN
+
+
+def test_the_bound_is_one_on_what_drawing_apart_loses() -> None:
+    """With the true conditionals: KL(joint || product of its parts) of what opens in the first call is within gamma."""
+    world, law = data_world()
+    opened = set()
+    for gamma in (0.0, 0.3, 0.6, 1.0, 2.0):
+        canvas = Canvas.blank(num=1, length=world.L, mask_id=world.mask_id)
+        chosen = sorted(next(steps(world.denoiser(), canvas, samplers.EntropyBounded(gamma=gamma))).position_N.tolist())
+        tables = law.view([world.num_ids] * world.L)
+        rest = [i for i in range(world.L) if i not in chosen]
+        joint = tables.sum(dim=rest) if rest else tables  # over no dimension torch would sum over all
+        product = torch.ones_like(joint)
+        for k, i in enumerate(chosen):
+            alone = tables.sum(dim=[j for j in range(world.L) if j != i])
+            product = product * alone.view([-1 if k == j else 1 for j in range(len(chosen))])
+        lost = float(torch.where(joint > 0, joint * (joint / product).log(), 0.0).sum())
+        assert -1e-9 <= lost <= gamma + 1e-9
+        opened.add(len(chosen))
+    assert len(opened) > 2
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.8])
@@ -333,6 +355,48 @@ def test_windows_of_rows_that_have_ended_are_skipped(inner: Sampler) -> None:
     assert (sample(world.denoiser(), replace(canvas, end_id=0), sampler).tokens == 0).all()
 
 
+def test_an_autoregressive_model_stops_at_the_end_of_its_texts() -> None:
+    torch.manual_seed(0)
+    net = DiT(size="nano", hidden=32, blocks=1, heads=2, causal=True).build(num_ids=5, mask_id=4).eval()
+    given = [[4] * 24, [0, 1] + [4] * 22, [2, 0, 3] + [4] * 21]
+    canvas = Canvas.of(torch.tensor(given), mask_id=4, seed=1)
+    plain = sample(net, canvas, samplers.LeftToRight()).tokens.tolist()
+    seen = list(steps(net, replace(canvas, end_id=0), samplers.LeftToRight()))
+    ended = seen[-1].tokens_BL.tolist()
+    assert [shown(r, g, 0) for r, g in zip(ended, given, strict=True)] == [
+        shown(r, g, 0) for r, g in zip(plain, given, strict=True)
+    ]
+    assert ended != plain
+    assert len(seen) < 24
+    assert all(4 not in row for row in ended)
+
+
+def test_a_constrained_draw_takes_one_temperature() -> None:
+    for options in ({"draw": "hybrid"}, {"temperature_end": 0.5}):
+        with pytest.raises(UsageError, match="a constrained draw has one temperature"):
+            constrained(samplers.Ancestral(**options))
+    bound = constrained(samplers.LeftToRight(draw="argmax"))
+    assert isinstance(bound, Constrained)
+    assert bound.inner.temperature == 0
+
+
+@pytest.mark.parametrize(
+    "inner", [samplers.Ancestral(steps=2), samplers.ReMDM(steps=4, eta=0.8), samplers.Refine(rounds=1)], ids=repr
+)
+@pytest.mark.parametrize("end", [None, 0])
+def test_windows_filled_by_a_runner_are_the_same(inner: Sampler, end: int | None) -> None:
+    """The way a GPU takes through the windows: the same steps, the same text, with rows that leave too."""
+    world = World.random(V=3, L=3, seed=11)
+    sampler = samplers.SemiAR(window=3, stride=2, inner=inner)
+    canvas = replace(Canvas.blank(num=40, length=9, mask_id=3, seed=3), end_id=end)
+    ours = list(steps(world.denoiser(), canvas, sampler))
+    run = list(sampler.run(canvas, lambda window: steps(world.denoiser(), window, inner)))
+    assert len(run) == len(ours)
+    for a, b in zip(ours, run, strict=True):
+        assert a.tokens_BL.equal(b.tokens_BL)
+        assert a.position_N.equal(b.position_N)
+
+
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: samplers.Confidence(steps=2, tokens=2), "give one of them"),
     (lambda: samplers.Confidence(steps=0), r"steps must lie in 1\.\."),
@@ -342,6 +406,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: samplers.EntropyBounded(gamma=math.nan), "gamma is a bound in nats"),
     (lambda: samplers.Threshold(threshold=1.1), "threshold is a probability"),
     (lambda: samplers.Block(size=0), "size is the number of tokens in a block"),
+    (lambda: samplers.Block(inner=samplers.SemiAR(window=4)), "put block into semi_ar"),
     (lambda: samplers.Ancestral(draw="agrmax"), "did you mean 'argmax'"),
     (lambda: samplers.Ancestral(sure=2.0), "sure is a probability"),
     (lambda: samplers.LeftToRight(temperature_end=-1.0), "temperature_end must be 0 or more"),

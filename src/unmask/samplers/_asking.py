@@ -39,7 +39,7 @@ def ask_about(canvas: Canvas, tokens_BL: Tensor, wanted_BL: Tensor, level_B: Ten
 
 def masked_share(canvas: Canvas, tokens_BL: Tensor) -> Tensor:
     """[B] the noise level shown to a conditioned network where a sampler has no clock: the masked share of the row."""
-    return (tokens_BL == canvas.mask_id).sum(dim=1) / canvas.length_B
+    return (tokens_BL == canvas.mask_id).sum(dim=1) / canvas.length_B.clamp(min=1)
 
 
 def written_share(canvas: Canvas, tokens_BL: Tensor) -> Tensor:

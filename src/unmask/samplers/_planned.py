@@ -1,7 +1,8 @@
 """Samplers whose order is known before the first network call: the plan is a rank for every open position.
 
 In round r every row opens its positions of rank r. Rows do not wait for each other: a row with fewer rounds is simply
-done sooner. The plan lives on the host: what to ask next is known without looking at the device.
+done sooner. The plan lives on the host: what to ask next is known without looking at the device,
+unless rows may leave at their end-of-text.
 """
 
 from __future__ import annotations

@@ -123,12 +123,12 @@ class RemaskingSampler(Drawing, Sampler):
         return Step(row_N, position_N, token_N, log_prob_N, state.tokens_BL)
 
 
-def check_steps(steps: int, name: str = "steps", least: int = 1) -> None:
+def check_steps(steps: int | None, name: str = "steps", least: int = 1) -> None:
     """Refuse a number of moves that cannot be.
 
     >>> check_steps(0)
     Traceback (most recent call last):
     unmask.errors.UsageError: steps must lie in 1..100000, got 0
     """
-    if not least <= steps <= MAX_MOVES:
+    if steps is None or not least <= steps <= MAX_MOVES:
         raise UsageError(f"{name} must lie in {least}..{MAX_MOVES}, got {steps}")

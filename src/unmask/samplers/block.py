@@ -11,6 +11,7 @@ from unmask.samplers import Sampler
 from unmask.samplers._asking import masked_share
 from unmask.samplers._windowed import WindowedSampler, WindowedState
 from unmask.samplers.confidence import Confidence
+from unmask.samplers.semi_ar import SemiAR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class Block(WindowedSampler):
     """
 
     law: ClassVar[str] = "the inner sampler's in each block, given what stands around it"
+    cost: ClassVar[str] = "blocks x the inner sampler's calls; blocks = ceil(L / size)"
 
     size: int = 32
     inner: Sampler = Confidence()
@@ -29,6 +31,8 @@ class Block(WindowedSampler):
     def __post_init__(self) -> None:
         if self.size < 1:
             raise UsageError(f"size is the number of tokens in a block, at least 1; got {self.size}")
+        if isinstance(self.inner, SemiAR):
+            raise UsageError("a block lies inside a window: put block into semi_ar, not semi_ar into block")
 
     @property
     def span(self) -> tuple[int, int]:

@@ -18,6 +18,7 @@ class Entropy(CountedSampler):
     """
 
     law: ClassVar[str] = "no law claimed; random=1 with one token a call: that of a uniformly random order"
+    cost: ClassVar[str] = "min(steps, L), or ceil(L / tokens)"
 
     def score(self, log_p_NI: Tensor) -> Tensor:
         return -entropy(log_p_NI)

@@ -22,6 +22,7 @@ class EntropyBounded(AdaptiveSampler):
     """
 
     law: ClassVar[str] = "no law claimed; each call within gamma nats of drawing the same positions jointly"
+    cost: ClassVar[str] = "at most L, fewer the surer the model is"
 
     gamma: float = 0.1
 

@@ -33,7 +33,5 @@ class LeftToRight(PlannedSampler):
         rank_BL = np.where(open_BL, column_L, -1)
         # A conditioned denoiser is shown the share of the row that is still masked.
         left_BL = np.cumsum(open_BL[:, ::-1], axis=1)[:, ::-1]
-        length_B1 = (
-            open_BL.shape[1] if canvas.valid_BL is None else canvas.valid_BL.sum(dim=1, keepdim=True).cpu().numpy()
-        )
+        length_B1 = canvas.length_B.clamp(min=1).cpu().numpy()[:, None]  # in a window a shorter row may have no part
         return Plan(rank_BL, left_BL / length_B1)

@@ -22,6 +22,7 @@ class PredictorCorrector(RemaskingSampler):
     """
 
     law: ClassVar[str] = "the chain of predictions and corrections, exactly; each keeps the marginals"
+    cost: ClassVar[str] = "at most steps + (steps - 1) x corrections"
 
     steps: int = 64
     corrections: int = 1

@@ -47,6 +47,7 @@ class Refine(Sampler):
     """
 
     law: ClassVar[str] = "no law claimed; rounds=0: that of the inner sampler"
+    cost: ClassVar[str] = "(1 + rounds) x the inner sampler's calls + rounds x parts"
 
     inner: Sampler = Ancestral()
     rounds: int = 2

@@ -28,6 +28,7 @@ class ReMDM(RemaskingSampler):
     """
 
     law: ClassVar[str] = "the T-step chain with remasking, exactly; it keeps the marginals, but for variant=confidence"
+    cost: ClassVar[str] = "at most steps; steps + loop with variant = loop"
 
     variant: Literal["cap", "rescale", "confidence", "loop"] = "cap"
     eta: float = 0.05

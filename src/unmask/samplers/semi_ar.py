@@ -43,15 +43,20 @@ class SemiAR(WindowedSampler):
         return self.window, self.stride or self.window // 2
 
     def run(self, canvas: Canvas, fill: Callable[[Canvas], Iterable[Step]]) -> Iterator[Step]:
-        """The same windows, each filled whole by `fill`: for a runner that has its own way with the inner sampler,
-        one that masks nothing again."""
+        """The same windows, each filled whole by `fill`: for a runner that has its own way with the inner sampler."""
         tokens_BL, lo = canvas.tokens.clone(), 0
         while True:
+            last = None
             for step in fill(self.part(canvas, tokens_BL, lo)):
+                if last is not None:
+                    yield last
                 tokens_BL = tokens_BL.clone()
                 tokens_BL[:, lo : lo + self.window] = step.tokens_BL
-                tokens_BL = canvas.close_ended(tokens_BL)
-                yield replace(step, position_N=step.position_N + lo, tokens_BL=tokens_BL)
+                last = replace(step, position_N=step.position_N + lo, tokens_BL=tokens_BL)
+            # Only behind a window's last step is it certain that an end-of-text stays.
+            tokens_BL = canvas.close_ended(tokens_BL)
+            if last is not None:
+                yield replace(last, tokens_BL=tokens_BL)
             if lo + self.window >= tokens_BL.shape[1]:
                 return
             lo += self.span[1]

@@ -21,6 +21,7 @@ class Threshold(AdaptiveSampler):
     """
 
     law: ClassVar[str] = "no law claimed; threshold=0: that of the one-step chain"
+    cost: ClassVar[str] = "at most L, fewer the surer the model is"
 
     threshold: float = 0.9
 
