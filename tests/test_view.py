@@ -283,6 +283,19 @@ def a_page() -> Page:
     return page
 
 
+def test_masks_behind_an_end_of_text_are_closed_on_the_page() -> None:
+    """A row that has ended leaves: the network is not asked about the rest, and the page shows no masks for it."""
+    page = Page(BYTES)
+    one = torch.tensor([0])
+    page(Step(one, one, torch.tensor([104]), torch.tensor([-0.5]), torch.tensor([[104, 257, 257, 257]])))
+    page(Step(one, one + 1, torch.tensor([256]), torch.tensor([-0.5]), torch.tensor([[104, 256, 256, 256]])))
+    assert page.data()["steps"][1]["opened"] == [
+        [0, 1, 256, 0.6065, None, None],
+        [0, 2, 256, None, None, None],
+        [0, 3, 256, None, None, None],
+    ]
+
+
 class Elements(html.parser.HTMLParser):
     def __init__(self) -> None:
         super().__init__()
@@ -422,6 +435,7 @@ def test_keys_pointer_and_buttons_of_the_page(tmp_path: Path) -> None:
 def test_the_commands_write_the_page(trained: Any, tmp_path: Path, capsys: Capture) -> None:
     for words in (
         ["generate", "--length", "16", "--num", "2"],
+        ["generate", "--length", "24", "--num", "3", "--sampler", "remdm", "--steps", "12", "--eta", "0.5"],
         ["fill", "the [MASK:2..3] sat", "a [MASK:5]"],
         ["edit", "--text", "the cat sat", "--replace", "cat"],
     ):
@@ -433,7 +447,9 @@ def test_the_commands_write_the_page(trained: Any, tmp_path: Path, capsys: Captu
         assert block is not None
         data = json.loads(block[1])
         assert len(data["steps"]) == len(trace.read_text(encoding="utf-8").splitlines())
-        assert sum(len(step["opened"]) for step in data["steps"]) == sum(row.count(257) for row in data["rows"])
+        opened, again = (sum(len(step[key]) for step in data["steps"]) for key in ("opened", "remasked"))
+        assert opened - again == sum(row.count(257) for row in data["rows"])
+        assert (again > 0) == ("remdm" in words)
         assert picture.is_file()
     capsys.readouterr()
     for flag in ("--html", "--svg", "--trace"):

@@ -107,7 +107,7 @@ def _text(sampler: dict[str, Any]) -> str:
     from unmask.cli.plugins import spell
 
     lines = textwrap.wrap(sampler["summary"], WIDTH, initial_indent=f"{sampler['name']}  ", subsequent_indent="  ")
-    options = ", ".join(map(spell, sampler["options"])) or "none"
+    options = ", ".join(spell(option).replace(" ", "\xa0") for option in sampler["options"]) or "none"  # kept together
     for label, value in (
         ("law", sampler["law"]),
         ("cost", sampler["cost"]),
@@ -116,7 +116,7 @@ def _text(sampler: dict[str, Any]) -> str:
     ):
         if value:
             lines += textwrap.wrap(value, WIDTH, initial_indent=f"  {label:<8} ", subsequent_indent=" " * 11)
-    return "\n".join(lines)
+    return "\n".join(lines).replace("\xa0", " ")
 
 
 def _markdown(samplers: list[dict[str, Any]], lengths: list[int]) -> str:
