@@ -38,7 +38,9 @@ Capture = pytest.CaptureFixture[str]
 
 
 def test_the_commands_are_there() -> None:
-    assert {"demo", "eval", "export", "fill", "generate", "import", "plugins", "train"} <= set(COMMANDS)
+    assert {"demo", "edit", "eval", "export", "fill", "generate", "import", "plugins", "samplers", "train"} <= set(
+        COMMANDS
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from unmask.config import RunConfig as RunConfig
     from unmask.config import load_config as load_config
     from unmask.denoisers._network import as_denoiser as as_denoiser
+    from unmask.editing import Edit as Edit
     from unmask.errors import UnmaskError as UnmaskError
     from unmask.errors import UsageError as UsageError
     from unmask.generate import sample as sample
@@ -42,6 +43,7 @@ _PUBLIC = {
     "Batch": "unmask.batch",
     "Bound": "unmask.bound",
     "Canvas": "unmask.canvas",
+    "Edit": "unmask.editing",
     "Guidance": "unmask.guidance",
     "Model": "unmask.model",
     "RunConfig": "unmask.config",

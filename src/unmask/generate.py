@@ -18,6 +18,7 @@ from unmask.samplers import Sampler, Step
 from unmask.samplers._constrained import constrained
 from unmask.samplers._planned import PlannedSampler
 from unmask.samplers.semi_ar import SemiAR
+from unmask.seeing import seen
 
 
 def steps(
@@ -27,8 +28,11 @@ def steps(
     *,
     objective: Objective | None = None,
     guidance: Guidance | None = None,
+    runners_up: int = 0,
 ) -> Iterator[Step]:
     """Run the sampler, a network call at a time (two with guidance). `objective` is what the denoiser was trained with.
+
+    runners_up: each step tells so many tokens that the network found likely besides those that were written.
 
     >>> import torch, unmask
     >>> coin = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
@@ -36,7 +40,26 @@ def steps(
     >>> len(list(steps(coin, canvas, unmask.samplers.Ancestral(steps=None))))
     4
     """
-    yield from _run(_predictor(denoiser, canvas, sampler, objective, guidance), canvas, sampler, quiet=False)
+    predictor = _predictor(denoiser, canvas, sampler, objective, guidance)
+    if runners_up < 0:
+        raise UsageError(f"runners_up must be 0 (none) or more, got {runners_up}")
+    if runners_up:
+        yield from _tell_all(predictor, canvas, sampler, runners_up)
+    else:
+        yield from _run(predictor, canvas, sampler, quiet=False)
+
+
+def _tell_all(predictor: Predictor, canvas: Canvas, sampler: Sampler, runners_up: int) -> Iterator[Step]:
+    """The same steps with what is to be seen in them; by ask and tell, since a replayed graph keeps no predictions."""
+    if canvas.constraint is not None:
+        sampler = constrained(sampler)
+    state, before_BL = sampler.start(canvas), canvas.tokens
+    while (query := sampler.ask(state)) is not None:
+        lo = state.lo if isinstance(sampler, SemiAR) else 0  # its network sees one window, its steps the whole canvas
+        prediction = predictor(query)
+        step = sampler.tell(state, prediction)
+        yield seen(step, query, prediction, predictor.kind, before_BL, canvas.mask_id, runners_up, lo)
+        before_BL = step.tokens_BL
 
 
 def _predictor(

@@ -1,4 +1,4 @@
-"""Model = denoiser + tokenizer + objective (with its noise): load, save, generate, fill, score."""
+"""Model = denoiser + tokenizer + objective (with its noise): load, save, generate, fill, edit, score."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from unmask.constraints._automaton import compile_constraints
 from unmask.denoisers import Denoiser
 from unmask.denoisers._network import Network
 from unmask.devices import pick_device, pick_dtype
+from unmask.draws import fold, row_keys
+from unmask.editing import MAX_CANDIDATES, Edit, Rank, best, edit, write
 from unmask.errors import ConfigError, ModelFolderError, UsageError
 from unmask.generate import sample, steps
 from unmask.guidance import Guidance
 from unmask.objectives import Objective
-from unmask.prompts import encode_fixed, parse_gaps, to_text
+from unmask.prompts import encode_fixed, known_lengths, parse_gaps, to_text
 from unmask.samplers import Sampler, Step
 from unmask.samplers.semi_ar import SemiAR
 from unmask.tokens import Tokenizer, tokenizer_from_json
@@ -67,7 +69,8 @@ class Model:
         return sum(p.numel() for p in self.denoiser.parameters())
 
     @property
-    def _begin(self) -> list[int]:
+    def begin(self) -> list[int]:
+        """What every row begins with."""
         return [self.tokenizer.bos_id] if self.bos and self.tokenizer.bos_id is not None else []
 
     # --- use ---
@@ -84,6 +87,7 @@ class Model:
         constraint: Constraint | Sequence[Constraint] | None = None,
         guidance: float | None = None,
         watch: Watch | None = None,
+        runners_up: int = 0,
     ) -> list[str]:
         """Texts of at most `length` tokens, prompt and suffix included; `num` for each prompt.
 
@@ -98,7 +102,7 @@ class Model:
         tail = encode_fixed(suffix, self.tokenizer, "suffix")
         rows, heads = [], []
         for text in prompts:
-            head = self._begin + encode_fixed(text, self.tokenizer, "prompt")
+            head = self.begin + encode_fixed(text, self.tokenizer, "prompt")
             gap = length - len(head) - len(tail)
             if gap < 1:
                 raise UsageError(
@@ -110,8 +114,9 @@ class Model:
         if num < 1 or not rows:
             raise UsageError(f"num must be at least 1 and there must be a prompt list of at least one, got num={num}")
         # A suffix must stay part of the text, so nothing before it may end the text.
-        finished = self._run(rows, sampler, seed, watch, constraint, guidance, may_end=not tail)
-        begin = len(self._begin)
+        canvas = self.canvas(rows, constraint, may_end=not tail, seed=seed)
+        finished = self.run(canvas, sampler, guidance=guidance, watch=watch, runners_up=runners_up)
+        begin = len(self.begin)
         return [to_text(row[begin:], self.tokenizer, head - begin) for row, head in zip(finished, heads, strict=True)]
 
     def fill(
@@ -123,54 +128,127 @@ class Model:
         constraint: Constraint | Sequence[Constraint] | None = None,
         guidance: float | None = None,
         watch: Watch | None = None,
+        runners_up: int = 0,
     ) -> list[str]:
         """Texts with every gap filled: `[MASK]` is one token, `[MASK:5]` five. All else stays as it is.
 
+        `[MASK:3..8]` is a gap of unknown length: every length is tried, the text of the smallest bound comes back.
         A constraint always holds, of each gap or, with over="text", of the whole text.
 
-        >>> model.fill("for [MASK:4] in range([MASK:3]):")  # doctest: +SKIP
+        >>> model.fill("for [MASK:4] in range([MASK:1..3]):")  # doctest: +SKIP
         """
         texts = [text] if isinstance(text, str) else list(text)
         if not texts:
             raise UsageError("nothing to fill: give at least one text")
-        rows = [self._begin + parse_gaps(t, self.tokenizer, exact=constraint is not None) for t in texts]
-        for t, row in zip(texts, rows, strict=True):
-            if self.tokenizer.mask_id not in row:
-                raise UsageError(f"no gap in {t[:40]!r}: write [MASK] for one token, [MASK:5] for five")
-        finished = self._run(rows, sampler, seed, watch, constraint, guidance, may_end=False)
-        return [self.tokenizer.decode(row[len(self._begin) :]) for row in finished]
+        ways = [known_lengths(given, MAX_CANDIDATES) for given in texts]
+        rows, keys = [], []
+        for i, several in enumerate(ways):
+            key = row_keys(seed, torch.tensor(i))
+            rows += [self.begin + parse_gaps(way, self.tokenizer, exact=constraint is not None) for way in several]
+            keys += [key if len(several) == 1 else fold(key, j) for j in range(len(several))]
+            if self.tokenizer.mask_id not in rows[-1]:
+                raise UsageError(f"no gap in {texts[i][:40]!r}: write [MASK] for one token, [MASK:5] for five")
+        how: dict[str, Any] = {"guidance": guidance, "watch": watch, "runners_up": runners_up}
+        owner = [i for i, several in enumerate(ways) for _ in several]
+        finished = write(self, rows, torch.stack(keys), owner, sampler=sampler, constraint=constraint, **how)
+        filled: list[list[str]] = [[] for _ in texts]
+        for i, row in zip(owner, finished, strict=True):
+            filled[i] += [] if row is None else [self.tokenizer.decode(row[len(self.begin) :])]
+        return [several[0] if len(several) == 1 else best(self, several) for several in filled]
 
-    def _run(
+    def edit(
+        self,
+        text: str,
+        replace: str,
+        *,
+        with_length: int | tuple[int, int] | None = None,
+        num: int = 1,
+        occurrence: int | None = None,
+        rank: Rank = "text",
+        sampler: Sampler | None = None,
+        seed: int = 0,
+        constraint: Constraint | Sequence[Constraint] | None = None,
+        guidance: float | None = None,
+        watch: Watch | None = None,
+        runners_up: int = 0,
+    ) -> list[Edit]:
+        """The text with a span of it written anew, best first; the rest is kept letter by letter.
+
+        with_length: tokens of the replacement, a number or (least, most); None: as many as the span has. Each length is
+        written `num` times, and the `num` best different texts come back. occurrence: which, if there are several.
+        Ranked by the bound of the whole text, or with rank="token" by bound per token: by bounds, not by likelihoods.
+
+        >>> model.edit("the cat sat", "cat", with_length=(2, 6), num=3)[0].text  # doctest: +SKIP
+        """
+        return edit(
+            self,
+            text,
+            replace,
+            with_length=with_length,
+            num=num,
+            occurrence=occurrence,
+            rank=rank,
+            sampler=sampler,
+            seed=seed,
+            constraint=constraint,
+            guidance=guidance,
+            watch=watch,
+            runners_up=runners_up,
+        )
+
+    def canvas(
         self,
         rows: list[list[int]],
-        sampler: Sampler | None,
-        seed: int,
-        watch: Watch | None,
-        constraint: Constraint | Sequence[Constraint] | None,
-        weight: float | None,
+        constraint: Constraint | Sequence[Constraint] | None = None,
+        *,
         may_end: bool,
-    ) -> list[list[int]]:
+        seed: int = 0,
+        key_B: Tensor | None = None,
+    ) -> Canvas:
+        """Rows of ids, masks where something is to be written. may_end: end-of-text is allowed. key_B: not by seed.
+
+        >>> model.canvas([[100, 101, model.tokenizer.mask_id]], may_end=False)  # doctest: +SKIP
+        """
         tok = self.tokenizer
-        canvas = Canvas.of_rows(rows, mask_id=tok.mask_id, pad_id=tok.eot_id, seed=seed).to(self.device)
+        canvas = Canvas.of_rows(rows, mask_id=tok.mask_id, pad_id=tok.eot_id, seed=seed)
+        canvas = canvas if key_B is None else dataclasses.replace(canvas, key_B=key_B)
         forbidden = {*tok.never_ids()} if may_end else {*tok.never_ids(), tok.eot_id}
-        end_id = tok.eot_id if may_end else None
-        canvas = dataclasses.replace(canvas, forbidden=tuple(sorted(forbidden)), end_id=end_id)
-        if constraint is not None:
-            canvas = dataclasses.replace(canvas, constraint=compile_constraints(constraint, tok, may_end=may_end))
+        automaton = None if constraint is None else compile_constraints(constraint, tok, may_end=may_end)
+        return dataclasses.replace(
+            canvas.to(self.device),
+            forbidden=tuple(sorted(forbidden)),
+            end_id=tok.eot_id if may_end else None,
+            constraint=automaton,
+        )
+
+    def run(
+        self,
+        canvas: Canvas,
+        sampler: Sampler | None = None,
+        *,
+        guidance: float | None = None,
+        watch: Watch | None = None,
+        runners_up: int = 0,
+    ) -> list[list[int]]:
+        """The rows of a canvas with every mask written, each up to its own end.
+
+        >>> model.run(model.canvas([[100, 101, model.tokenizer.mask_id]], may_end=False))  # doctest: +SKIP
+        """
         tokens = canvas.tokens
-        guidance = None
-        if weight is not None:
-            condition_BL = ~canvas.open_BL
-            condition_BL[:, : len(self._begin)] = False  # the begin token is no wish of the user's
-            guidance = Guidance(weight, condition_BL)
+        condition_BL = ~canvas.open_BL
+        condition_BL[:, : len(self.begin)] = False  # the begin token is no wish of the user's
         fitted = self.fit_sampler(sampler, tokens.shape[1])
+        how: dict[str, Any] = {"objective": self.objective}
+        how["guidance"] = None if guidance is None else Guidance(guidance, condition_BL)
         if watch is None:
-            tokens = sample(self.denoiser, canvas, fitted, objective=self.objective, guidance=guidance).tokens
+            tokens = sample(self.denoiser, canvas, fitted, **how).tokens
         else:
-            for step in steps(self.denoiser, canvas, fitted, objective=self.objective, guidance=guidance):
+            for step in steps(self.denoiser, canvas, fitted, **how, runners_up=runners_up):
                 tokens = step.tokens_BL
                 watch(step)
-        return [row[: len(given)] for row, given in zip(tokens.tolist(), rows, strict=True)]
+        if canvas.valid_BL is None:
+            return tokens.tolist()
+        return [row[:end] for row, end in zip(tokens.tolist(), canvas.valid_BL.sum(dim=1).tolist(), strict=True)]
 
     def fit_sampler(self, sampler: Sampler | None, length: int) -> Sampler:
         """The model's default sampler where none is given, and windows around it where the text is too long for one."""
@@ -199,7 +277,7 @@ class Model:
         texts = [texts] if isinstance(texts, str) else list(texts)
         rows, owner = [], []
         for i, text in enumerate(texts):
-            ids = [*self._begin, *self.tokenizer.encode(text), self.tokenizer.eot_id]
+            ids = [*self.begin, *self.tokenizer.encode(text), self.tokenizer.eot_id]
             for lo in range(0, len(ids), self.length):
                 rows.append(ids[lo : lo + self.length])
                 owner.append(i)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from unmask.errors import UsageError
 from unmask.tokens import Tokenizer
 
-MASK_SPELLING = re.compile(r"\[MASK(?::(\d+))?\]")
+MASK_SPELLING = re.compile(r"\[MASK(?::(\d+)(?:\.\.(\d+))?)?\]")
 MAX_GAP = 1_000_000
 
 
@@ -24,16 +24,43 @@ def parse_gaps(text: str, tokenizer: Tokenizer, *, exact: bool = False) -> list[
     ids: list[int] = []
     end = 0
     for gap in MASK_SPELLING.finditer(text):
-        digits = gap[1] or "1"
-        n = int(digits) if len(digits) <= len(str(MAX_GAP)) else 0
-        if not 1 <= n <= MAX_GAP:
-            raise UsageError(f"{gap[0][:40]}: a gap holds between 1 and {MAX_GAP} tokens")
+        n, most = _lengths(gap)
+        if n != most:
+            raise UsageError(f"{gap[0]}: a gap of unknown length is for fill alone; give one number here")
         before = text[end : gap.start()]
         if not exact and before.endswith(" ") and _spaces_lead(tokenizer):
             before = before[:-1]  # in such vocabularies a word brings the space before it
         ids += tokenizer.encode(before) + [tokenizer.mask_id] * n
         end = gap.end()
     return ids + tokenizer.encode(text[end:])
+
+
+def known_lengths(text: str, most: int) -> list[str]:
+    """The text with every gap of unknown length, `[MASK:3..8]`, in each of its lengths; `most` texts at most.
+
+    >>> known_lengths("a[MASK:2..3]b[MASK]", most=9)
+    ['a[MASK:2]b[MASK]', 'a[MASK:3]b[MASK]']
+    """
+    texts, end, count = [""], 0, 1
+    for gap in MASK_SPELLING.finditer(text):
+        low, high = _lengths(gap)
+        count *= high + 1 - low
+        if count > most:
+            raise UsageError(f"the gaps of unknown length ask for more than {most} texts: give narrower ranges")
+        ways = [gap[0]] if gap[2] is None else [f"[MASK:{n}]" for n in range(low, high + 1)]
+        texts = [done + text[end : gap.start()] + way for done in texts for way in ways]
+        end = gap.end()
+    return [done + text[end:] for done in texts]
+
+
+def _lengths(gap: re.Match[str]) -> tuple[int, int]:
+    """The least and the most tokens of a gap."""
+    low, high = (int(d) if len(d) <= len(str(MAX_GAP)) else 0 for d in (gap[1] or "1", gap[2] or gap[1] or "1"))
+    if not (1 <= low <= MAX_GAP and 1 <= high <= MAX_GAP):
+        raise UsageError(f"{gap[0][:40]}: a gap holds between 1 and {MAX_GAP} tokens")
+    if low > high:
+        raise UsageError(f"{gap[0]}: the smaller number comes first")
+    return low, high
 
 
 def encode_fixed(text: str, tokenizer: Tokenizer, what: str) -> list[int]:

@@ -191,6 +191,11 @@ def test_captured_sampling_writes_what_the_cpu_writes(sampler: Sampler, causal: 
         written[step.row_N.cpu(), step.position_N.cpu()] = step.token_N.cpu()
         assert (step.log_prob_N <= 0).all()
     assert written.equal(got)
+    told = list(steps(net, canvas.to(CUDA), sampler, runners_up=2))  # by ask and tell, with the same draws
+    assert int((told[-1].tokens_BL.cpu() == got).all(dim=1).sum()) >= 7
+    for step in told:
+        assert step.others is not None
+        assert (step.others.prob_NK[:, 0] >= step.others.prob_NK[:, 1]).all()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
@@ -27,8 +26,8 @@ Piece = tuple[str, str]  # one character and its class
 class Recorder:
     """Remembers the first row at every step and draws `moments` of them, spread over what has opened."""
 
-    def __init__(self, tokenizer: Tokenizer, then: Callable[[Step], None] | None = None) -> None:
-        self.tokenizer, self.then = tokenizer, then
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
         self.rows: list[list[int]] = []
 
     def __call__(self, step: Step) -> None:
@@ -37,8 +36,6 @@ class Recorder:
             first[step.position_N[step.row_N == 0]] = self.tokenizer.mask_id
             self.rows.append(first.tolist())
         self.rows.append(step.tokens_BL[0].tolist())
-        if self.then is not None:
-            self.then(step)
 
     def save(self, path: Path, moments: int = 4) -> None:
         atomic_text(path, self.svg(moments))

@@ -1,10 +1,11 @@
-"""The options that generate and fill share."""
+"""The options that generate, fill and edit share."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
     from unmask.model import Model
     from unmask.samplers import Sampler, Step
 
-_FLAGS = ("sampler", "seed", "device", "dtype", "watch", "svg", "json", "num", "length", "prompt", "suffix", "guidance")
+_FLAGS = (
+    *("sampler", "seed", "device", "dtype", "watch", "trace", "html", "svg", "json", "num", "length", "prompt"),
+    *("suffix", "guidance"),
+)
+RUNNERS_UP = 4  # shown for each token
 _OPTIONS = ("steps", "temperature", "top_k", "top_p", "window", "stride")
 
 
@@ -57,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
     parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], help="default fp32")
     parser.add_argument("--watch", action="store_true", help="show the masks opening in the terminal")
+    parser.add_argument("--trace", metavar="FILE", help="write each step as a line of JSON while it runs")
+    parser.add_argument("--html", metavar="FILE", help="write a page that replays how the masks opened")
     parser.add_argument("--svg", metavar="FILE", help="draw the first text opening, as a picture")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -174,16 +181,39 @@ def _build(cls: type[Sampler], own: Sampler, options: dict[str, Any]) -> Sampler
 
 
 @contextmanager
-def shown(args: argparse.Namespace, model: Model) -> Iterator[Callable[[Step], None] | None]:
-    """What --watch and --svg ask for, as one listener."""
+def shown(args: argparse.Namespace, model: Model) -> Iterator[dict[str, Any]]:
+    """What --watch, --trace, --html and --svg ask for, as the keywords of one listener."""
+    from unmask.cli._page import Page
     from unmask.cli._picture import Recorder
     from unmask.cli._terminal import watching
+    from unmask.cli._trace import tracing
 
-    with watching(model.tokenizer, enabled=args.watch) as watch:
-        recorder = Recorder(model.tokenizer, watch) if args.svg else None
-        yield recorder or watch
+    for option in (args.trace, args.html, args.svg):
+        if option and not Path(option).parent.is_dir():  # said before the work, not behind it
+            raise UsageError(f"cannot write {option}: there is no folder {Path(option).parent}")
+    tokenizer = model.tokenizer
+    recorder = Recorder(tokenizer) if args.svg else None
+    page = Page(tokenizer) if args.html else None
+    with watching(tokenizer, enabled=args.watch) as watch, tracing(tokenizer, args.trace) as trace:
+        listeners: list[Callable[[Step], None]] = [see for see in (watch, trace, page, recorder) if see is not None]
+        curious = any(see is not None for see in (watch, trace, page))
+
+        def listen(step: Step) -> None:
+            for see in listeners:
+                see(step)
+
+        yield {"watch": listen if listeners else None, "runners_up": RUNNERS_UP if curious else 0}
     if recorder is not None:
         recorder.save(Path(args.svg))
+    if page is not None:
+        page.save(Path(args.html))
+
+
+def standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as e:
+        raise UsageError(f"standard input is not UTF-8 text at byte {e.start}; convert it") from None
 
 
 def print_texts(texts: list[str], args: argparse.Namespace, extra: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -40,8 +40,8 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def draw_row(ids: list[int], tokenizer: Tokenizer, new: set[int], given: set[int]) -> Text:
-    """One row with its masks as shades, what just opened in colour, what was given in bold."""
+def draw_row(ids: list[int], tokenizer: Tokenizer, new: set[int], given: set[int], again: Container[int] = ()) -> Text:
+    """One row: masks as shades, red where masked again; what just opened in colour, what was given in bold."""
     text = Text()
     run: list[int] = []
     style = ""
@@ -54,7 +54,7 @@ def draw_row(ids: list[int], tokenizer: Tokenizer, new: set[int], given: set[int
     for position, token in enumerate(ids):
         if token == tokenizer.mask_id:
             flush()
-            text.append(MASK_SIGN, "dim")
+            text.append(MASK_SIGN, "red" if position in again else "dim")
             continue
         if token == tokenizer.eot_id:
             flush()
@@ -69,6 +69,21 @@ def draw_row(ids: list[int], tokenizer: Tokenizer, new: set[int], given: set[int
     return text
 
 
+def draw_news(step: Step, tokenizer: Tokenizer, most: int = 3) -> Text:
+    """What the first row got in this step, a line each: the token, its probability, and the network's runners-up."""
+    text = Text()
+    mine = (step.row_N == 0).nonzero().flatten().tolist()
+    for i in mine[:most]:
+        text.append(f"\n{tokenizer.token_text(int(step.token_N[i]))!r:<12}", "bold green")
+        text.append(f" {step.log_prob_N[i].exp():6.1%}")
+        if step.others is not None:
+            pairs = zip(step.others.token_NK[i].tolist(), step.others.prob_NK[i].tolist(), strict=True)
+            runners = ", ".join(f"{tokenizer.token_text(token)!r} {prob:.1%}" for token, prob in pairs)
+            text.append(f"   network: itself {step.others.prob_N[i]:.1%}, {runners}", "dim")
+    text.append(f"\nand {len(mine) - most} more" if len(mine) > most else "", "dim")
+    return text
+
+
 @contextmanager
 def watching(tokenizer: Tokenizer, *, enabled: bool, pause: float = 0.0) -> Iterator[Callable[[Step], None] | None]:
     """Shows the first row's masks opening; None, and nothing shown, without a terminal or when not asked for."""
@@ -77,16 +92,22 @@ def watching(tokenizer: Tokenizer, *, enabled: bool, pause: float = 0.0) -> Iter
         yield None
         return
     given: set[int] | None = None
+    number = 0
     with Live(console=console, refresh_per_second=25, transient=True) as live:
 
         def show(step: Step) -> None:
-            nonlocal given
+            nonlocal given, number
             mine = step.row_N == 0
             new = set(step.position_N[mine].tolist())
             ids = step.tokens_BL[0].tolist()
             if given is None:
                 given = {i for i, t in enumerate(ids) if t != tokenizer.mask_id and i not in new}
-            live.update(draw_row(ids, tokenizer, new, given))
+            again = set() if step.remasked is None else set(step.remasked[1][step.remasked[0] == 0].tolist())
+            text = draw_row(ids, tokenizer, new, given, again)
+            number += 1
+            text.append(f"\n\nstep {number}, {ids.count(tokenizer.mask_id)} masks left", "dim")
+            text.append(f", {len(again)} masked again" if again else "", "red")
+            live.update(text.append_text(draw_news(step, tokenizer)))
             if pause:
                 time.sleep(pause)
 

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     model = load(args.model, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
     constraint = _sampling.make_constraint(args)
-    with _sampling.shown(args, model) as watch:
+    with _sampling.shown(args, model) as view:
         texts = model.generate(
             args.num,
             args.length,
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             constraint=constraint,
             guidance=args.guidance,
-            watch=watch,
+            **view,
         )
     _sampling.print_texts(texts, args, {"prompts": args.prompt or [""], "suffix": args.suffix})
     return 0

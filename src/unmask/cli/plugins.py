@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from unmask import _ROOMS
 
-    rooms = {room: _plugins(room) for room in ([args.room] if args.room else _ROOMS)}
+    rooms = {room: plugins_of(room) for room in ([args.room] if args.room else _ROOMS)}
     if args.json:
         print(json.dumps(rooms))
     elif args.markdown:
@@ -37,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plugins(package: str) -> list[dict[str, Any]]:
+def plugins_of(package: str) -> list[dict[str, Any]]:
+    """Every plug-in of a room with its summary and options, as plain data."""
     import importlib
 
     room = importlib.import_module(f"unmask.{package}").room
@@ -72,7 +73,7 @@ def _option(field: Any) -> dict[str, Any]:
     return option | {"required": True}
 
 
-def _spell(option: dict[str, Any]) -> str:
+def spell(option: dict[str, Any]) -> str:
     """`steps = 128` as a recipe spells it, or `path (required)`; a plug-in's default is its name."""
     if option["required"]:
         return f"{option['name']} (required)"
@@ -91,7 +92,7 @@ def _text(rooms: dict[str, list[dict[str, Any]]]) -> str:
         for plugin in plugins:
             lines.append(f"  {plugin['name']:<{width}}  {plugin['summary']}")
             if plugin["options"]:
-                lines.append(f"  {'':<{width}}  {', '.join(map(_spell, plugin['options']))}")
+                lines.append(f"  {'':<{width}}  {', '.join(map(spell, plugin['options']))}")
     return "\n".join(lines)
 
 
@@ -115,7 +116,7 @@ def _markdown(rooms: dict[str, list[dict[str, Any]]]) -> str:
             "| --- | --- | --- | --- |",
         ]
         for plugin in plugins:
-            options = "<br>".join(f"`{_spell(option)}`" for option in plugin["options"]) or "none"
+            options = "<br>".join(f"`{spell(option)}`" for option in plugin["options"]) or "none"
             cells = (f"`{plugin['name']}`", f"`{plugin['class']}`", plugin["summary"], options)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from unmask.errors import UsageError
@@ -21,11 +21,24 @@ MAX_STEPS = 10_000_000  # a grid of times is made of them
 
 
 @dataclass(frozen=True)
+class RunnersUp:
+    """What else the network found likely where a token was written, the likeliest first, and how likely that token was.
+
+    These are the network's own probabilities, before temperature, cuts, forbidden ids and constraints.
+    """
+
+    token_NK: Tensor
+    prob_NK: Tensor
+    prob_N: Tensor  # of the token that was written
+
+
+@dataclass(frozen=True)
 class Step:
     """What one network call opened: which positions of which rows, the tokens written, and how likely each was.
 
-    tokens_BL is the canvas after the step: besides what opened it shows what was masked again, and end-of-text in all
-    that follows where a row has ended.
+    log_prob_N is under the law that the token was drawn from. tokens_BL is the canvas after the step: besides what
+    opened it shows what was masked again, and end-of-text in all that follows where a row has ended.
+    others and, by rows and positions, remasked: told where somebody asks for runners-up.
     """
 
     row_N: Tensor
@@ -33,6 +46,13 @@ class Step:
     token_N: Tensor
     log_prob_N: Tensor
     tokens_BL: Tensor
+    remasked: tuple[Tensor, Tensor] | None = None
+    others: RunnersUp | None = None
+
+    def shifted(self, by: int, tokens_BL: Tensor) -> Step:
+        """The same step of a window that begins at position `by` of a longer canvas."""
+        remasked = None if self.remasked is None else (self.remasked[0], self.remasked[1] + by)
+        return replace(self, position_N=self.position_N + by, tokens_BL=tokens_BL, remasked=remasked)
 
 
 class Sampler(ABC):

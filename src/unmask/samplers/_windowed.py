@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -76,4 +76,4 @@ class WindowedSampler(Sampler):
         state.tokens_BL = state.tokens_BL.clone()
         state.tokens_BL[:, lo : lo + self.span[0]] = step.tokens_BL
         self._advance(state)
-        return replace(step, position_N=step.position_N + lo, tokens_BL=state.tokens_BL)
+        return step.shifted(lo, state.tokens_BL)

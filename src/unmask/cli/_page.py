@@ -1,0 +1,100 @@
+"""A page that replays the denoising: one file with data, style and script inside; nothing is loaded from anywhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unmask.atomic import atomic_text
+from unmask.samplers import Step
+from unmask.tokens import Tokenizer
+
+
+class Page:
+    """Remembers every step of every row, and writes the page."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.rows: list[list[int]] = []  # as they were given
+        self.steps: list[dict[str, Any]] = []
+        self.before_BL = torch.empty(0)
+
+    def __call__(self, step: Step) -> None:
+        if not self.rows:
+            given_BL = step.tokens_BL.clone()
+            given_BL[step.row_N, step.position_N] = self.tokenizer.mask_id
+            self.rows, self.before_BL = given_BL.tolist(), given_BL
+        lists = [x.tolist() for x in (step.row_N, step.position_N, step.token_N)]
+        lists.append([_prob(x) for x in step.log_prob_N.double().exp().tolist()])
+        if step.others is None:
+            lists += [[None] * len(lists[0])] * 2
+        else:
+            pairs = zip(step.others.token_NK.tolist(), step.others.prob_NK.tolist(), strict=True)
+            lists.append([_prob(x) for x in step.others.prob_N.tolist()])
+            lists.append([[[t, _prob(p)] for t, p in zip(*pair, strict=True)] for pair in pairs])
+        opened = [list(one) for one in zip(*lists, strict=True)]
+        # Where a row has ended, the masks behind its end are closed: nobody asked the network about them.
+        closed_BL = (self.before_BL == self.tokenizer.mask_id) & (step.tokens_BL != self.tokenizer.mask_id)
+        closed_BL[step.row_N, step.position_N] = False
+        for row, position in closed_BL.nonzero().tolist():
+            opened.append([row, position, int(step.tokens_BL[row, position]), None, None, None])
+        self.before_BL = step.tokens_BL
+        remasked = [] if step.remasked is None else [x.tolist() for x in step.remasked]
+        self.steps.append(
+            {
+                "opened": opened,
+                "remasked": [list(one) for one in zip(*remasked, strict=True)],
+            }
+        )
+
+    def data(self) -> dict[str, Any]:
+        tok = self.tokenizer
+        rows = [_without_padding(row, tok.eot_id) for row in self.rows]
+        ids = {id for row in rows for id in row}
+        for step in self.steps:
+            for _, _, token, _, _, others in step["opened"]:
+                ids.update([token, *(t for t, _ in others or ())])
+        words = {str(id): tok.token_text(id) for id in sorted(ids)}
+        return {"rows": rows, "steps": self.steps, "words": words, "mask": tok.mask_id, "eot": tok.eot_id}
+
+    def html(self) -> str:
+        """The page. Text reaches it as data alone, and its policy lets no script run but its own."""
+        page = files("unmask.cli").joinpath("replay.html").read_text(encoding="utf-8")
+        script, style = (re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)[0] for tag in ("script", "style"))
+        policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'"
+        page = page.replace("@CSP@", policy).replace("@TITLE@", f"unmask: a text in {len(self.steps)} steps")
+        before, _, after = page.partition("@DATA@")
+        return before + _for_script(self.data()) + after
+
+    def save(self, path: Path) -> None:
+        atomic_text(path, self.html())
+
+
+def _for_script(data: Any) -> str:
+    """JSON that may stand inside a script element: nothing in it can close the element or open a comment."""
+    text = json.dumps(data, separators=(",", ":"))  # ASCII: no line separators either
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _hash(content: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+
+
+def _prob(p: float) -> float | None:
+    return round(p, 4) if math.isfinite(p) else None  # JSON has no NaN
+
+
+def _without_padding(row: list[int], eot_id: int) -> list[int]:
+    """A shorter row is filled up with end-of-text, which is no part of it."""
+    end = len(row)
+    while end and row[end - 1] == eot_id:
+        end -= 1
+    return row[:end]

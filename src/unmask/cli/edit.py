@@ -1,0 +1,83 @@
+"""Write a span of a text anew, in several lengths, ranked by the model's bound; the rest stays letter by letter.
+
+The bounds are of whole texts, with the same draws for all; they compare bounds, not likelihoods.
+
+Example:
+  unmask edit demo-model --text "for item in things:" --replace things --with-length 3..8 --num 3
+  unmask edit demo-model --text "a = b + b" --replace b --occurrence 2 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from unmask.cli import _sampling
+
+if TYPE_CHECKING:
+    from unmask.editing import Edit
+
+TAKES_OVERRIDES = True  # a sampler's own options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a model folder, or a training run's")
+    parser.add_argument("--text", required=True, help="the text; - reads it from standard input")
+    parser.add_argument("--replace", required=True, metavar="SPAN", help="what of it is written anew")
+    parser.add_argument("--occurrence", type=int, metavar="N", help="which one, where the span occurs several times")
+    parser.add_argument(
+        "--with-length",
+        type=_lengths,
+        metavar="N..M",
+        help="tokens of the replacement, as 5 or 3..8 (default: as many)",
+    )
+    parser.add_argument("--num", type=int, default=1, help="how many to write of each length and to show (default 1)")
+    parser.add_argument(
+        "--rank", choices=("text", "token"), default="text", help="by the text's bound, or by its bound per token"
+    )
+    _sampling.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from unmask.model import load
+
+    model = load(args.model, device=args.device, dtype=args.dtype)
+    sampler = _sampling.make_sampler(args, model)
+    constraint = _sampling.make_constraint(args)
+    text = _sampling.standard_input() if args.text == "-" else args.text
+    with _sampling.shown(args, model) as view:
+        edits = model.edit(
+            text,
+            args.replace,
+            with_length=args.with_length,
+            num=args.num,
+            occurrence=args.occurrence,
+            rank=args.rank,
+            sampler=sampler,
+            seed=args.seed,
+            constraint=constraint,
+            guidance=args.guidance,
+            **view,
+        )
+    if args.json:
+        print(json.dumps({"edits": [_plain(e) for e in edits], "seed": args.seed}))
+    else:
+        print("\n\n".join(e.text for e in edits))
+    return 0
+
+
+def _plain(edit: Edit) -> dict[str, Any]:
+    plain = vars(edit) | {"nats_per_token": edit.nats_per_token}
+    return {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in plain.items()
+    }  # JSON has no inf
+
+
+def _lengths(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]{1,7})(?:\.\.([0-9]{1,7}))?", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no length: write 5, or 3..8")
+    return int(found[1]), int(found[2] or found[1])

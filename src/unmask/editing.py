@@ -1,0 +1,223 @@
+"""Editing: a span of a text is written anew in several lengths, and the bound of each whole text ranks them.
+
+Lengths are tried side by side in one batch. The bounds are taken with one seed, so that all candidates meet the same
+draws of times and masks; they are upper bounds of -log p given the number of tokens, and a smaller bound is evidence
+of, not the same as, a larger likelihood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from unmask.constraints import Constraint
+from unmask.constraints._automaton import compile_constraints
+from unmask.constraints._leading_space import LeadingSpace
+from unmask.draws import fold, row_keys
+from unmask.errors import UsageError, did_you_mean
+from unmask.prompts import MAX_GAP
+from unmask.samplers import Sampler
+from unmask.samplers._constrained import constrained
+from unmask.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    from unmask.model import Model
+
+MAX_CANDIDATES = 256  # they are written in one batch
+NUM_SAMPLES = 32  # draws of times and masks behind each bound
+Rank = Literal["text", "token"]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A text with its span written anew. nats: the bound of -log p of the whole text, its end-of-text included.
+
+    >>> Edit(text="a cat", replacement="cat", length=3, nats=12.0, tokens=6).nats_per_token
+    2.0
+    """
+
+    text: str
+    replacement: str
+    length: int  # of the replacement, in tokens
+    nats: float
+    tokens: int
+
+    @property
+    def nats_per_token(self) -> float:
+        return self.nats / self.tokens
+
+
+def find_span(text: str, span: str, occurrence: int | None = None) -> tuple[int, int]:
+    """Where the span stands: it must occur once, or its occurrence is given, counted from 1.
+
+    >>> find_span("a cat and a cat", "cat", occurrence=2)
+    (12, 15)
+    """
+    if not span:
+        raise UsageError("nothing to replace: give the words of the text that are to be written anew")
+    starts = [i for i in range(len(text) - len(span) + 1) if text.startswith(span, i)]
+    if not starts:
+        raise UsageError(f"the text does not contain {span[:40]!r}: give a span of it, letter by letter")
+    if occurrence is None and len(starts) > 1:
+        raise UsageError(
+            f"{span[:40]!r} occurs {len(starts)} times in the text: say which, occurrence 1 to {len(starts)}"
+        )
+    if occurrence is not None and not 1 <= occurrence <= len(starts):
+        times = "once" if len(starts) == 1 else f"{len(starts)} times"
+        raise UsageError(f"{span[:40]!r} occurs {times} in the text: there is no occurrence {occurrence}")
+    start = starts[(occurrence or 1) - 1]
+    return start, start + len(span)
+
+
+def length_range(with_length: int | tuple[int, int] | None, own: int) -> range:
+    """The lengths to be tried; None is the span's own.
+
+    >>> list(length_range((3, 5), 7)), list(length_range(None, 7))
+    ([3, 4, 5], [7])
+    """
+    low, high = (
+        (own, own) if with_length is None else (with_length,) * 2 if isinstance(with_length, int) else with_length
+    )
+    if not 1 <= low <= high <= MAX_GAP:
+        raise UsageError(f"a replacement has from 1 to {MAX_GAP} tokens, the smaller number first; got {low}..{high}")
+    return range(low, high + 1)
+
+
+def edit(
+    model: Model,
+    text: str,
+    replace: str,
+    *,
+    with_length: int | tuple[int, int] | None = None,
+    num: int = 1,
+    occurrence: int | None = None,
+    rank: Rank = "text",
+    seed: int = 0,
+    sampler: Sampler | None = None,
+    constraint: Constraint | Sequence[Constraint] | None = None,
+    **how: Any,
+) -> list[Edit]:
+    """See `Model.edit`.
+
+    >>> edit(model, "the cat sat", "cat", with_length=(2, 6))  # doctest: +SKIP
+    """
+    tokenizer = model.tokenizer
+    start, stop = find_span(text, replace, occurrence)
+    # A word that brings its space cannot follow a space of its own: there the gap begins with the space instead.
+    lends = constraint is None and text[:start].endswith(" ") and _may_lend(model, sampler, f" {replace}")
+    first = start - 1 if lends else start
+    lengths = length_range(with_length, len(tokenizer.encode(text[first:stop])))
+    if num < 1 or num * len(lengths) > MAX_CANDIDATES:
+        raise UsageError(
+            f"{num} of each of {len(lengths)} lengths: give at least 1, and at most {MAX_CANDIDATES} in all"
+        )
+    if rank not in get_args(Rank):
+        raise UsageError(f"unknown rank {rank!r}; {did_you_mean(rank, get_args(Rank))}")
+    before, after = tokenizer.encode(text[:first]), tokenizer.encode(text[stop:])
+    needed = len(model.begin) + len(before) + lengths[-1] + len(after) + 1
+    if needed > model.length:
+        raise UsageError(
+            f"the text takes {needed} tokens with a replacement of {lengths[-1]} and its end, the model's window holds "
+            f"{model.length}: give a shorter text or replacement"
+        )
+    plan = [(length, i) for length in lengths for i in range(num)]
+    rows = [[*model.begin, *before, *[tokenizer.mask_id] * length, *after] for length, _ in plan]
+    # A candidate's draws depend on its own length and number alone, so that other lengths do not change it.
+    key_B = torch.stack([fold(row_keys(seed, torch.tensor(i)), length) for length, i in plan])
+    held = LeadingSpace() if lends else constraint
+    finished = write(model, rows, key_B, [0] * len(rows), sampler=sampler, constraint=held, **how)
+    edits: dict[str, Edit] = {}
+    lo = len(model.begin) + len(before)
+    for (length, _), row in zip(plan, finished, strict=True):
+        if row is None:
+            continue
+        piece = _spelled(tokenizer, before, row[lo : lo + length], text[:first])
+        whole = text[:first] + piece + text[stop:]
+        if whole not in edits:
+            bound = model.score(whole, seed=0, num_samples=NUM_SAMPLES)
+            edits[whole] = Edit(whole, piece[start - first :], length, bound.nats, bound.tokens)
+    return sorted(edits.values(), key=lambda e: e.nats if rank == "text" else e.nats_per_token)[:num]
+
+
+def write(
+    model: Model,
+    rows: list[list[int]],
+    key_B: Tensor,
+    owner: list[int],
+    *,
+    sampler: Sampler | None,
+    constraint: Constraint | Sequence[Constraint] | None,
+    **how: Any,
+) -> list[list[int] | None]:
+    """Every row with its masks written. Rows of one owner are ways to write one text: those in which the constraint
+    cannot hold are passed over and come back as None, as long as the text has one in which it can.
+
+    >>> write(model, rows, key_B, owner=[0, 0], sampler=None, constraint=None)  # doctest: +SKIP
+    """
+    keep = list(range(len(rows)))
+    if constraint is not None and len(set(owner)) < len(rows):
+        keep = _possible(model, rows, key_B, owner, sampler, constraint)
+    canvas = model.canvas([rows[i] for i in keep], constraint, may_end=False, key_B=key_B[keep])
+    finished: list[list[int] | None] = [None] * len(rows)
+    for i, row in zip(keep, model.run(canvas, sampler, **how), strict=True):
+        finished[i] = row
+    return finished
+
+
+def best(model: Model, texts: Sequence[str]) -> str:
+    """The text of the smallest bound.
+
+    >>> best(model, ["import os", "import xq"])  # doctest: +SKIP
+    """
+    return min(texts, key=lambda text: model.score(text, seed=0, num_samples=NUM_SAMPLES).nats)
+
+
+def _possible(
+    model: Model,
+    rows: list[list[int]],
+    key_B: Tensor,
+    owner: list[int],
+    sampler: Sampler | None,
+    constraint: Constraint | Sequence[Constraint],
+) -> list[int]:
+    """The rows in which the constraint can hold; where it can in none of an owner's, the reason is raised."""
+    keep: list[int] = []
+    refused: dict[int, UsageError] = {}
+    held = constrained(model.fit_sampler(sampler, max(map(len, rows))))
+    for i, row in enumerate(rows):
+        canvas = model.canvas([row], constraint, may_end=False, key_B=key_B[i : i + 1])
+        try:
+            held.start(canvas)
+            keep.append(i)
+        except UsageError as e:
+            refused[owner[i]] = e
+    for i in refused.keys() - {owner[i] for i in keep}:
+        raise refused[i]
+    return keep
+
+
+def _may_lend(model: Model, sampler: Sampler | None, span: str) -> bool:
+    """Whether the space before a span can be asked of the gap: a token brings it, and a constraint can be held."""
+    tokenizer = model.tokenizer
+    first = tokenizer.decode(tokenizer.encode(span)[:1])
+    if model.denoiser.causal or not (first.startswith(" ") and first.strip()):
+        return False
+    try:
+        constrained(model.fit_sampler(sampler, 1))
+        compile_constraints(LeadingSpace(), tokenizer, may_end=False)
+    except UsageError:
+        return False
+    return True
+
+
+def _spelled(tokenizer: Tokenizer, before: list[int], ids: list[int], prefix: str) -> str:
+    """What the ids add behind the prefix. The prefix itself is never decoded into the result: not all come back."""
+    head, whole = tokenizer.decode(before), tokenizer.decode([*before, *ids])
+    piece = whole[len(head) :] if whole.startswith(head) else tokenizer.decode(ids)
+    if head != prefix and (not prefix or prefix[-1].isspace()):
+        return piece.lstrip(" ")  # such a vocabulary drops spaces and joins words by its own; this one is typed already
+    return piece
