@@ -9,6 +9,8 @@ import os
 import platform
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -120,26 +122,39 @@ def disk(folder: Path) -> Iterator[Finding]:
 
 
 def network() -> Iterator[Finding]:
-    """One process talks to itself through gloo, as several would to each other."""
+    """One process talks to itself through gloo, as several would to each other; in a process of its own."""
     import torch.distributed as dist
 
     if not dist.is_available():
         yield Finding("network", "problem", "this PyTorch has no distributed package: training stays on one process")
         return
-    if dist.is_initialized():
-        yield Finding("network", "ok", f"{dist.get_world_size()} processes are connected")
-        return
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
     try:
-        number = torch.ones(1)
-        dist.all_reduce(number)
-    finally:
-        dist.destroy_process_group()
+        child = subprocess.run(
+            [sys.executable, "-c", _EXCHANGE, str(port)], capture_output=True, text=True, timeout=NETWORK_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        yield Finding(
+            "network", "problem", f"an exchange over the loopback hung for {NETWORK_SECONDS} s: look at the firewall"
+        )
+        return
+    if child.returncode:
+        why = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        yield Finding("network", "problem", f"an exchange over the loopback failed: {why[:200]}")
+        return
     nccl = "gloo and NCCL" if dist.is_nccl_available() and torch.cuda.is_available() else "gloo"
     yield Finding("network", "ok", f"{nccl}; an exchange over the loopback worked")
+
+
+NETWORK_SECONDS = 60
+_EXCHANGE = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", rank=0, world_size=1)
+dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
+"""
 
 
 def self_check(device: str | None) -> Iterator[Finding]:

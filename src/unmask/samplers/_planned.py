@@ -17,6 +17,7 @@ from torch import Tensor
 from unmask.canvas import Canvas
 from unmask.predictor import Query
 from unmask.samplers import Sampler, Step
+from unmask.samplers._asking import written_share
 from unmask.samplers._drawing import Drawing
 
 
@@ -50,13 +51,6 @@ class PlannedState:
         """Rows and positions that open in round r."""
         part = slice(self.starts[r], self.starts[r + 1])
         return self.row_E[part], self.position_E[part]
-
-    def share_B(self) -> Tensor:
-        """How much of what each row opens is open before this round."""
-        B = len(self.tokens_BL)
-        all_B = np.bincount(self.row_E, minlength=B)
-        before_B = np.bincount(self.row_E[: self.starts[self.round]], minlength=B)
-        return torch.from_numpy(before_B / np.maximum(all_B, 1)).to(self.tokens_BL.device, torch.float32)
 
 
 class PlannedSampler(Sampler, Drawing):
@@ -124,10 +118,12 @@ class PlannedSampler(Sampler, Drawing):
     def tell(self, state: PlannedState, prediction: Tensor) -> Step:
         row_N, position_N = state.asked
         canvas = state.canvas
-        share_N = None if self.temperature_end is None else state.share_B()[row_N]
-        key_N = canvas.key_B[row_N]
         token_N, log_prob_N = self.draw_tokens(
-            prediction, key_N, position_N + canvas.offset, canvas.never, share_N=share_N
+            prediction,
+            canvas.key_B[row_N],
+            position_N + canvas.offset,
+            canvas.never,
+            share_N=written_share(canvas, state.tokens_BL)[row_N],
         )
         return self.write(state, token_N, log_prob_N)
 
