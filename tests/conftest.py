@@ -28,9 +28,7 @@ from unmask.objectives.mdlm import MDLM
 from unmask.training import train
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = (
-        "1"  # read when triton is imported, which torch may do by itself
-    )
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which torch may do by itself
 torch.set_num_threads(2)
 hypothesis.settings.register_profile("unmask", deadline=None)
 hypothesis.settings.load_profile("unmask")
