@@ -29,6 +29,7 @@ from unmask.guidance import Guidance
 from unmask.objectives import Objective
 from unmask.prompts import encode_fixed, known_lengths, parse_gaps, to_text
 from unmask.samplers import Sampler, Step
+from unmask.samplers.refine import Refine
 from unmask.samplers.semi_ar import SemiAR
 from unmask.tokens import Tokenizer, tokenizer_from_json
 
@@ -195,6 +196,40 @@ class Model:
             watch=watch,
             runners_up=runners_up,
         )
+
+    def refine(
+        self,
+        text: str | Sequence[str],
+        *,
+        share: float = 0.1,
+        rounds: int = 2,
+        sampler: Sampler | None = None,
+        seed: int = 0,
+        watch: Watch | None = None,
+        runners_up: int = 0,
+    ) -> list[str]:
+        """Finished texts, in each of `rounds` rounds of which the least sure `share` of the tokens is written anew.
+
+        sampler: how it is written, the model's own by default. The number of tokens stays; no law is claimed.
+
+        >>> model.refine("the cat sta on the mat", share=0.2)  # doctest: +SKIP
+        """
+        texts = [text] if isinstance(text, str) else list(text)
+        rows = [self.begin + encode_fixed(given, self.tokenizer, "text") for given in texts]
+        for given, row in zip(texts, rows, strict=True):
+            if len(row) == len(self.begin):
+                raise UsageError("nothing to refine: give a text of at least one token")
+            if len(row) > self.length:
+                raise UsageError(f"{given[:40]!r} has {len(row)} tokens, more than the model's window of {self.length}")
+        if not rows:
+            raise UsageError("nothing to refine: give at least one text")
+        canvas = self.canvas(rows, may_end=False, seed=seed)
+        draft_BL = torch.ones_like(canvas.tokens, dtype=torch.bool) if canvas.valid_BL is None else canvas.valid_BL
+        draft_BL = draft_BL & (torch.arange(draft_BL.shape[1], device=draft_BL.device) >= len(self.begin))
+        refiner = Refine(inner=sampler or self.objective.sampler(), share=share, rounds=rounds)
+        canvas = dataclasses.replace(canvas, draft_BL=draft_BL)
+        finished = self.run(canvas, refiner, watch=watch, runners_up=runners_up)
+        return [self.tokenizer.decode(row[len(self.begin) :]) for row in finished]
 
     def canvas(
         self,

@@ -1,0 +1,36 @@
+"""Take finished texts and write their least sure tokens anew, in rounds.
+
+Example:
+  unmask refine demo-model "def read(self): retrun self.x" --share 0.2 --rounds 3
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from unmask.cli import _sampling
+
+TAKES_OVERRIDES = True  # a sampler's own options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a model folder, or a training run's")
+    parser.add_argument("text", nargs="+", help="finished texts; - reads one from standard input")
+    parser.add_argument("--share", type=float, default=0.1, help="of the tokens, written anew in a round (default 0.1)")
+    parser.add_argument("--rounds", type=int, default=2, help="how often (default 2)")
+    _sampling.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from unmask.errors import UsageError
+    from unmask.model import load
+
+    if _sampling.make_constraint(args) is not None or args.guidance is not None:
+        raise UsageError("refine takes neither constraints nor guidance: use edit or fill for them")
+    model = load(args.model, device=args.device, dtype=args.dtype)
+    sampler = _sampling.make_sampler(args, model)
+    texts = [_sampling.standard_input() if text == "-" else text for text in args.text]
+    with _sampling.shown(args, model) as view:
+        refined = model.refine(texts, share=args.share, rounds=args.rounds, sampler=sampler, seed=args.seed, **view)
+    _sampling.print_texts(refined, args, {"given": texts})
+    return 0
