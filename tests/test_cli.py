@@ -349,3 +349,18 @@ def test_a_stopped_run_says_how_to_go_on(recipe: Path, tmp_path: Path, capsys: C
     assert words[0] == "unmask"
     assert run([*words[1:], "--device", "cpu"]) == 0
     assert load(tmp_path / "my run", device="cpu")
+
+
+def test_every_constraint_given_must_hold(trained: Any, capsys: Capture) -> None:
+    begin = ["generate", str(trained.folder), "--length", "6", "--device", "cpu"]
+    assert run([*begin, "--choices", "a,b", "--choices", "b,c"]) == 0
+    assert capsys.readouterr().out.strip() == "b"
+    assert run([*begin, "--choices", "yes", "--choices", "no"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
+
+
+def test_windows_inside_another_sampler_are_the_models(trained: Any, capsys: Capture) -> None:
+    for outer in ("block", "refine"):
+        words = ["generate", str(trained.folder), "--length", "12", "--sampler", outer, "--inner", "semi_ar"]
+        assert run([*words, "--device", "cpu"]) == 0
+    capsys.readouterr()

@@ -9,7 +9,7 @@ import torch
 
 from unmask.canvas import Canvas
 from unmask.denoisers._network import Network
-from unmask.errors import UsageError
+from unmask.errors import NonFiniteError, UsageError
 from unmask.guidance import Guidance, Guided
 from unmask.objectives import Objective
 from unmask.predictor import Predictor
@@ -106,6 +106,8 @@ def sample(
     tokens = canvas.tokens
     for step in _run(predictor, canvas, sampler, quiet=True):
         tokens = step.tokens_BL
+    if bool((tokens == canvas.mask_id).any()):  # a captured run is not looked at on its way
+        raise NonFiniteError("the model's prediction is not a number: check the weights")
     return replace(canvas, tokens=tokens)
 
 

@@ -15,6 +15,7 @@ from unmask.canvas import Canvas
 from unmask.denoisers._network import Network
 from unmask.draws import categorical, fold, uniform
 from unmask.errors import UsageError
+from unmask.objectives import Objective
 from unmask.predictor import Kind, Predictor, Query
 from unmask.samplers import Sampler
 
@@ -77,6 +78,7 @@ def particles(
     num: int = 16,
     threshold: float = 0.5,
     greedy: bool = False,
+    objective: Objective | None = None,
 ) -> Canvas:
     """One text for each row of the canvas, from the model's law tilted by a score: p(x) exp(score(x)) / Z.
 
@@ -85,7 +87,8 @@ def particles(
     When the weights' effective number falls under threshold x num, particles are drawn anew by their weights, copies
     going their own ways from there. The weights are right at any guess: as `num` grows the law tends to the tilted one.
     threshold 0 never draws anew (importance sampling). greedy: the best is copied, and the best is returned (best of n
-    over partial canvases); no law is claimed then.
+    over partial canvases); no law is claimed then. A row of score -inf is not drawn anew: say it only of what no
+    completion can save, or keep threshold 0. `objective` is what the denoiser was trained with.
 
     >>> import torch, unmask
     >>> coin = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
@@ -102,18 +105,22 @@ def particles(
         raise UsageError("particles hold no constraint: give a constraint or a score, not both")
     groups = len(canvas.tokens)
     crowd = _crowd(canvas, num)
-    predictor = default_objective(denoiser).predictor(denoiser)
+    predictor = (objective or default_objective(denoiser)).predictor(denoiser)
     check_pair(predictor, sampler, crowd)
+    if predictor.left_to_right:
+        raise UsageError(
+            "an autoregressive model's cache cannot follow particles that are copied: use a diffusion model"
+        )
     state = sampler.start(crowd)
     tokens_BL = crowd.tokens
     last_B = _scores(score, tokens_BL)
+    base_B = _finite(last_B)  # the score when a particle was last drawn anew: its weight is exp(score - base)
     log_w_GP = torch.zeros(groups, num, dtype=torch.float64, device=tokens_BL.device)
     while (query := sampler.ask(state)) is not None:
         tokens_BL = sampler.tell(state, predictor(query)).tokens_BL
-        now_B = _scores(score, tokens_BL)
-        log_w_GP += (now_B - last_B).view(groups, num)
-        last_B = now_B
-        w_GP = torch.softmax(log_w_GP, dim=1)
+        last_B = _scores(score, tokens_BL)
+        log_w_GP = (last_B - base_B).view(groups, num)
+        w_GP = torch.softmax(log_w_GP, dim=1)  # no numbers where all of a group are ruled out so far: they go on
         poor_G = 1 / w_GP.square().sum(dim=1) < threshold * num
         if not bool(poor_G.any()):
             continue
@@ -130,7 +137,13 @@ def particles(
         crowd = dataclasses.replace(crowd, key_B=key_B)
         state = sampler.select(state, rows_B.cpu().numpy(), crowd)
         tokens_BL, last_B = tokens_BL[rows_B], last_B[rows_B]
-        log_w_GP = torch.where(poor_G[:, None], 0.0, log_w_GP)
+        base_B = torch.where(poor_B, _finite(last_B), base_B)
+        log_w_GP = (last_B - base_B).view(groups, num)
+    lost_G = (log_w_GP == -torch.inf).all(dim=1)
+    if bool(lost_G.any()):
+        raise UsageError(
+            f"no particle of row {int(lost_G.nonzero()[0])} ended with a score above -inf: use more particles"
+        )
     u_G = uniform(canvas.key_B, DRAW_PARTICLE, 0)
     best_G = last_B.view(groups, num).argmax(dim=1) if greedy else categorical(log_w_GP, u_G)
     rows_G = best_G + num * torch.arange(groups, device=best_G.device)
@@ -154,7 +167,12 @@ def _scores(score: Score, tokens_BL: Tensor) -> Tensor:
     found_B = found_B.to(tokens_BL.device, torch.float64)
     if bool(found_B.isnan().any() | (found_B == torch.inf).any()):
         raise UsageError("the score is not a number or infinite for some row: let it return finite numbers or -inf")
-    return found_B.clamp(min=-1e300)  # -inf rules a row out; differences must stay numbers
+    return found_B
+
+
+def _finite(score_B: Tensor) -> Tensor:
+    """A row that was ruled out may come back: what it then scores is its weight."""
+    return score_B.masked_fill(score_B == -torch.inf, 0.0)
 
 
 def _systematic(w_GP: Tensor, u_G: Tensor) -> Tensor:

@@ -231,7 +231,7 @@ class Head:
             self.weight_ID[:num_ids] = linear.weight
             block = block if linear.bias is None else block + linear.bias
         self.block_I[:num_ids] = block
-        self.inv_temperature.fill_(1 / (sampler.temperature or 1))
+        self.inv_temperature.fill_(1 / sampler.divisor)
 
     def draw(self, denoiser: Network, h_ND: Tensor, sampler: PlannedSampler, lines: Lines) -> None:
         """Draw for the line that is due, and write."""

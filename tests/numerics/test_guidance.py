@@ -11,10 +11,12 @@ from torch import Tensor
 
 from unmask import samplers
 from unmask.canvas import Canvas
+from unmask.denoisers.dit import DiT
 from unmask.errors import UsageError
 from unmask.generate import sample
 from unmask.guidance import Guidance, particles
 from unmask.noise import LogLinear
+from unmask.objectives import MDLM
 from unmask.samplers import Sampler
 
 P_MIN = 1e-4
@@ -82,6 +84,31 @@ def test_particles_follow_the_tilted_law(threshold: float, sampler: Sampler) -> 
     tokens = particles(world.denoiser(), canvas, sampler, tilt, num=48, threshold=threshold).tokens
     assert fits(world, tokens, tilted_law(world, plain)) > P_MIN
     assert fits(world, tokens, plain) < 1e-8  # and not the untilted one
+
+
+def test_a_score_that_is_silent_until_the_end_tilts_all_the_same() -> None:
+    """-inf for everything unfinished: nothing is drawn anew, and the weights at the end are right."""
+    world = World.random(V=2, L=3, seed=7)
+
+    def silent(z_BL: Tensor) -> Tensor:
+        return tilt(z_BL).masked_fill((z_BL == world.mask_id).any(dim=1), -torch.inf)
+
+    canvas = Canvas.blank(num=4000, length=world.L, mask_id=world.mask_id, seed=2)
+    tokens = particles(world.denoiser(), canvas, samplers.Ancestral(steps=3), silent, num=48, threshold=0.0).tokens
+    assert fits(world, tokens, tilted_law(world, world.chain_law(LogLinear(), 3))) > P_MIN
+
+
+def test_particles_refuse_what_they_cannot_steer() -> None:
+    net = DiT(hidden=8, blocks=1, heads=2, causal=True).build(num_ids=3, mask_id=2)
+    canvas = Canvas.blank(num=1, length=3, mask_id=2)
+    with pytest.raises(UsageError, match="cache cannot follow"):
+        particles(net, canvas, samplers.LeftToRight(), tilt)
+    world = World.random()
+    blank = Canvas.blank(num=1, length=world.L, mask_id=world.mask_id)
+    with pytest.raises(UsageError, match="use more particles"):
+        particles(world.denoiser(), blank, samplers.Ancestral(), lambda z: torch.full((len(z),), -torch.inf))
+    with pytest.raises(UsageError, match="posterior sampler"):
+        particles(world.denoiser(), blank, samplers.Ancestral(), tilt, objective=MDLM(zero_masking=False, steps=5))
 
 
 def left_to_right_law(world: World) -> Tensor:

@@ -16,7 +16,7 @@ from unmask import samplers
 from unmask.canvas import Canvas
 from unmask.denoisers._network import as_denoiser
 from unmask.denoisers.dit import DiT
-from unmask.errors import UsageError
+from unmask.errors import NonFiniteError, UsageError
 from unmask.generate import sample, steps
 from unmask.noise import LogLinear
 from unmask.samplers import Sampler
@@ -420,3 +420,20 @@ def test_bad_options_are_refused_in_one_line(make: Callable[[], object], message
     with pytest.raises(UsageError, match=message) as e:
         make()
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-46, 1e39, 1e300])
+@pytest.mark.parametrize("name", ["ancestral", "confidence", "posterior", "remdm", "left_to_right"])
+def test_extreme_temperatures_are_only_cold_and_hot(name: str, temperature: float) -> None:
+    world = World.random(V=3, L=4, seed=1)
+    canvas = Canvas.blank(num=50, length=4, mask_id=world.mask_id)
+    for options in ({"temperature": temperature}, {"temperature_end": temperature}):
+        tokens = sample(world.denoiser(), canvas, samplers.room.get(name)(**options)).tokens
+        assert not (tokens == world.mask_id).any()
+
+
+@pytest.mark.parametrize("name", ["ancestral", "confidence", "posterior", "remdm", "left_to_right"])
+def test_a_network_whose_answer_is_no_number_is_told(name: str) -> None:
+    broken = as_denoiser(lambda z, level: torch.full((*z.shape, 3), torch.nan), vocab_size=2, mask_id=2)
+    with pytest.raises(NonFiniteError, match="not a number"):
+        sample(broken, Canvas.blank(num=2, length=4, mask_id=2), samplers.room.get(name)())

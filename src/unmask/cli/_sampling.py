@@ -72,12 +72,12 @@ def _add_constraints(parser: argparse.ArgumentParser) -> None:
     from unmask import constraints
 
     group = parser.add_argument_group("constraints", "always met; several must all hold")
-    group.add_argument("--regex", metavar="PATTERN", help="all of it matches this regular expression")
-    group.add_argument("--json-schema", metavar="FILE", help="it is JSON that this schema allows")
-    group.add_argument("--choices", metavar="A,B,C", help="it is one of these")
+    group.add_argument("--regex", metavar="PATTERN", action="append", help="all of it matches this regular expression")
+    group.add_argument("--json-schema", metavar="FILE", action="append", help="it is JSON that this schema allows")
+    group.add_argument("--choices", metavar="A,B,C", action="append", help="it is one of these")
     group.add_argument("--must-contain", metavar="TEXT", action="append", help="it contains this; may be repeated")
-    group.add_argument("--allow-words", metavar="A,B,C", help="it has no other words than these")
-    group.add_argument("--forbid-words", metavar="A,B,C", help="it has none of these words")
+    group.add_argument("--allow-words", metavar="A,B,C", action="append", help="it has no other words than these")
+    group.add_argument("--forbid-words", metavar="A,B,C", action="append", help="it has none of these words")
     group.add_argument("--min-tokens", type=int, metavar="N", help="it has at least so many tokens")
     group.add_argument("--max-tokens", type=int, metavar="N", help="it has at most so many tokens")
     group.add_argument(
@@ -101,17 +101,16 @@ def make_constraint(args: argparse.Namespace) -> list[Constraint] | None:
 
     over: dict[str, Any] = {"over": args.constrain}
     found: list[Constraint] = []
-    if args.regex is not None:
-        found.append(constraints.Regex(pattern=args.regex, **over))
-    if args.json_schema is not None:
-        found.append(constraints.JsonSchema(schema=_read_schema(args.json_schema), **over))
-    if args.choices is not None:
-        found.append(constraints.Choices(options=tuple(args.choices.split(",")), **over))
+    found += [constraints.Regex(pattern=pattern, **over) for pattern in args.regex or ()]
+    found += [constraints.JsonSchema(schema=_read_schema(path), **over) for path in args.json_schema or ()]
+    found += [constraints.Choices(options=tuple(words.split(",")), **over) for words in args.choices or ()]
     if args.must_contain is not None:
         found.append(constraints.Contains(phrases=tuple(args.must_contain), **over))
-    if args.allow_words is not None or args.forbid_words is not None:
-        allow, forbid = (None if w is None else tuple(w.split(",")) for w in (args.allow_words, args.forbid_words))
-        found.append(constraints.Words(allow=allow, forbid=forbid or (), **over))
+    forbid = tuple(word for words in args.forbid_words or () for word in words.split(","))
+    allowed = [tuple(words.split(",")) for words in args.allow_words or ()]
+    if allowed or forbid:
+        found.append(constraints.Words(allow=allowed[0] if allowed else None, forbid=forbid, **over))
+    found += [constraints.Words(allow=words, **over) for words in allowed[1:]]
     if args.min_tokens is not None or args.max_tokens is not None:
         found.append(constraints.Length(least=args.min_tokens or 0, most=args.max_tokens, **over))
     found += [_read_constraint(text, over) for text in args.constraint or ()]
@@ -161,6 +160,8 @@ def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:
     outer: dict[str, Any] = {k: given.pop(k) for k in fields if k in given}
     if cls is SemiAR:
         outer = {"window": model.length} | outer
+    if inner is SemiAR:
+        given = {"window": model.length} | given
     return _build(cls, own, outer | {"inner": _build(inner, own, given)})
 
 

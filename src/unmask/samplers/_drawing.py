@@ -11,10 +11,11 @@ from torch import Tensor
 
 from unmask.batch import DRAW_TOKEN
 from unmask.draws import categorical, uniform
-from unmask.errors import UsageError
+from unmask.errors import NonFiniteError, UsageError
 from unmask.registry import check_choices
 
-COLDEST = 1e-30  # a course of temperatures may end at 0; divided by this, only the likeliest token is left
+# Divided by the one only the likeliest token is left, by the other all are alike; float32 holds what comes out.
+COLDEST, HOTTEST = 1e-30, 1e30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,8 @@ class Drawing:
         share_N: how much of the row is written. visit: a position that may be drawn again gets fresh numbers by it.
         """
         log_p_NI = forbid(log_p_NI, forbidden)
+        if bool(log_p_NI.isnan().any()):
+            raise NonFiniteError("the model's prediction is not a number: check the weights, or lower the guidance")
         if key_N.device.type == "mps":  # 53 bits, as everywhere else
             key_N, position_N = key_N.cpu(), position_N.cpu()
         counters = (position_N,) if visit is None else (position_N, visit)
@@ -84,11 +87,17 @@ class Drawing:
         return token_N, log_p_NI.gather(1, token_N[:, None]).squeeze(1)
 
     def _temperature(self, share_N: Tensor | None) -> Tensor | float:
+        start = self.divisor
         if self.temperature_end is None:
-            return self.temperature
+            return start
         assert share_N is not None
-        course_N = self.temperature + (self.temperature_end - self.temperature) * share_N
+        course_N = start + (_bounded(self.temperature_end) - start) * share_N
         return course_N.clamp(min=COLDEST)[:, None]
+
+    @property
+    def divisor(self) -> float:
+        """The temperature, within what float32 can divide by."""
+        return _bounded(self.temperature)
 
     @property
     def takes_likeliest(self) -> bool:
@@ -113,6 +122,10 @@ class Drawing:
             drop = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= self.top_p)
             log_p_NI = log_p_NI.masked_fill(drop, -torch.inf)
         return log_p_NI
+
+
+def _bounded(temperature: float) -> float:
+    return min(max(temperature, COLDEST), HOTTEST)
 
 
 def forbid(log_p_NI: Tensor, ids: tuple[int, ...]) -> Tensor:
