@@ -360,7 +360,7 @@ def test_every_constraint_given_must_hold(trained: Any, capsys: Capture) -> None
 
 
 def test_windows_inside_another_sampler_are_the_models(trained: Any, capsys: Capture) -> None:
-    for outer in ("block", "refine"):
-        words = ["generate", str(trained.folder), "--length", "12", "--sampler", outer, "--inner", "semi_ar"]
-        assert run([*words, "--device", "cpu"]) == 0
-    capsys.readouterr()
+    begin = ["generate", str(trained.folder), "--length", "12", "--device", "cpu", "--inner", "semi_ar", "--sampler"]
+    assert run([*begin, "refine"]) == 0
+    assert run([*begin, "block"]) == 2
+    assert "put block into semi_ar" in capsys.readouterr().err
