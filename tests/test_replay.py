@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from unmask._captured import Captured, Graphs, graphs_of
 from unmask.canvas import Canvas
 from unmask.denoisers._network import Network
 from unmask.denoisers.dit import DiT
 from unmask.generate import sample, steps
 from unmask.objectives.mdlm import MDLM
-from unmask.replay import MIN_ROUNDS, Captured, DevicePlan, Graphs, graphs_of, replay
+from unmask.replay import MIN_ROUNDS, DevicePlan, replay
 from unmask.samplers._planned import PlannedSampler
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.left_to_right import LeftToRight
@@ -132,3 +133,13 @@ def test_the_plans_buffers_stay_small_when_much_opens_at_once() -> None:
     list(replay(MDLM().predictor(net), sampler, sampler.start(Canvas.blank(num=2, length=L, mask_id=V)), quiet=True))
     (graph,) = graphs_of(net).known.values()
     assert graph.at.numel() <= 16 * 2 * 64  # type: ignore[attr-defined]
+
+
+def test_between_two_steps_nothing_is_set_for_others() -> None:
+    """Whoever takes the steps keeps their own gradients and kernels while the run stands still."""
+    net, sampler = network(), Ancestral(steps=4)
+    run = replay(MDLM().predictor(net), sampler, sampler.start(mixed()))
+    next(run)
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+    assert [step.tokens_BL.requires_grad for step in run] == [False] * 3

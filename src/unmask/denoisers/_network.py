@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 from unmask.errors import UsageError
 
@@ -108,7 +108,7 @@ def evaluating(network: Network) -> Iterator[None]:
         network.train(was_training)
 
 
-@torch.library.custom_op("unmask::take_rows", mutates_args=())
+@library.custom_op("unmask::take_rows", mutates_args=())
 def take_rows(h_MD: Tensor, flat_N: Tensor) -> Tensor:
     """h_ND at distinct rows. That they are distinct makes the backward pass a copy instead of a sum.
 
@@ -123,7 +123,7 @@ def _(h_MD: Tensor, flat_N: Tensor) -> Tensor:
     return h_MD.new_empty(flat_N.shape[0], h_MD.shape[1])  # len would fix the number in a compiled graph
 
 
-@torch.library.custom_op("unmask::put_rows", mutates_args=())
+@library.custom_op("unmask::put_rows", mutates_args=())
 def put_rows(h_ND: Tensor, flat_N: Tensor, rows: int) -> Tensor:
     """The gradient of take_rows: zeros, and h_ND at its rows."""
     return h_ND.new_zeros(rows, h_ND.shape[1]).index_copy_(0, flat_N, h_ND)

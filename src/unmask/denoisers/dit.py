@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from unmask import kernels
 from unmask.denoisers import Denoiser
+from unmask.denoisers._dropout import hashed_dropout
 from unmask.denoisers._network import KVCache, Network, gather_positions, level_column, refuse_options, take_rows
+from unmask.denoisers._rotary import Rope, rope_at, rotary, rotate, tables
 from unmask.errors import UsageError
 from unmask.registry import check_choices
 
@@ -309,26 +311,6 @@ class TimeEmbedding(nn.Module):
         return self.mlp_out(F.silu(self.mlp_in(waves)))  # type: ignore[no-any-return]
 
 
-Rope = tuple[Tensor, Tensor]
-
-
-def rotary(head_dim: int, positions_BL: Tensor | None, length: int, device: torch.device, dtype: torch.dtype) -> Rope:
-    """cos and sin of the rotary angles, [1 or B, 1, L, head_dim/2], in float32 or better; shared by all blocks."""
-    dtype = torch.promote_types(dtype, torch.float32)
-    if positions_BL is None:
-        positions_BL = torch.arange(length, device=device)[None]
-    inv_freq = 10_000 ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
-    angle = positions_BL[:, None, :, None].float() * inv_freq
-    return angle.cos().to(dtype), angle.sin().to(dtype)
-
-
-def rotate(x_BHLK: Tensor, rope: Rope) -> Tensor:
-    """Half-split rotary embedding: the first half of the head is the real part, the second the imaginary."""
-    cos, sin = rope
-    a, b = x_BHLK.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x_BHLK.dtype)
-
-
 class Block(nn.Module):
     """Attention and MLP, each pre-normed; with conditioning, adaLN shifts, scales and gates both."""
 
@@ -397,7 +379,7 @@ class Block(nn.Module):
         if qkv_BLW is not None and cached is None and len(rope[0]) == 1 and kernels.fit(qkv_BLW):
             from unmask.kernels.split_rope import split_rope
 
-            q, k, v = (self._split(y.view(h_BLD.shape)) for y in split_rope(qkv_BLW.flatten(0, 1), *_tables(rope)))
+            q, k, v = (self._split(y.view(h_BLD.shape)) for y in split_rope(qkv_BLW.flatten(0, 1), *tables(rope)))
             o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
             return o.transpose(1, 2).flatten(2)
         if qkv_BLW is not None:
@@ -410,7 +392,7 @@ class Block(nn.Module):
                 mask, causal = (rows[None, None, None, :] <= at_BK[:, None, :, None]), False
             D = h_BLD.shape[-1]
             w_q, w_kv = self.qkv.weight[:D], self.qkv.weight[D:]
-            q = rotate(self._split(F.linear(gather_positions(h_BLD, at_BK), w_q)), _rope_at(rope, at_BK))
+            q = rotate(self._split(F.linear(gather_positions(h_BLD, at_BK), w_q)), rope_at(rope, at_BK))
             k, v = (self._split(y) for y in F.linear(h_BLD, w_kv).chunk(2, dim=-1))
         k = rotate(k, rope)
         if cached is not None:
@@ -430,37 +412,6 @@ def _per_position(m_BC: Tensor, row_N: Tensor | None) -> Tensor:
     if row_N is None:
         return m_BC.unsqueeze(1)
     return m_BC if len(m_BC) == 1 else m_BC[row_N]
-
-
-def _tables(rope: Rope) -> Rope:
-    """[L, head_dim/2] each, for rows that all begin at position 0."""
-    return rope[0][0, 0], rope[1][0, 0]
-
-
-def hashed_dropout(x: Tensor, p: float) -> Tensor:
-    """Dropout by a hash of a seed and each number's place, for compiled graphs.
-
-    A graph's own generator spends more arithmetic on a number than all that is fused around it; this takes a tenth.
-    """
-    seed = torch.randint(-(1 << 31), 1 << 31, (1,), device=x.device, dtype=torch.int64).to(torch.int32)
-    h = torch.arange(x.numel(), device=x.device, dtype=torch.int32).view(x.shape) ^ seed
-    # Two rounds of multiply and shift (C. Wellons' lowbias32); int32 wraps around.
-    h = (h ^ ((h >> 16) & 0xFFFF)) * 0x7FEB352D
-    h = (h ^ ((h >> 15) & 0x1FFFF)) * _signed32(0x846CA68B)
-    h = h ^ ((h >> 16) & 0xFFFF)
-    keep = (h & 0xFFFFFF) >= int(p * (1 << 24))
-    return torch.where(keep, x * (1 / (1 - p)), 0.0)
-
-
-def _signed32(x: int) -> int:
-    return x - (1 << 32) if x >> 31 else x
-
-
-def _rope_at(rope: Rope, at_BK: Tensor) -> Rope:
-    def pick(table: Tensor) -> Tensor:
-        return torch.take_along_dim(table[:, 0], at_BK[..., None], dim=1).unsqueeze(1)
-
-    return pick(rope[0]), pick(rope[1])
 
 
 def _same(h: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ BLOCK = 1024
 
 
 @triton.jit
-def _kernel(
+def _adamw(
     p_ptr,
     grad_ptr,
     exp_avg_ptr,
@@ -69,7 +69,7 @@ def adamw_(
     All float32 and contiguous; scale and bad are single numbers on the device. Where bad is not 0, nothing changes.
     """
     size = p.numel()
-    _kernel[(triton.cdiv(size, BLOCK),)](
+    _adamw[(triton.cdiv(size, BLOCK),)](
         p,
         grad,
         exp_avg,

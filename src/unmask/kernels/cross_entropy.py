@@ -11,7 +11,7 @@ BLOCK = 4096
 
 
 @triton.jit
-def _kernel(logits_ptr, stride, x_ptr, weight_ptr, nats_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _cross_entropy(logits_ptr, stride, x_ptr, weight_ptr, nats_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     base = logits_ptr + row * stride
     x = tl.load(x_ptr + row)
@@ -41,7 +41,7 @@ def cross_entropy_grad_(logits_CI: Tensor, x_C: Tensor, weight_C: Tensor) -> Ten
     """nats_C = weight x -log softmax(logits)[x]; afterwards logits_CI holds the gradient of their sum."""
     nats_C = torch.empty(len(x_C), dtype=torch.float32, device=logits_CI.device)
     if len(x_C):
-        _kernel[(len(x_C),)](
+        _cross_entropy[(len(x_C),)](
             logits_CI, logits_CI.stride(0), x_C, weight_C, nats_C, WIDTH=logits_CI.shape[1], BLOCK=BLOCK, num_warps=8
         )
     return nats_C

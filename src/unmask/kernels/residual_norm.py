@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @triton.jit
-def _kernel(
+def _residual_norm(
     x_ptr,
     y_ptr,
     bias_ptr,
@@ -74,7 +74,7 @@ def residual_norm(
     M, D = x_MD.shape
     h_MD = torch.empty_like(x_MD)
     block = triton.next_power_of_2(D)
-    _kernel[(M,)](
+    _residual_norm[(M,)](
         x_MD,
         x_MD if y_MD is None else y_MD,
         weight_D if bias_D is None else bias_D,

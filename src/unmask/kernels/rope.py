@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @triton.jit
-def _kernel(
+def _rope(
     x_ptr,
     stride,
     cos_ptr,
@@ -43,7 +43,7 @@ def rope_(
     """Rotate the first `heads` heads of every row of x_MW in place; row m stands at m % length, or at position_M[m]."""
     M, half = len(x_MW), cos_LK.shape[1]
     block = triton.next_power_of_2(heads * half)
-    _kernel[(M,)](
+    _rope[(M,)](
         x_MW,
         x_MW.stride(0),
         cos_LK,

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, library
 
 
 @triton.jit
-def _kernel(
+def _split_rope(
     qkv_ptr,
     q_ptr,
     k_ptr,
@@ -55,11 +54,12 @@ def _kernel(
 def _launch(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, length: int, back: bool) -> None:
     half = cos.shape[1]
     heads = q.shape[1] // (2 * half)
-    block = triton.next_power_of_2(heads * half)
-    _kernel[(len(qkv),)](qkv, q, k, v, cos, sin, length, HEADS=heads, HALF=half, BLOCK=block, BACK=back, num_warps=4)
+    _split_rope[(len(qkv),)](
+        qkv, q, k, v, cos, sin, length, HEADS=heads, HALF=half, BLOCK=block, BACK=back, num_warps=4
+    )
 
 
-@torch.library.custom_op("unmask::split_rope", mutates_args=())
+@library.custom_op("unmask::split_rope", mutates_args=())
 def split_rope(qkv_MW: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q_MD, k_MD (both rotated) and v_MD of qkv_MW; row m stands at position m % L. cos and sin in float32."""
     M, W = qkv_MW.shape
@@ -74,7 +74,7 @@ def _(qkv_MW: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> tuple[Tensor, Tensor, T
     return qkv_MW.new_empty(M, W // 3), qkv_MW.new_empty(M, W // 3), qkv_MW.new_empty(M, W // 3)
 
 
-@torch.library.custom_op("unmask::join_rope", mutates_args=())
+@library.custom_op("unmask::join_rope", mutates_args=())
 def join_rope(q_MD: Tensor, k_MD: Tensor, v_MD: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
     """The gradient of split_rope."""
     qkv = q_MD.new_empty(len(q_MD), 3 * q_MD.shape[1])
