@@ -54,9 +54,8 @@ def _split_rope(
 def _launch(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, length: int, back: bool) -> None:
     half = cos.shape[1]
     heads = q.shape[1] // (2 * half)
-    _split_rope[(len(qkv),)](
-        qkv, q, k, v, cos, sin, length, HEADS=heads, HALF=half, BLOCK=block, BACK=back, num_warps=4
-    )
+    shape = {"HEADS": heads, "HALF": half, "BLOCK": triton.next_power_of_2(heads * half), "BACK": back}
+    _split_rope[(len(qkv),)](qkv, q, k, v, cos, sin, length, **shape, num_warps=4)
 
 
 @library.custom_op("unmask::split_rope", mutates_args=())
