@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,28 +13,23 @@ from torch import Tensor
 from unmask.atomic import atomic_folder, find_folder
 from unmask.bound import Bound, join
 from unmask.canvas import Canvas
-from unmask.checkpoint import read_tensors, write_tensors
-from unmask.config import from_dict, to_dict
 from unmask.constraints import Constraint
 from unmask.constraints._automaton import compile_constraints
-from unmask.denoisers import Denoiser
 from unmask.denoisers._network import Network
 from unmask.devices import pick_device, pick_dtype
 from unmask.draws import fold, row_keys
 from unmask.editing import MAX_CANDIDATES, Edit, Rank, best, edit, write
-from unmask.errors import ConfigError, ModelFolderError, UsageError
+from unmask.errors import ModelFolderError, UsageError
 from unmask.generate import sample, steps
 from unmask.guidance import Guidance
+from unmask.model_folder import FILES, read_folder, write_folder
 from unmask.objectives import Objective
 from unmask.prompts import encode_fixed, known_lengths, parse_gaps, to_text
 from unmask.samplers import Sampler, Step
 from unmask.samplers.refine import Refine
 from unmask.samplers.semi_ar import SemiAR
-from unmask.tokens import Tokenizer, tokenizer_from_json
+from unmask.tokens import Tokenizer
 
-FORMAT_VERSION = 1
-FILES = ("config.json", "model.safetensors", "tokenizer.json")
-MAX_LENGTH = 1 << 20  # of a window; a config that says more is taken for damaged
 Watch = Callable[[Step], None]
 
 
@@ -356,54 +350,7 @@ class Model:
         if others:
             raise UsageError(f"{folder} holds {min(others)}, which is no part of a model; give a folder of its own")
         with atomic_folder(folder) as tmp:
-            self.write_files(tmp)
-
-    def write_files(self, folder: Path) -> None:
-        description = getattr(self.denoiser, "config", None)
-        if not isinstance(description, Denoiser):
-            raise UsageError("only a denoiser made by a plug-in can be saved: this one has no description to write")
-        config = {
-            "format_version": FORMAT_VERSION,
-            "denoiser": to_dict(description),
-            "objective": to_dict(self.objective),
-            "length": self.length,
-            "num_ids": self.tokenizer.num_ids,
-            "mask_id": self.tokenizer.mask_id,
-            "bos": self.bos,
-        }
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        (folder / "tokenizer.json").write_text(self.tokenizer.to_json(), encoding="utf-8")
-        write_tensors(folder / "model.safetensors", unshared(self.denoiser), {"format": "pt"})
-
-
-def unshared(network: Network) -> dict[str, Tensor]:
-    """The state without second names of one tensor (a tied head), which a weights file cannot hold."""
-    names = {name for name, _ in network.named_parameters()} | {name for name, _ in network.named_buffers()}
-    return {k: v for k, v in network.state_dict().items() if k in names}
-
-
-def load_weights(network: Network, tensors: dict[str, Tensor], where: str) -> None:
-    """Copy the tensors in; a missing, unexpected or misshapen one is refused by name."""
-    check_weights(network, tensors, where)
-    network.load_state_dict(tensors, strict=False)
-
-
-def check_weights(network: Network, tensors: dict[str, Tensor], where: str) -> None:
-    """Refuse tensors that are not this network's, by name; the network may be on the meta device."""
-    wanted = unshared(network)
-    for name in sorted(wanted.keys() - tensors.keys()):
-        raise ModelFolderError(f"{where}: the tensor {name} is missing; the file belongs to another model")
-    for name in sorted(tensors.keys() - wanted.keys()):
-        raise ModelFolderError(f"{where}: the tensor {name} is unexpected; the file belongs to another model")
-    for name, tensor in tensors.items():
-        if tensor.shape != wanted[name].shape:
-            raise ModelFolderError(
-                f"{where}: {name} has shape {tuple(tensor.shape)}, the config asks for {tuple(wanted[name].shape)}"
-            )
-        if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64) or not bool(
-            torch.isfinite(tensor).all()
-        ):
-            raise ModelFolderError(f"{where}: {name} holds numbers that are not finite floats; the weights are damaged")
+            write_folder(tmp, self)
 
 
 def load(
@@ -419,73 +366,8 @@ def load(
     if not folder.is_dir():
         raise ModelFolderError(f"no model folder {str(name)!r}; give a folder with config.json and model.safetensors")
     on = pick_device(device)
-    config = _read_config(folder / "config.json")
-    tokenizer = tokenizer_from_json(_read_text(folder / "tokenizer.json"))
-    try:
-        description = cast(Denoiser, from_dict(Denoiser, config["denoiser"], "denoiser"))
-        objective = cast(Objective, from_dict(Objective, config["objective"], "objective"))
-    except ConfigError as e:
-        raise ModelFolderError(f"{folder / 'config.json'}: {e}") from None
-    if config["num_ids"] != tokenizer.num_ids or config["mask_id"] != tokenizer.mask_id:
-        raise ModelFolderError(
-            f"{folder}: config.json says {config['num_ids']} ids with mask {config['mask_id']}, "
-            f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
-        )
-    tensors = read_tensors(folder / "model.safetensors")
-    network = _build(description, tokenizer, tensors, folder)
-    network.to(device=on, dtype=pick_dtype(dtype, on))
-    return Model(denoiser=network, tokenizer=tokenizer, objective=objective, length=config["length"], bos=config["bos"])
-
-
-def _build(description: Denoiser, tokenizer: Tokenizer, tensors: dict[str, Tensor], folder: Path) -> Network:
-    """The network with these weights. A config that lies about its sizes costs neither memory nor time."""
-    where = str(folder / "model.safetensors")
-    for name, value in to_dict(description).items():
-        # Every block has tensors of its own, and no other size is larger than all numbers together.
-        most = len(tensors) if name == "blocks" else max(1 << 16, sum(t.numel() for t in tensors.values()))
-        if type(value) is int and value > most:
-            raise ModelFolderError(f"{folder / 'config.json'}: denoiser.{name} is {value}, far more than {where} holds")
-    try:
-        with torch.device("meta"):  # names and shapes alone
-            network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
-    except (RuntimeError, OverflowError, TypeError):  # sizes whose product no machine counts
-        raise ModelFolderError(f"{folder / 'config.json'}: the denoiser's sizes are beyond any network") from None
-    check_weights(network, tensors, where)
-    network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
-    load_weights(network, tensors, where)
-    return network
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
-        raise ModelFolderError(f"cannot read {path}: {reason}") from None
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(_read_text(path))
-    except (ValueError, RecursionError):
-        raise ModelFolderError(f"{path} is not valid JSON; the folder is damaged") from None
-    if not isinstance(config, dict) or config.get("format_version") != FORMAT_VERSION:
-        found = config.get("format_version") if isinstance(config, dict) else None
-        raise ModelFolderError(f"{path}: format_version is {found!r}, this unmask reads {FORMAT_VERSION}")
-    wanted = {
-        "format_version": int,
-        "denoiser": dict,
-        "objective": dict,
-        "length": int,
-        "num_ids": int,
-        "mask_id": int,
-        "bos": bool,
-    }
-    for key, kind in wanted.items():
-        if type(config.get(key)) is not kind:
-            raise ModelFolderError(f"{path}: {key} is missing or not {kind.__name__}; the folder is damaged")
-    if not 1 <= config["length"] <= MAX_LENGTH:
-        raise ModelFolderError(f"{path}: length is {config['length']}, not between 1 and {MAX_LENGTH}")
-    if config.keys() - wanted.keys():
-        raise ModelFolderError(f"{path}: unknown key {sorted(config.keys() - wanted.keys())[0]!r}")
-    return config
+    held = read_folder(folder)
+    held.network.to(device=on, dtype=pick_dtype(dtype, on))
+    return Model(
+        denoiser=held.network, tokenizer=held.tokenizer, objective=held.objective, length=held.length, bos=held.bos
+    )

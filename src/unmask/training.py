@@ -34,7 +34,8 @@ from unmask.ema import Ema
 from unmask.errors import ConfigError, DataError, ModelFolderError, NonFiniteError, Stopped, UsageError
 from unmask.evaluate import evaluate_rows
 from unmask.loader import Loader
-from unmask.model import Model, load, load_weights, unshared
+from unmask.model import Model, load
+from unmask.model_folder import load_weights, unshared
 from unmask.optim import Updater, flatten_optimizer, learning_rate, make_optimizer, restore_optimizer
 from unmask.packing import Rows, build_rows, reading_bar
 from unmask.tokens import Tokenizer, load_tokenizer, tokenizer_from_json
