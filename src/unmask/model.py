@@ -315,17 +315,8 @@ class Model:
         parts = []
         for lo in range(0, len(rows), 32):
             canvas = Canvas.of_rows(rows[lo : lo + 32], mask_id=-1, pad_id=self.tokenizer.eot_id).to(self.device)
-            parts.append(
-                self.objective.bound(
-                    self.denoiser,
-                    canvas.tokens,
-                    canvas.valid_BL,
-                    seed=seed,
-                    first_row=lo,
-                    num_samples=num_samples,
-                    estimator=estimator,
-                )
-            )
+            how: dict[str, Any] = {"seed": seed, "num_samples": num_samples, "estimator": estimator}
+            parts.append(self._bound(canvas, first_row=lo, **how))
         windows = join(parts)
         owner_B = torch.tensor(owner)
         draws_BS = torch.zeros(len(texts), windows.draws_BS.shape[1], dtype=windows.draws_BS.dtype)
@@ -335,6 +326,9 @@ class Model:
             num_bytes=sum(len(t.encode()) for t in texts),
             exact=windows.exact,
         )
+
+    def _bound(self, canvas: Canvas, **how: Any) -> Bound:
+        return self.objective.bound(self.denoiser, canvas.tokens, canvas.valid_BL, **how)
 
     # --- keep ---
 

@@ -36,6 +36,7 @@ class Network(nn.Module):
     causal: bool = False
     uses_level: bool = False
     checkpoint_activations: bool = False
+    takes_padding: bool = True  # rows of different lengths may share a call, by valid_BL
     capturable: bool = False  # no call looks at a value on the host, so that a CUDA graph may replay it
 
     @abstractmethod
@@ -152,6 +153,8 @@ def gather_positions(h_BLD: Tensor, at_BK: Tensor) -> Tensor:
 
 
 class _Wrapped(Network):
+    takes_padding = False
+
     def __init__(
         self, f: Callable[[Tensor, Tensor | None], Tensor], num_ids: int, mask_id: int, uses_level: bool
     ) -> None:
