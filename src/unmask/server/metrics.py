@@ -126,8 +126,12 @@ class Metrics:
         self.calls = Counter("unmask_network_calls_total", "Network calls; one for each bucket of lengths in a step.")
         self.rows = Counter("unmask_row_steps_total", "Rows that went a step.")
         self.tokens = Counter("unmask_tokens_total", "Tokens written.")
-        self.cancelled = Counter("unmask_cancelled_total", "Requests that left the batch because their client had gone.")
-        self.late = Counter("unmask_late_steps_total", "Steps of cancelled requests that ended after the client's going.")
+        self.cancelled = Counter(
+            "unmask_cancelled_total", "Requests that left the batch because their client had gone."
+        )
+        self.late = Counter(
+            "unmask_late_steps_total", "Steps of cancelled requests that ended after the client's going."
+        )
         self.late_most = 0
         self.occupancy = Histogram("unmask_batch_occupancy", "Rows of a step as a share of the largest batch.", SHARES)
         self.step_seconds = Histogram("unmask_step_seconds", "One step of the engine.", STEP_SECONDS)

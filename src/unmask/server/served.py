@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +42,8 @@ class Served(Model):
         )
         self.engine, self.compiler, self.limits, self.call = engine, compiler, limits, call
         self.scorings: list[Scoring] = []  # of the last score, window by window
+        self.rows: list[list[int]] = []  # that the last run wrote
+        self.on_canvas: Callable[[Canvas], None] | None = None  # told of each canvas before it is written
 
     def canvas(
         self,
@@ -73,6 +76,8 @@ class Served(Model):
         if isinstance(fitted, PlannedSampler):
             canvas = canvas.to("cpu")  # it has few numbers to look at, and a GPU's small steps are slow
         works = [self._writing(row_of(canvas, i), held, guidance, runners_up if watch else 0) for i in range(num)]
+        if self.on_canvas is not None:
+            self.on_canvas(canvas)
         tokens_BL = canvas.tokens.clone()
         for told in self.engine.run(works, self.call):
             for i, step in told:
@@ -80,7 +85,8 @@ class Served(Model):
                 tokens_BL[i, : step.tokens_BL.shape[1]] = step.tokens_BL[0]
             if watch is not None:
                 watch(together(told, tokens_BL.clone()))
-        return [work.tokens_1L[0].tolist() for work in works]
+        self.rows = [work.tokens_1L[0].tolist() for work in works]
+        return self.rows
 
     def _writing(self, row: Canvas, sampler: Sampler, guidance: float | None, runners_up: int) -> Writing:
         predictor = self.engine.predictor
@@ -146,5 +152,3 @@ def _beside(others: list[RunnersUp]) -> RunnersUp:
         torch.cat([o.prob_NK for o in others]),
         torch.cat([o.prob_N for o in others]),
     )
-
-

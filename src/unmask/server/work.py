@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -20,6 +21,9 @@ from unmask.samplers import Sampler, Step
 from unmask.samplers._asking import ask_about
 from unmask.samplers.semi_ar import SemiAR
 from unmask.seeing import seen
+
+
+AT_ONCE = 8  # draws of a bound that are asked in one step: they do not depend on each other
 
 
 class Work(ABC):
@@ -122,31 +126,30 @@ class Scoring(Work):
         self._draws = self._noised(row_keys(seed, torch.tensor([row])))
         self._ask()
 
-    def _noised(self, key_1: Tensor) -> Iterator[tuple[Noised, Query]]:
+    def _noised(self, key_1: Tensor) -> Iterator[tuple[tuple[int, int], Noised, Query]]:
+        """Which group of how many a draw is of, its masks, and the question that goes with them."""
         scored_1L = torch.ones_like(self.x_1L, dtype=torch.bool)
-        for group in bound_draws(key_1, self._num):
+        for g, group in enumerate(bound_draws(key_1, self._num)):
             self.nats_S.append(0.0)
-            self._strata = len(group)
             for key_j_1, time_1 in group:
                 noised = self.objective.noised(Batch(self.x_1L, None, scored_1L, key_j_1, time_1), self.mask_id)
                 canvas = Canvas(self.x_1L, self.mask_id, key_j_1)
                 query = ask_about(canvas, noised.z_BL, noised.masked_BL, noised.level_B)
                 if query is not None:  # at an early time nothing may be masked
-                    yield noised, query
+                    yield (g, len(group)), noised, query
 
     def _ask(self) -> None:
-        self._drawn = next(self._draws, None)
-        self.questions = [] if self._drawn is None else [self._drawn[1]]
-        self.done = self._drawn is None
+        self._drawn = list(itertools.islice(self._draws, AT_ONCE))
+        self.questions = [query for _, _, query in self._drawn]
+        self.done = not self._drawn
 
     def take(self, predictions: list[Tensor]) -> None:
-        assert self._drawn is not None
-        noised = self._drawn[0]
-        masked_L = noised.masked_BL[0]
-        x_N = self.x_1L[0, masked_L]
-        nats_N = -noised.weight_B * predictions[0].gather(1, x_N[:, None]).squeeze(1).double()
-        self.nats_S[-1] += float(nats_N.sum()) / self._strata
-        self.nats_L[masked_L] += nats_N / self._num
+        for ((g, strata), noised, _), log_p_NI in zip(self._drawn, predictions, strict=True):
+            masked_L = noised.masked_BL[0]
+            x_N = self.x_1L[0, masked_L]
+            nats_N = -noised.weight_B * log_p_NI.gather(1, x_N[:, None]).squeeze(1).double()
+            self.nats_S[g] += float(nats_N.sum()) / strata
+            self.nats_L[masked_L] += nats_N / self._num
         self._ask()
 
 
