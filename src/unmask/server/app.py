@@ -13,18 +13,19 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 import unmask
+from unmask.errors import UnmaskError
 from unmask.model import Model
 from unmask.server import native, schemas
 from unmask.server.completions import complete
 from unmask.server.desk import Desk
 from unmask.server.doors import Doors, Gate
-from unmask.server.limits import Limits
+from unmask.server.limits import MAX_TEXTS, Limits
 from unmask.server.refusals import Refused, from_error, from_validation
-from unmask.errors import UnmaskError
 
 PAGE = Path(__file__).parent / "page"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -91,7 +92,7 @@ def _fields() -> list[str]:
     """The names that a message may say: those of our own fields."""
     found: set[str] = set()
     for model in vars(schemas).values():
-        if isinstance(model, type) and issubclass(model, schemas.BaseModel):
+        if isinstance(model, type) and issubclass(model, BaseModel):
             found |= model.model_fields.keys()
     return sorted(found)
 
@@ -163,7 +164,7 @@ def _other_routes(app: FastAPI, desk: Desk) -> None:
     async def info() -> dict[str, Any]:
         from unmask.samplers import room
 
-        limits = {"budget": desk.limits.budget, "length": desk.limits.length, "texts": schemas.MAX_TEXTS}
+        limits = {"budget": desk.limits.budget, "length": desk.limits.length, "texts": MAX_TEXTS}
         tokenizer = desk.model.tokenizer
         return {
             "model": desk.name,

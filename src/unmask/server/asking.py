@@ -32,9 +32,10 @@ def sampler_of(asked: Sampling, model: Model) -> Sampler:
     words = {
         name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in asked.options.items()
     }
+    steps: Any = ... if asked.steps is None else None if asked.steps == "inf" else asked.steps
     flags = argparse.Namespace(
         sampler=asked.sampler,
-        steps={"inf": None, None: ...}.get(asked.steps, asked.steps),  # type: ignore[call-overload]
+        steps=steps,
         temperature=asked.temperature,
         top_p=asked.top_p,
         top_k=asked.top_k,

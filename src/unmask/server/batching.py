@@ -78,7 +78,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], device: torch.device,
         valid_BL=valid_BL.to(device) if padded else None,
         **_labels(queries, device),
     )
-    answers = predictor(whole)[: sum(counts)].split(counts)
+    answers = torch.split(predictor(whole)[: sum(counts)], counts)
     moved = answers[0].device != queries[0].tokens_BL.device
     return [a.to(q.tokens_BL.device) if moved else a for a, q in zip(answers, queries, strict=True)]
 

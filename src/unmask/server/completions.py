@@ -97,7 +97,8 @@ def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dic
     tokenizer = served.tokenizer
     tail = encode_fixed(asked.suffix or "", tokenizer, "suffix")
     stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
-    choices, rows = [], []
+    choices: list[_Choice] = []
+    rows: list[list[int]] = []
     for prompt in prompts:
         head = served.begin + encode_fixed(prompt, tokenizer, "prompt")
         served.limits.check_length(len(head) + num + len(tail))

@@ -1,13 +1,12 @@
-"""Between the event loop and the engine: who is let in, a thread for each request at work, and its end when nobody waits."""
+"""Between the event loop and the engine: who is let in, a thread for each request, its end when nobody waits."""
 
 from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from collections.abc import Iterator
 from typing import Any
 
 from starlette.requests import Request

@@ -23,7 +23,7 @@ from unmask.predictor import Query
 from unmask.samplers import Step
 from unmask.server.batching import answer, groups
 from unmask.server.metrics import Metrics
-from unmask.server.work import Work
+from unmask.server.work import Work, Writing, draw_together
 
 Told = list[tuple[int, Step | None]]  # which of a request's rows went a step, and what it wrote
 
@@ -71,6 +71,7 @@ class _Ticket:
     works: Sequence[Work]
     waiting: deque[int]
     left: int  # rows that are not done
+    quiet: bool  # its owner waits for the end alone
     over: bool = False  # failed, or its owner has turned away
     events: queue.SimpleQueue[Told | BaseException | None] = field(default_factory=queue.SimpleQueue)
 
@@ -93,12 +94,12 @@ class Engine:
         self._thread = threading.Thread(target=self._loop, name="unmask-engine", daemon=True)
         self._thread.start()
 
-    def run(self, works: Sequence[Work], call: Call) -> Iterator[Told]:
-        """Have the works done; yields after each engine step what it did for them. Blocks: not for an event loop."""
+    def run(self, works: Sequence[Work], call: Call, *, quiet: bool = False) -> Iterator[Told]:
+        """Have the works done; yields after each engine step what it did for them, quiet: nothing. It blocks."""
         open_ = [i for i, work in enumerate(works) if not work.done]
         if not open_:
             return
-        ticket = _Ticket(call, works, deque(open_), len(open_))
+        ticket = _Ticket(call, works, deque(open_), len(open_), quiet)
         call.hold(ticket)
         with self._wake:
             if self._closed:
@@ -159,7 +160,7 @@ class Engine:
                 self._ring.append(ticket)
 
     def _pick(self) -> list[tuple[_Ticket, int]]:
-        """Rows for the next step: one of each request in turn, beginning behind the last one served, until it is full."""
+        """Rows for the next step: one of each request in turn, beginning behind the last one served."""
         batch: list[tuple[_Ticket, int]] = []
         idle = 0
         while len(batch) < self.max_batch and idle < len(self._ring):
@@ -176,14 +177,25 @@ class Engine:
         began = time.perf_counter()
         told: dict[int, tuple[_Ticket, Told]] = {}
         opened = 0
-        for (ticket, i), predictions in zip(batch, self._answers(batch), strict=True):
+        answers = self._answers(batch)
+        drawn = draw_together(
+            [ticket.works[i] for ticket, i in batch],
+            [None if isinstance(given, Exception) else given for given in answers],
+        )
+        for k, ((ticket, i), predictions) in enumerate(zip(batch, answers, strict=True)):
             if ticket.over:
                 continue  # another of its rows has failed in this step
             try:
                 if isinstance(predictions, Exception):
                     raise predictions
                 work = ticket.works[i]
-                step = work.take(predictions) if predictions is not None else work.alone()
+                if predictions is None:
+                    step = work.alone()
+                elif k in drawn:
+                    assert isinstance(work, Writing)
+                    step = work.take(predictions, drawn[k])
+                else:
+                    step = work.take(predictions)
             except Exception as e:
                 self._fail(ticket, e)
                 continue
@@ -196,7 +208,7 @@ class Engine:
                 ticket.waiting.append(i)
         for ticket, event in told.values():
             ticket.call.steps += 1
-            if not ticket.over:
+            if not ticket.over and not ticket.quiet:
                 ticket.events.put(event)
             if ticket.left == 0:
                 ticket.events.put(None)

@@ -94,11 +94,10 @@ def trace(served: Served, asked: schemas.Trace, emit: Emit) -> dict[str, Any]:
 
 def edit(served: Served, asked: schemas.EditSpan) -> dict[str, Any]:
     """A span written anew, in several lengths, the best first."""
-    lengths = asked.with_length
-    if isinstance(lengths, list):
-        if len(lengths) != 2:
-            raise UsageError("with_length is a number, or [least, most]")
-        lengths = (lengths[0], lengths[1])
+    given = asked.with_length
+    if isinstance(given, list) and len(given) != 2:
+        raise UsageError("with_length is a number, or [least, most]")
+    lengths = (given[0], given[1]) if isinstance(given, list) else given
     served.limits.check_length(max(lengths) if isinstance(lengths, tuple) else lengths or 1)
     began = time.perf_counter()
     found = served.edit(

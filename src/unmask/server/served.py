@@ -1,4 +1,4 @@
-"""A model whose every network call goes through the engine: the library's own generate, fill, edit and score, shared."""
+"""A model whose every network call goes through the engine: the library's own generate, fill, edit and score."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Served(Model):
         if self.on_canvas is not None:
             self.on_canvas(canvas)
         tokens_BL = canvas.tokens.clone()
-        for told in self.engine.run(works, self.call):
+        for told in self.engine.run(works, self.call, quiet=watch is None):
             for i, step in told:
                 assert step is not None
                 tokens_BL[i, : step.tokens_BL.shape[1]] = step.tokens_BL[0]
@@ -122,7 +122,7 @@ class Served(Model):
         return Bound(draws_BS=nats_BS, tokens_B=torch.tensor([x.shape[1] for x in rows]))
 
     def _finish(self, works: list[Any]) -> None:
-        for _ in self.engine.run(works, self.call):
+        for _ in self.engine.run(works, self.call, quiet=True):
             pass
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,15 +14,17 @@ from torch import Tensor
 from unmask.batch import Batch
 from unmask.canvas import Canvas
 from unmask.draws import row_keys
+from unmask.errors import UnmaskError
 from unmask.guidance import Guidance, Guided
 from unmask.objectives.mdlm import MDLM, Noised, bound_draws
 from unmask.predictor import Kind, Predictor, Query
 from unmask.samplers import Sampler, Step
 from unmask.samplers._asking import ask_about
+from unmask.samplers._planned import PlannedSampler
 from unmask.samplers.semi_ar import SemiAR
 from unmask.seeing import seen
 
-
+Drawn = tuple[Tensor, Tensor]  # tokens and their log-probabilities
 AT_ONCE = 8  # draws of a bound that are asked in one step: they do not depend on each other
 
 
@@ -82,6 +84,20 @@ class Writing(Work):
         self._state = sampler.start(canvas)
         self._ask()
 
+    @property
+    def law(self) -> tuple[PlannedSampler, tuple[int, ...]] | None:
+        """Rows for which this is the same draw their tokens alike; None: in a way of its own."""
+        plain = isinstance(self._seen_by, _Relay) and self._own is None
+        if not plain or not isinstance(self.sampler, PlannedSampler) or self.sampler.temperature_end is not None:
+            return None
+        return self.sampler, self.canvas.never
+
+    @property
+    def lines(self) -> tuple[Tensor, Tensor]:
+        """The keys and positions of what this step draws."""
+        row_N, position_N = self._state.asked
+        return self.canvas.key_B[row_N], position_N + self.canvas.offset
+
     def _ask(self) -> None:
         self._query = self.sampler.ask(self._state)
         self._relay.asked = []
@@ -95,12 +111,17 @@ class Writing(Work):
         assert self._query is not None
         return self.take([self._own(self._query)])
 
-    def take(self, predictions: list[Tensor]) -> Step:
+    def take(self, predictions: list[Tensor], drawn: Drawn | None = None) -> Step:
+        """drawn: the tokens, where they were drawn together with those of other rows."""
         assert self._query is not None
         self._relay.answers = list(predictions)
         prediction = self._seen_by(self._query)
         where = {"lo": self._state.lo} if isinstance(self.sampler, SemiAR) else {}
-        step = self.sampler.tell(self._state, prediction)
+        if drawn is not None:
+            assert isinstance(self.sampler, PlannedSampler)
+            step = self.sampler.write(self._state, *drawn)
+        else:
+            step = self.sampler.tell(self._state, prediction)
         if self.runners_up:
             step = seen(
                 step, self._query, prediction, self.kind, self.tokens_1L, self.canvas.mask_id, self.runners_up, **where
@@ -108,6 +129,27 @@ class Writing(Work):
         self.tokens_1L = step.tokens_BL
         self._ask()
         return step
+
+
+def draw_together(works: Sequence[Work], predictions: Sequence[list[Tensor] | None]) -> dict[int, Drawn]:
+    """The tokens of rows that draw alike, by their place among the works. A draw is a matter of its own line alone:
+    many at once cost little more than one, and give what each by itself would."""
+    alike: dict[Any, list[int]] = {}
+    for i, (work, given) in enumerate(zip(works, predictions, strict=True)):
+        if given is not None and isinstance(work, Writing) and (law := work.law) is not None:
+            alike.setdefault(law, []).append(i)
+    found: dict[int, Drawn] = {}
+    for (sampler, never), several in alike.items():
+        lines = [predictions[i][0] for i in several]  # type: ignore[index]
+        key_N, position_N = (torch.cat(parts) for parts in zip(*(works[i].lines for i in several), strict=True))  # type: ignore[attr-defined]
+        try:
+            token_N, log_prob_N = sampler.draw_tokens(torch.cat(lines), key_N, position_N, never)
+        except UnmaskError:  # of one row: each by itself shows which
+            continue
+        counts = [len(part) for part in lines]
+        both = zip(torch.split(token_N, counts), torch.split(log_prob_N, counts), strict=True)
+        found |= dict(zip(several, both, strict=True))
+    return found
 
 
 class Scoring(Work):
