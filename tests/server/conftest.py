@@ -62,7 +62,9 @@ Serve = Callable[..., Any]
 
 
 @contextmanager
-def running(model: Model, *, doors: Doors = Doors(), limits: Limits = Limits(), max_batch: int = 16) -> Iterator[Running]:
+def running(
+    model: Model, *, doors: Doors = Doors(), limits: Limits = Limits(), max_batch: int = 16
+) -> Iterator[Running]:
     app = make_app(model, name="small", doors=doors, limits=limits, max_batch=max_batch)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

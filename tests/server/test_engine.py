@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import scipy.stats
 import torch
+from tests.server.conftest import random_model
 from torch import Tensor
 
 import unmask
-from tests.server.conftest import random_model
 from unmask.bound import Bound
 from unmask.canvas import Canvas
 from unmask.model import Model
@@ -130,7 +130,9 @@ def test_a_rows_answer_is_the_same_bits_in_any_company(hidden: int, heads: int, 
     def query(length: int, wanted: int) -> Query:
         z = torch.randint(0, 250, (1, length), generator=generator)
         at = torch.randperm(length, generator=generator)[:wanted].sort().values[None]
-        return Query(z, torch.rand(1, generator=generator), at, torch.ones_like(at, dtype=torch.bool), int(at.max()) + 1)
+        return Query(
+            z, torch.rand(1, generator=generator), at, torch.ones_like(at, dtype=torch.bool), int(at.max()) + 1
+        )
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -151,7 +153,18 @@ def test_a_rows_answer_is_the_same_bits_in_any_company(hidden: int, heads: int, 
 
 
 def test_buckets_depend_on_a_rows_own_length() -> None:
-    assert [bucket(n) for n in (1, 15, 16, 17, 24, 25, 48, 49, 129, 1000)] == [16, 16, 16, 24, 24, 32, 48, 64, 192, 1024]
+    assert [bucket(n) for n in (1, 15, 16, 17, 24, 25, 48, 49, 129, 1000)] == [
+        16,
+        16,
+        16,
+        24,
+        24,
+        32,
+        48,
+        64,
+        192,
+        1024,
+    ]
     for n in range(1, 600):
         assert n <= bucket(n) <= max(16, n * 3 // 2)
     parts = list(groups([5, 40, 7, 40], [1, 1, 2, 1], 100, padded=True))

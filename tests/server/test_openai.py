@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-
 from tests.server.conftest import Running
+
 from unmask.model import Model
 from unmask.samplers.ancestral import Ancestral
 
@@ -152,7 +152,9 @@ def test_a_schema_holds(ai: openai.OpenAI) -> None:
 
 def test_echo(ai: openai.OpenAI) -> None:
     how: dict[str, Any] = {"model": "small", "prompt": "ab", "max_tokens": 4, "seed": 1}
-    assert ai.completions.create(**how, echo=True).choices[0].text == f"ab{ai.completions.create(**how).choices[0].text}"
+    assert (
+        ai.completions.create(**how, echo=True).choices[0].text == f"ab{ai.completions.create(**how).choices[0].text}"
+    )
 
 
 def test_what_is_refused_says_why(ai: openai.OpenAI) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from unmask.errors import UnmaskError
 from unmask.model import Model
 from unmask.server import native, schemas
 from unmask.server.completions import complete
-from unmask.server.desk import Desk
+from unmask.server.desk import Desk, gone
 from unmask.server.doors import Doors, Gate
 from unmask.server.limits import MAX_TEXTS, Limits
 from unmask.server.refusals import Refused, from_error, from_validation
@@ -114,7 +115,7 @@ def _openai_routes(app: FastAPI, desk: Desk) -> None:
         if not asked.stream:
             return JSONResponse(await desk.work(request, lambda served: complete(served, asked)))
         events = desk.stream(request, lambda served, emit: complete(served, asked, emit))
-        return await _sse(events, _chunk, end="data: [DONE]\n\n")
+        return await _sse(request, events, _chunk, end="data: [DONE]\n\n")
 
     @app.post("/v1/chat/completions", tags=["OpenAI"], summary="Only for models with a chat template")
     async def chat(asked: schemas.Chat) -> Response:
@@ -148,7 +149,7 @@ def _native_routes(app: FastAPI, desk: Desk) -> None:
         def job(served: Any, emit: Any) -> tuple[str, dict[str, Any]]:
             return "end", native.trace(served, asked, lambda kind, event: emit((kind, event)))
 
-        return await _sse(desk.stream(request, job), _event)
+        return await _sse(request, desk.stream(request, job), _event)
 
 
 def _other_routes(app: FastAPI, desk: Desk) -> None:
@@ -197,9 +198,19 @@ def _other_routes(app: FastAPI, desk: Desk) -> None:
         return Response(files[name].read_bytes(), media_type=_KINDS[files[name].suffix])
 
 
-async def _sse(events: AsyncIterator[Any], spell: Any, end: str = "") -> Response:
+async def _sse(request: Request, events: AsyncGenerator[Any], spell: Any, end: str = "") -> Response:
     """Server-sent events. The first is awaited before the answer begins, so that what is refused has its status."""
-    first = await anext(events, None)
+    waiting, left = asyncio.ensure_future(anext(events, None)), asyncio.ensure_future(gone(request))
+    try:
+        await asyncio.wait({waiting, left}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        left.cancel()
+        if not waiting.done():
+            waiting.cancel()  # which ends the work
+    try:
+        first = await waiting
+    except asyncio.CancelledError:
+        raise Refused(499, "the client has gone", "cancelled") from None  # nobody reads it
 
     async def lines() -> AsyncIterator[str]:
         try:
@@ -212,7 +223,7 @@ async def _sse(events: AsyncIterator[Any], spell: Any, end: str = "") -> Respons
         except Refused as e:  # the answer has begun: the error is its last event
             yield f"event: error\ndata: {json.dumps(e.body)}\n\n"
         finally:
-            await events.aclose()  # type: ignore[attr-defined]
+            await events.aclose()
 
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 

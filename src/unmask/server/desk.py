@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -66,7 +66,7 @@ class Desk:
         """The job's result; it is cancelled when the client goes."""
         with self._seat() as call:
             work = self._begin(call, job)
-            watch = asyncio.ensure_future(_gone(request))
+            watch = asyncio.ensure_future(gone(request))
             try:
                 await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -77,7 +77,7 @@ class Desk:
                         await asyncio.shield(work)
             return self._result(work, request)
 
-    async def stream(self, request: Request, job: Callable[[Served, Emit], Any]) -> AsyncIterator[Any]:
+    async def stream(self, request: Request, job: Callable[[Served, Emit], Any]) -> AsyncGenerator[Any]:
         """What the job emits, as it comes; the job's own result comes last. Closing it cancels the job."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Any] = asyncio.Queue()
@@ -117,6 +117,7 @@ class Desk:
             raise Refused(500, "something went wrong inside the server", "internal") from None
 
 
-async def _gone(request: Request) -> None:
+async def gone(request: Request) -> None:
+    """Returns when the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

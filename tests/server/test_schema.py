@@ -1,0 +1,100 @@
+"""Thousands of requests made from the OpenAPI schema, right and wrong: none of them is answered with a 5xx."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import hypothesis
+import requests
+import schemathesis
+from hypothesis import HealthCheck
+from schemathesis import GenerationMode
+from schemathesis.config import SchemathesisConfig
+from tests.server.conftest import random_model
+
+from unmask.server.app import make_app
+from unmask.server.limits import Limits
+
+LEAST = 5000
+# Few where the making of a request costs more than its answer.
+EXAMPLES = {"/v1/completions": 100, "/v1/chat/completions": 15}
+USUAL = 410
+
+
+def test_no_request_is_answered_with_a_5xx() -> None:
+    # Little work for each request: what is tried here are the fields, not the engine.
+    app: Any = make_app(random_model(16, 1, 1), name="tiny", limits=Limits(budget=1 << 8, length=32, requests=8))
+    loop = asyncio.new_event_loop()
+    raw = app.app.openapi()
+    seen: Counter[tuple[str, int]] = Counter()
+    bad: list[str] = []
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+        config = SchemathesisConfig.from_dict({"generation": {"mode": mode.value}})
+        for found in schemathesis.openapi.from_dict(raw, config=config).get_all_operations():
+            operation = found.ok()
+            if operation.method.upper() != "POST" and "{" not in operation.path:
+                continue  # nothing about it can vary
+
+            @hypothesis.settings(
+                max_examples=EXAMPLES.get(operation.path, USUAL),
+                database=None,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+                phases=[hypothesis.Phase.generate],
+                derandomize=True,
+            )
+            @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+            def ask(case: schemathesis.Case) -> None:
+                made = requests.Request(**case.as_transport_kwargs(base_url="http://localhost")).prepare()
+                status, body = loop.run_until_complete(call(app, made))
+                seen[case.operation.path, status] += 1
+                if status >= 500 or (status >= 400 and len(body) > 1024):
+                    bad.append(f"{case.operation.path} {status} {made.body!r}"[:500])
+
+            ask()
+    app.desk.close()
+    loop.close()
+    assert bad == []
+    assert sum(seen.values()) >= LEAST
+    for path in ("/fill", "/trace", "/score", "/tokenize", "/fit", "/v1/completions"):  # both kinds got through
+        assert seen[path, 200] > 10, seen
+        assert seen[path, 400] > 10, seen
+
+
+async def call(app: Any, made: requests.PreparedRequest) -> tuple[int, bytes]:
+    """A request without a socket, answered whole."""
+    path, _, query = (made.path_url or "/").partition("?")
+    body = made.body.encode() if isinstance(made.body, str) else bytes(made.body or b"")
+    headers = {"host": "localhost", "content-length": str(len(body))}
+    headers |= {k.lower(): v if isinstance(v, str) else v.decode("latin-1") for k, v in made.headers.items()}
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": made.method,
+        "scheme": "http",
+        "path": requests.compat.unquote(path),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
+        "headers": [(k.encode("latin-1"), v.encode("latin-1", "replace")) for k, v in headers.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("localhost", 80),
+    }
+    sent: list[dict[str, Any]] = []
+    given = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal given
+        if given:
+            await asyncio.Event().wait()  # the client stays
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
