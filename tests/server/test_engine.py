@@ -191,14 +191,14 @@ def test_texts_of_a_busy_engine_follow_the_models_law(compiler: Compiler) -> Non
     def logits(z_BL: Tensor, level_B: Tensor | None) -> Tensor:
         found = torch.full((*z_BL.shape, 4), -1e9)
         for b, row in enumerate(z_BL.tolist()):
-            for l in range(len(row)):
+            for at in range(len(row)):
                 if len(row) != 2:
                     p = first
                 else:
-                    other = row[1 - l]
-                    table = joint if l == 0 else joint.T
+                    other = row[1 - at]
+                    table = joint if at == 0 else joint.T
                     p = table.sum(dim=1) if other == 3 else table[:, other] / table[:, other].sum()
-                found[b, l, :3] = p.log()
+                found[b, at, :3] = p.log()
         return found
 
     table = unmask.as_denoiser(logits, vocab_size=3, mask_id=3)

@@ -37,6 +37,7 @@ class Desk:
         self.metrics.gauges += [
             Gauge("unmask_requests_active", "Requests at work.", lambda: self.active),
             Gauge("unmask_queue_rows", "Rows in the engine.", lambda: self.engine.waiting),
+            Gauge("unmask_tasks", "Tasks of the event loop; it is read in one.", lambda: len(asyncio.all_tasks())),
         ]
 
     def close(self) -> None:
