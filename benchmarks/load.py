@@ -119,7 +119,7 @@ async def disconnects(server: Server, length: int, report: Report, num: int = 10
         writer.close()
     for _ in range(200):
         after = await server.metrics()
-        if after["unmask_requests_active"] == 0:
+        if after["unmask_requests_active"] == after["unmask_queue_rows"] == 0:
             break
         await asyncio.sleep(0.05)
     stopped = after["unmask_cancelled_total"] - before["unmask_cancelled_total"]
@@ -133,14 +133,14 @@ async def disconnects(server: Server, length: int, report: Report, num: int = 10
 
 
 async def overload(server: Server, length: int, report: Report) -> None:
-    """All places taken, then ten times as many requests, at the pace of 200 a second."""
-    slow = {"prompt": "", "length": length, "steps": "inf", "n": 8, "sampler": "refine", "options": {"rounds": 50}}
-    held = [await send(server, "POST", "/trace", slow) for _ in range(PLACES)]
+    """All places taken, then ten times as many requests, at the pace of 100 a second."""
+    slow = story(0, length, n=8, sampler="refine", options={"rounds": 50})
+    held = [await send(server, "POST", "/v1/completions", slow) for _ in range(PLACES)]
     while (await server.metrics())["unmask_requests_active"] < PLACES:
         await asyncio.sleep(0.05)
 
     async def knock(i: int) -> Answer:
-        await asyncio.sleep(i / 200)
+        await asyncio.sleep(i / 100)
         return await ask(server, "POST", "/v1/completions", story(i, length))
 
     answers = await asyncio.gather(*(knock(i) for i in range(10 * PLACES)))

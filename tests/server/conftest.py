@@ -77,7 +77,7 @@ def running(
         time.sleep(0.01)
         assert thread.is_alive()
     try:
-        yield Running(f"http://127.0.0.1:{port}", port, app.desk, server, thread)  # type: ignore[attr-defined]
+        yield Running(f"http://127.0.0.1:{port}", port, app.desk, server, thread)
     finally:
         server.should_exit = True
         thread.join(timeout=60)

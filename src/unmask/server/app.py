@@ -16,7 +16,6 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
 
 import unmask
 from unmask.errors import UnmaskError
@@ -39,7 +38,7 @@ def make_app(
     doors: Doors = Doors(),
     limits: Limits = Limits(),
     max_batch: int = 64,
-) -> ASGIApp:
+) -> Gate:
     """The ASGI app around a model. It owns an engine, which ends with the app's lifespan.
 
     >>> app = make_app(unmask.load("runs/demo"))  # doctest: +SKIP
@@ -70,9 +69,7 @@ def make_app(
     _native_routes(app, desk)
     _other_routes(app, desk)
     app.openapi = partial(_schema, app)  # type: ignore[method-assign]
-    gate = Gate(app, doors=doors, limits=limits, metrics=desk.metrics)
-    gate.desk = desk  # type: ignore[attr-defined]
-    return gate
+    return Gate(app, desk=desk, doors=doors)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import traceback
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ class Desk:
         self.engine = Engine(model, max_batch=max_batch, metrics=self.metrics)
         self.compiler = Compiler(model.tokenizer)
         self.active = 0
+        self._turns = threading.Semaphore(2)
         self._pool = ThreadPoolExecutor(limits.requests, thread_name_prefix="unmask-request")
         self.metrics.gauges += [
             Gauge("unmask_requests_active", "Requests at work.", lambda: self.active),
@@ -49,13 +51,17 @@ class Desk:
     @contextmanager
     def _seat(self) -> Iterator[Call]:
         """A place among those at work, or 429."""
-        if self.active >= self.limits.requests:
-            raise Refused(429, "the server is busy: try again later", "busy", {"retry-after": str(self._patience())})
+        self.check_room()
         self.active += 1
         try:
             yield Call()
         finally:
             self.active -= 1
+
+    def check_room(self) -> None:
+        """Refuse where all places are taken."""
+        if self.active >= self.limits.requests:
+            raise Refused(429, "the server is busy: try again later", "busy", {"retry-after": str(self._patience())})
 
     def _patience(self) -> int:
         """Seconds in which a place may become free: half of what a request took of late, at least one."""
@@ -101,8 +107,10 @@ class Desk:
                         await asyncio.shield(work)
 
     def _begin(self, call: Call, job: Job) -> asyncio.Future[Any]:
-        served = Served(self.engine, self.compiler, self.limits, call)
-        return asyncio.get_running_loop().run_in_executor(self._pool, job, served)
+        served = Served(self.engine, self.compiler, self.limits, call, self._turns)
+        work = asyncio.get_running_loop().run_in_executor(self._pool, served.in_turn, job)
+        work.add_done_callback(_looked_at)
+        return work
 
     def _result(self, work: asyncio.Future[Any], request: Request) -> Any:
         try:
@@ -116,6 +124,12 @@ class Desk:
         except Exception:
             traceback.print_exc()
             raise Refused(500, "something went wrong inside the server", "internal") from None
+
+
+def _looked_at(work: asyncio.Future[Any]) -> None:
+    """Of a job whose client has gone nobody asks how it ended; asyncio would complain."""
+    if not work.cancelled():
+        work.exception()
 
 
 async def gone(request: Request) -> None:

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from unmask.server.limits import MAX_BODY, Limits
-from unmask.server.metrics import Metrics
+from unmask.server.desk import Desk
+from unmask.server.limits import MAX_BODY
 from unmask.server.refusals import Refused, parse_json
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -159,8 +159,9 @@ def _same(origin: str, host: str) -> bool:
 class Gate:
     """The middleware: headers and key first, then the body, read whole within its limits, then the app."""
 
-    def __init__(self, app: ASGIApp, *, doors: Doors, limits: Limits, metrics: Metrics) -> None:
-        self.app, self.doors, self.limits, self.metrics = app, doors, limits, metrics
+    def __init__(self, app: ASGIApp, *, desk: Desk, doors: Doors) -> None:
+        self.app, self.desk, self.doors = app, desk, doors
+        self.limits, self.metrics = desk.limits, desk.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -189,6 +190,7 @@ class Gate:
                 await _send_json(answer, 204, None, {})
                 return
             if scope["method"] == "POST":
+                self.desk.check_room()  # also behind the body; here a full server refuses at little cost
                 receive = await self._body(scope, receive)
             await self.app(scope, receive, answer)
         except Refused as e:

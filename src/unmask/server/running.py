@@ -27,6 +27,7 @@ LEAST_KEY = 16  # characters
 def serve(args: argparse.Namespace) -> int:
     """Run until SIGTERM or Ctrl-C; both finish what is being written."""
     doors = _doors(args)
+    sys.setswitchinterval(0.001)  # the event loop gets its turn sooner beside threads that compute
     limits = Limits(
         budget=_at_least_one(args.budget, "--budget"),
         requests=_at_least_one(args.max_requests, "--max-requests"),

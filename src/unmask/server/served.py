@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from threading import Semaphore
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from unmask.samplers._planned import PlannedSampler
 from unmask.server.compiling import Compiler
 from unmask.server.engine import Call, Engine, Told
 from unmask.server.limits import Limits
-from unmask.server.work import Calling, Scoring, Writing, row_of
+from unmask.server.work import Calling, Scoring, Work, Writing, row_of
 
 
 class Served(Model):
@@ -31,7 +33,9 @@ class Served(Model):
     >>> Served(engine, compiler, Limits(), Call()).fill("The [MASK:3] sat.")  # doctest: +SKIP
     """
 
-    def __init__(self, engine: Engine, compiler: Compiler, limits: Limits, call: Call) -> None:
+    def __init__(
+        self, engine: Engine, compiler: Compiler, limits: Limits, call: Call, turns: Semaphore | None = None
+    ) -> None:
         model = engine.model
         super().__init__(
             denoiser=model.denoiser,
@@ -41,7 +45,11 @@ class Served(Model):
             bos=model.bos,
         )
         self.engine, self.compiler, self.limits, self.call = engine, compiler, limits, call
+        # Of many threads that have something to do only a few do it at a time: the others would keep the event loop and
+        # the engine from their turns. Whoever waits for the engine gives its turn away.
+        self.turns = turns or Semaphore()
         self.scorings: list[Scoring] = []  # of the last score, window by window
+        self._has_turn = False
         self.rows: list[list[int]] = []  # that the last run wrote
         self.on_canvas: Callable[[Canvas], None] | None = None  # told of each canvas before it is written
 
@@ -56,7 +64,9 @@ class Served(Model):
         canvas = super().canvas(rows, None, **how)
         if constraint is None:
             return canvas
-        return replace(canvas, constraint=self.compiler(constraint, may_end=how["may_end"]))
+        with self._waiting():
+            automaton = self.compiler(constraint, may_end=how["may_end"])
+        return replace(canvas, constraint=automaton)
 
     def run(
         self,
@@ -79,7 +89,7 @@ class Served(Model):
         if self.on_canvas is not None:
             self.on_canvas(canvas)
         tokens_BL = canvas.tokens.clone()
-        for told in self.engine.run(works, self.call, quiet=watch is None):
+        for told in self._done(works, quiet=watch is None):
             for i, step in told:
                 assert step is not None
                 tokens_BL[i, : step.tokens_BL.shape[1]] = step.tokens_BL[0]
@@ -122,8 +132,34 @@ class Served(Model):
         return Bound(draws_BS=nats_BS, tokens_B=torch.tensor([x.shape[1] for x in rows]))
 
     def _finish(self, works: list[Any]) -> None:
-        for _ in self.engine.run(works, self.call, quiet=True):
+        for _ in self._done(works, quiet=True):
             pass
+
+    def _done(self, works: Sequence[Work], *, quiet: bool) -> Iterator[Told]:
+        events = self.engine.run(works, self.call, quiet=quiet)
+        while True:
+            with self._waiting():
+                told = next(events, None)
+            if told is None:
+                return
+            yield told
+
+    def in_turn(self, job: Callable[[Served], Any]) -> Any:
+        """The job, done when it is this request's turn."""
+        with self.turns:
+            self._has_turn = True
+            return job(self)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        if not self._has_turn:
+            yield
+            return
+        self.turns.release()
+        try:
+            yield
+        finally:
+            self.turns.acquire()
 
 
 def together(told: Told, tokens_BL: Tensor) -> Step:
