@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.conftest import Running, random_model, running
+from small_server import Running, random_model, running
 
 from unmask.cli import run
 from unmask.model import Model

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-from tests.server.conftest import Running
+from small_server import Running
 
 from unmask.model import Model
 from unmask.samplers.ancestral import Ancestral
