@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from unmask.atomic import atomic_folder, find_folder
-from unmask.checkpoint import best_checkpoint, load_checkpoint, read_tensors, save_checkpoint, write_tensors
+from unmask.checkpoint import best_checkpoint, load_checkpoint, save_checkpoint
 from unmask.errors import ModelFolderError, UnmaskError, UsageError
 from unmask.optim import flatten_optimizer, restore_optimizer
+from unmask.tensor_file import read_tensors, write_tensors
 
 
 def save(run: Path, step: int, *, keep: int = 10, best: bool = False) -> Path:
@@ -24,7 +25,8 @@ def save(run: Path, step: int, *, keep: int = 10, best: bool = False) -> Path:
 
 
 def steps(run: Path) -> list[str]:
-    return sorted(path.name for path in (run / "checkpoints").iterdir())
+    """Everything in the checkpoints' folder, save the pointer to the latest."""
+    return sorted(path.name for path in (run / "checkpoints").iterdir() if path.name != "latest")
 
 
 def test_round_trip(tmp_path: Path) -> None:
