@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from unmask.atomic import atomic_folder, atomic_text, check_space, clean, find_folder, left_behind, sibling, write_file
-from unmask.errors import ModelFolderError, UsageError
+from unmask.errors import ModelFolderError, UnmaskError, UsageError
 from unmask.tensor_file import read_tensors, write_tensors
 from unmask.untrusted import check_plain, read_json
 
@@ -41,6 +41,28 @@ class Checkpoint:
     state: dict[str, Any]
     path: Path
     skipped: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def holds(self, **kinds: Any) -> Iterator[None]:
+        """Refuse a state without these keys of these types, and whatever else turns out to be missing in the block.
+
+        A manifest says that a checkpoint is as it was written, not that it was written by a run like this one.
+
+        >>> with Checkpoint(1, {}, {"best": "x"}, Path("step-00000001")).holds(best=float):
+        ...     pass
+        Traceback (most recent call last):
+        unmask.errors.ModelFolderError: step-00000001/state.json: best is missing or not what a run writes there
+        """
+        for key, kind in kinds.items():
+            if key not in self.state or not isinstance(self.state[key], kind):
+                raise ModelFolderError(f"{self.path / 'state.json'}: {key} is missing or not what a run writes there")
+        try:
+            yield
+        except UnmaskError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as e:
+            reason = " ".join(f"{type(e).__name__}: {e}".split())[:120]
+            raise ModelFolderError(f"{self.path} does not hold what a run writes ({reason})") from e
 
 
 def save_checkpoint(

@@ -136,7 +136,9 @@ class Run:
         self.began = self.last_read = time.perf_counter()
         self.skipped: list[str] = []
         if checkpoint is not None:
-            self._restore(checkpoint)
+            number = (int, float, type(None))
+            with checkpoint.holds(config=dict, data=list, optimizer=dict, ema_updates=int, best=number):
+                self._restore(checkpoint)
         if config.compile:
             compile_trunk(self.network)
         self.folder.mkdir(parents=True, exist_ok=True)
