@@ -15,8 +15,9 @@ from typing import Any
 WRAPPED = ((os, "mkdir"), (os, "open"), (os, "write"), (os, "fsync"), (os, "rename"), (os, "replace"))
 WRAPPED += ((shutil, "rmtree"),)
 
-# Called with the point's name and "before" or "after" its call; for a write also "half", when half of it is written.
-Act = Callable[[str, str], None]
+# Called with the point's name and "before" or "after" its call; for a write also "half", when half of it is written,
+# where the answer "short" makes it end there, as a system may.
+Act = Callable[[str, str], str | None]
 
 
 def role(path: Path) -> str:
@@ -72,10 +73,10 @@ class Taps:
         point = f"write {role(path)}"
 
         def call() -> int:
-            half = len(data) // 2
+            half = (len(data) + 1) // 2
             written: int = self.real["write"](descriptor, data[:half])
-            if "checkpoints" in path.parts:
-                self.act(point, "half")
+            if "checkpoints" in path.parts and self.act(point, "half") == "short":
+                return written
             return written + int(self.real["write"](descriptor, data[half:]))
 
         return int(self._around(point, path, call))
@@ -93,6 +94,5 @@ class Taps:
         self._around(point, Path(target), lambda: self.real["replace"](source, target, **kwargs))
 
     def _rmtree(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        if not Path(path).exists():  # what is gone already
-            return self.real["rmtree"](path, *args, **kwargs)  # type: ignore[no-any-return]
-        self._around(f"rmtree {role(Path(path))}", Path(path), lambda: self.real["rmtree"](path, *args, **kwargs))
+        place = Path(path) if Path(path).exists() else Path("/")  # what is gone already is no point
+        self._around(f"rmtree {role(place)}", place, lambda: self.real["rmtree"](path, *args, **kwargs))

@@ -265,7 +265,7 @@ def main() -> None:
     real_sync = os.fsync
     for part in parts:
         what, mode, count = part.split(":")
-        # What a kill leaves does not depend on it, and it takes most of the time; a random moment may well fall into it.
+        # What a kill leaves does not depend on it, and it takes most of the time; a random moment may fall into it.
         os.fsync = real_sync if what == "moments" else lambda descriptor: None
         kills = Kills(Path(folder).resolve() / f"{what}-{mode}", corpus, mode)
         Run(kills.at("warm"), resume=False, init=None, device="cpu")  # imports and packs, once for all children
