@@ -98,6 +98,8 @@ class RunConfig:
     sample_every: int = 1000  # 0: none
     save_every: int = 250
     keep: int = 2  # last checkpoints kept, beside the best
+    keep_every: int = 0  # and those at multiples of this many steps; 0: none
+    async_save: bool = False  # write checkpoints in the background, from a copy in host memory
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "log_every", "valid_every", "valid_rows", "save_every", "keep"):
@@ -111,8 +113,9 @@ class RunConfig:
             raise ConfigError(f"data.held_out must lie between 0 and 1, got {self.data.held_out}")
         if self.data.valid is not None and self.data.valid.is_test():
             raise ConfigError("data.valid is a test split: validate on another one, so that the test stays a test")
-        if self.sample_every < 0:
-            raise ConfigError(f"sample_every must be 0 (none) or more, got {self.sample_every}")
+        for name in ("sample_every", "keep_every"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be 0 (none) or more, got {getattr(self, name)}")
         self.objective.check(self.denoiser)
 
 

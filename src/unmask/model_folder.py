@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from unmask.checkpoint import read_tensors, write_tensors
+from unmask.atomic import write_file
 from unmask.config import from_dict, to_dict
 from unmask.denoisers import Denoiser
 from unmask.denoisers._network import Network
 from unmask.errors import ConfigError, ModelFolderError, UsageError
 from unmask.objectives import Objective
+from unmask.tensor_file import read_shapes, read_tensors, write_tensors
 from unmask.tokens import Tokenizer, tokenizer_from_json
+from unmask.untrusted import check_plain, parse_json, read_text
 
 if TYPE_CHECKING:
     from unmask.model import Model
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 MAX_LENGTH = 1 << 20  # of a window; a config that says more is taken for damaged
+MAX_CONFIG = 1 << 20  # bytes
 
 
 def write_folder(folder: Path, model: Model) -> None:
@@ -43,8 +46,8 @@ def write_folder(folder: Path, model: Model) -> None:
         "mask_id": model.tokenizer.mask_id,
         "bos": model.bos,
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (folder / "tokenizer.json").write_text(model.tokenizer.to_json(), encoding="utf-8")
+    write_file(folder / "config.json", [json.dumps(config, indent=2).encode(), b"\n"])
+    write_file(folder / "tokenizer.json", [model.tokenizer.to_json().encode()])
     write_tensors(folder / "model.safetensors", unshared(model.denoiser), {"format": "pt"})
 
 
@@ -64,8 +67,13 @@ def read_folder(folder: Path) -> Folder:
 
     >>> read_folder(Path("runs/demo/model")).length  # doctest: +SKIP
     """
+    for name in FILES:
+        check_plain(folder / name)
     config = _read_config(folder / "config.json")
-    tokenizer = tokenizer_from_json(_read_text(folder / "tokenizer.json"))
+    try:
+        tokenizer = tokenizer_from_json(read_text(folder / "tokenizer.json"))
+    except ModelFolderError as e:
+        raise ModelFolderError(f"{folder / 'tokenizer.json'}: {e}") from None
     try:
         description = cast(Denoiser, from_dict(Denoiser, config["denoiser"], "denoiser"))
         objective = cast(Objective, from_dict(Objective, config["objective"], "objective"))
@@ -76,8 +84,7 @@ def read_folder(folder: Path) -> Folder:
             f"{folder}: config.json says {config['num_ids']} ids with mask {config['mask_id']}, "
             f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
         )
-    tensors = read_tensors(folder / "model.safetensors")
-    network = _build(description, tokenizer, tensors, folder)
+    network = _build(description, tokenizer, folder)
     return Folder(network, tokenizer, objective, config["length"], config["bos"])
 
 
@@ -105,47 +112,40 @@ def check_weights(network: Network, tensors: dict[str, Tensor], where: str) -> N
             raise ModelFolderError(
                 f"{where}: {name} has shape {tuple(tensor.shape)}, the config asks for {tuple(wanted[name].shape)}"
             )
-        if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64) or not bool(
-            torch.isfinite(tensor).all()
-        ):
+        known = tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        if not known or not (tensor.is_meta or bool(torch.isfinite(tensor).all())):
             raise ModelFolderError(f"{where}: {name} holds numbers that are not finite floats; the weights are damaged")
 
 
-def _build(description: Denoiser, tokenizer: Tokenizer, tensors: dict[str, Tensor], folder: Path) -> Network:
-    """The network with these weights. A config that lies about its sizes costs neither memory nor time."""
-    where = str(folder / "model.safetensors")
+def _build(description: Denoiser, tokenizer: Tokenizer, folder: Path) -> Network:
+    """The network with its weights. A config or a file that lies about its sizes costs neither memory nor time."""
+    path = folder / "model.safetensors"
+    shapes = read_shapes(path)
     for name, value in to_dict(description).items():
         # Every block has tensors of its own, and no other size is larger than all numbers together.
-        most = len(tensors) if name == "blocks" else max(1 << 16, sum(t.numel() for t in tensors.values()))
+        most = len(shapes) if name == "blocks" else max(1 << 16, sum(t.numel() for t in shapes.values()))
         if type(value) is int and value > most:
-            raise ModelFolderError(f"{folder / 'config.json'}: denoiser.{name} is {value}, far more than {where} holds")
+            raise ModelFolderError(f"{folder / 'config.json'}: denoiser.{name} is {value}, far more than {path} holds")
     try:
         with torch.device("meta"):  # names and shapes alone
             network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
     except (RuntimeError, OverflowError, TypeError):  # sizes whose product no machine counts
         raise ModelFolderError(f"{folder / 'config.json'}: the denoiser's sizes are beyond any network") from None
-    check_weights(network, tensors, where)
+    check_weights(network, shapes, str(path))
+    tensors = read_tensors(path)
     network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
-    load_weights(network, tensors, where)
+    load_weights(network, tensors, str(path))
     return network
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
-        raise ModelFolderError(f"cannot read {path}: {reason}") from None
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(_read_text(path))
-    except (ValueError, RecursionError):
-        raise ModelFolderError(f"{path} is not valid JSON; the folder is damaged") from None
+        config = parse_json(read_text(path, MAX_CONFIG))
+    except (ValueError, RecursionError) as e:
+        raise ModelFolderError(f"{path} is not valid JSON; the folder is damaged ({_start(e)})") from None
     if not isinstance(config, dict) or config.get("format_version") != FORMAT_VERSION:
         found = config.get("format_version") if isinstance(config, dict) else None
-        raise ModelFolderError(f"{path}: format_version is {found!r}, this unmask reads {FORMAT_VERSION}")
+        raise ModelFolderError(f"{path}: format_version is {_start(repr(found))}, this unmask reads {FORMAT_VERSION}")
     wanted = {
         "format_version": int,
         "denoiser": dict,
@@ -159,7 +159,12 @@ def _read_config(path: Path) -> dict[str, Any]:
         if type(config.get(key)) is not kind:
             raise ModelFolderError(f"{path}: {key} is missing or not {kind.__name__}; the folder is damaged")
     if not 1 <= config["length"] <= MAX_LENGTH:
-        raise ModelFolderError(f"{path}: length is {config['length']}, not between 1 and {MAX_LENGTH}")
+        raise ModelFolderError(f"{path}: length is {_start(config['length'])}, not between 1 and {MAX_LENGTH}")
     if config.keys() - wanted.keys():
-        raise ModelFolderError(f"{path}: unknown key {sorted(config.keys() - wanted.keys())[0]!r}")
+        raise ModelFolderError(f"{path}: unknown key {_start(min(config.keys() - wanted.keys()))!r}")
     return config
+
+
+def _start(value: object) -> str:
+    """The first of what a stranger wrote: a message is one line that somebody reads."""
+    return " ".join(str(value).split())[:80]

@@ -230,8 +230,9 @@ def restore_optimizer(
             entry = dict(state["values"][name])
             for key in [key for key in tensors if key.partition("/")[2] == name]:
                 value, kind = tensors[key], key.partition("/")[0]
-                if value.ndim == parameter.ndim and value.shape != parameter.shape:
-                    shapes = f"{tuple(value.shape)}, not {tuple(parameter.shape)}"
+                wanted = torch.Size() if kind == "step" else parameter.shape
+                if value.shape != wanted:
+                    shapes = f"{tuple(value.shape)}, not {tuple(wanted)}"
                     raise ModelFolderError(f"the saved optimizer state {key} has shape {shapes}")
                 place = parameter.device if on_device or kind != "step" else torch.device("cpu")
                 entry[kind] = value.detach().clone().to(place)
@@ -258,6 +259,10 @@ def _groups(optimizer: torch.optim.Optimizer, names: list[str]) -> list[tuple[di
 
 def _like(current: Any, value: Any) -> Any:
     """A value that went through JSON, as the type that the optimizer had."""
-    if isinstance(current, Tensor):
-        return torch.tensor(value, dtype=current.dtype, device=current.device)
-    return tuple(value) if isinstance(current, tuple) else value
+    if isinstance(current, tuple):
+        if not isinstance(value, list | tuple) or len(value) != len(current):
+            raise ModelFolderError(f"the saved optimizer has {str(value)[:40]!r} in place of {current}")
+        return tuple(_like(c, v) for c, v in zip(current, value, strict=True))
+    if isinstance(current, int | float | Tensor) and not isinstance(value, int | float):
+        raise ModelFolderError(f"the saved optimizer has {str(value)[:40]!r} in place of a number")
+    return torch.tensor(value, dtype=current.dtype, device=current.device) if isinstance(current, Tensor) else value

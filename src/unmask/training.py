@@ -25,7 +25,7 @@ from unmask.atomic import atomic_text
 from unmask.batch import make_batch
 from unmask.bound import Bound
 from unmask.callbacks import Callback, MetricsFile, StepReport, TensorBoard
-from unmask.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from unmask.checkpoint import Checkpoint, load_checkpoint
 from unmask.config import RECIPE_FILE, RunConfig, option_paths, to_dict
 from unmask.denoisers._network import Network
 from unmask.devices import fast_attention, pick_device
@@ -38,10 +38,13 @@ from unmask.model import Model, load
 from unmask.model_folder import load_weights, unshared
 from unmask.optim import Updater, flatten_optimizer, learning_rate, make_optimizer, restore_optimizer
 from unmask.packing import Rows, build_rows, reading_bar
+from unmask.saving import Saver
 from unmask.tokens import Tokenizer, load_tokenizer, tokenizer_from_json
+from unmask.untrusted import read_text
 
 # What may differ between a run and its continuation: nothing of what decides the weights, save how long it goes on.
-MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "save_every", "keep", "compile", "data.cache"}
+MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "compile", "data.cache"}
+MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save"}
 
 
 def train(
@@ -88,7 +91,9 @@ def train(
                 for report in run.reports() if stopping else ():
                     tell.on_step(report)
                 if run.step % config.save_every == 0 or improved or last or stopping:
-                    tell.on_save(run.step, run.save(best=improved))
+                    run.save(best=improved)
+                for step, path in run.saver.finished(wait=last or stopping):
+                    tell.on_save(step, path)
                 if run.looks_now():
                     run.last_read = time.perf_counter()  # validating and saving are no part of a step
                 if stopping:
@@ -97,6 +102,8 @@ def train(
                         f"go on with: unmask train {shlex.quote(str(run.folder))} --resume"
                     )
     finally:
+        for step, path in run.saver.close():
+            tell.on_save(step, path)
         tell.on_end()
     return load(run.folder, device=device)
 
@@ -123,12 +130,15 @@ class Run:
         self.ema = Ema(self.network, config.optim.ema) if config.optim.ema else None
         self.optimizer, self.names = make_optimizer(self.network, config.optim)
         self.updater = Updater(self.optimizer, self.names, ema=self.ema, clip=config.optim.clip)
+        self.saver = Saver(self.folder, keep=config.keep, keep_every=config.keep_every, background=config.async_save)
         self.step, self.best, self.resumed = 0, math.inf, 0
         self.unread: deque[Unread] = deque()
         self.began = self.last_read = time.perf_counter()
         self.skipped: list[str] = []
         if checkpoint is not None:
-            self._restore(checkpoint)
+            number = (int, float, type(None))
+            with checkpoint.holds(config=dict, data=list, optimizer=dict, ema_updates=int, best=number):
+                self._restore(checkpoint)
         if config.compile:
             compile_trunk(self.network)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -266,7 +276,7 @@ class Run:
 
     # --- keeping and resuming ---
 
-    def save(self, *, best: bool) -> Path:
+    def save(self, *, best: bool) -> None:
         optimizer, optimizer_state = flatten_optimizer(self.optimizer, self.names)
         tensors: dict[str, dict[str, Tensor]] = {"model": unshared(self.network), "optimizer": optimizer}
         if self.ema is not None:
@@ -278,7 +288,7 @@ class Run:
             "optimizer": optimizer_state,
             "data": self._data(),
         }
-        return save_checkpoint(self.folder, self.step, tensors, state, keep=self.config.keep, best=best)
+        self.saver.save(self.step, tensors, state, best=best)
 
     def _data(self) -> list[dict[str, Any]]:
         """What the rows are, to the last character: a run goes on with the same or not at all."""
@@ -328,7 +338,7 @@ class Run:
     def _tokenizer(self, resuming: bool) -> Tokenizer:
         path = self.folder / "tokenizer.json"
         if resuming and path.exists():  # one trained from the corpus is not trained again
-            return tokenizer_from_json(path.read_text(encoding="utf-8"))
+            return tokenizer_from_json(read_text(path))
         return load_tokenizer(self.config.tokenizer, self.config.data.train)
 
     def _build_rows(self) -> tuple[Rows, Rows]:

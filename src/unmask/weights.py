@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from unmask.atomic import atomic_folder
-from unmask.checkpoint import read_json, read_tensors, write_tensors
 from unmask.denoisers.dit import SIZES, DiT, DiTNetwork
 from unmask.errors import ModelFolderError, UsageError, did_you_mean
+from unmask.tensor_file import read_tensors, write_tensors
+from unmask.untrusted import read_json
 
 _PREFIX = "backbone."
 _INTEGERS = ("vocab_size", "model_length", "hidden_dim", "cond_dim", "n_blocks", "n_heads", "mask_id")
