@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 
+from unmask.built_in import DEFAULT
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", default="stories", help="a model's name or folder (default: stories)")
+    parser.add_argument("model", nargs="?", default=DEFAULT, help="a folder or a built-in model (default stories)")
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="0: any free one (default 8000)")
     parser.add_argument("--name", help="what clients call the model (default: the folder's name)")

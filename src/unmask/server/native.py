@@ -85,10 +85,9 @@ def trace(served: Served, asked: schemas.Trace, emit: Emit) -> dict[str, Any]:
         if asked.prompt or asked.suffix or asked.length is not None:
             raise UsageError("prompt, suffix and length are for a text from nothing: leave out text and tokens")
         return fill(served, asked, emit)
-    length = served.length if asked.length is None else asked.length
-    served.limits.check_length(length)
+    served.limits.check_length(asked.length or 1)
     seen, how = _Seen(served, emit), _how(served, asked)
-    texts = served.generate(asked.n, length, asked.prompt, asked.suffix, watch=seen.step, **how)
+    texts = served.generate(asked.n, asked.length, asked.prompt, asked.suffix, watch=seen.step, **how)
     return _written(served, asked, seen, texts)
 
 

@@ -36,14 +36,7 @@ class Served(Model):
     def __init__(
         self, engine: Engine, compiler: Compiler, limits: Limits, call: Call, turns: Semaphore | None = None
     ) -> None:
-        model = engine.model
-        super().__init__(
-            denoiser=model.denoiser,
-            tokenizer=model.tokenizer,
-            objective=model.objective,
-            length=model.length,
-            bos=model.bos,
-        )
+        vars(self).update(vars(engine.model))  # the same parts, whatever a model is made of
         self.engine, self.compiler, self.limits, self.call = engine, compiler, limits, call
         # Of many threads that have something to do only a few do it at a time: the others would keep the event loop and
         # the engine from their turns. Whoever waits for the engine gives its turn away.
