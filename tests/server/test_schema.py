@@ -21,8 +21,8 @@ LEAST = 5000
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 # Drawn at random, of each mode; few where the making of a request costs more than its answer. Besides them every field
 # is tried at its borders.
-EXAMPLES = {"/v1/completions": 60, "/v1/chat/completions": 10, "/fill": 200, "/score": 300, "/tokenize": 500}
-USUAL = 260
+EXAMPLES = {"/v1/completions": 60, "/v1/chat/completions": 10, "/fill": 180, "/score": 250, "/tokenize": 500}
+USUAL = 240
 
 
 def test_no_request_is_answered_with_a_5xx() -> None:
@@ -63,9 +63,9 @@ def test_no_request_is_answered_with_a_5xx() -> None:
     app.desk.close()
     assert bad == []
     assert sum(seen.values()) >= LEAST, seen
-    for path in ("/fill", "/trace", "/score", "/tokenize", "/fit", "/v1/completions"):  # both kinds got through
-        assert seen[path, 200] > 10, seen
-        assert seen[path, 400] > 10, seen
+    for path in ("/fill", "/trace", "/score", "/tokenize", "/fit", "/v1/completions"):
+        both = seen[path, 200], seen[path, 400]
+        assert min(both) > 10, (path, both)  # neither kind was refused, or let in, for the wrong reason
 
 
 async def call(app: Any, made: requests.PreparedRequest) -> tuple[int, bytes]:
