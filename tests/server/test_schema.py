@@ -21,7 +21,7 @@ LEAST = 5000
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 # Drawn at random, of each mode; few where the making of a request costs more than its answer. Besides them every field
 # is tried at its borders.
-EXAMPLES = {"/v1/completions": 60, "/v1/chat/completions": 10, "/fill": 180, "/score": 250, "/tokenize": 500}
+EXAMPLES = {"/v1/completions": 60, "/v1/chat/completions": 10, "/fill": 180, "/score": 250, "/tokenize": 600}
 USUAL = 240
 
 
