@@ -15,6 +15,7 @@ from unmask.denoisers._network import Network
 from unmask.ema import Ema
 from unmask.errors import ModelFolderError, UsageError
 from unmask.muon import muon_
+from unmask.parallel import like, local, whole
 
 
 def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.AdamW, list[str]]:
@@ -32,6 +33,8 @@ def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.A
         {"params": [p for _, p in others], "weight_decay": 0.0},
     ]
     if turned:
+        if any(hasattr(p, "to_local") for _, p in turned):
+            raise UsageError("muon turns whole matrices, and fsdp cuts them: set parallel = ddp, or muon = false")
         # queries, keys and values are three maps in one parameter
         parts = [3 if name.endswith("qkv.weight") else 1 for name, _ in turned]
         muon = {"momentum": config.momentum, "rms": config.muon_rms, "parts": parts}
@@ -101,7 +104,7 @@ class Updater:
         self.count: int | None = None  # of updates so far, read from the optimizer's state when first needed
 
     def grad_norm(self) -> Tensor:
-        return torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        return whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
 
     @torch.no_grad()
     def update(self, *, lr: float, grad_norm: Tensor, bad: Tensor) -> None:
@@ -127,15 +130,16 @@ class Updater:
         towards = 0.0 if self.ema is None else self.ema.advance()
         for group, owned in _groups(self.optimizer, self.names):
             for name, p in owned.items():
-                if p.grad is None or is_muon(group):
+                # of a small tensor a process may hold nothing
+                if p.grad is None or not local(p).numel() or is_muon(group):
                     continue
                 state = self.optimizer.state[p]
                 adamw_(
-                    p,
-                    p.grad.contiguous(),
-                    state["exp_avg"],
-                    state["exp_avg_sq"],
-                    None if self.ema is None else self.ema.shadow[name],
+                    local(p),
+                    local(p.grad).contiguous(),
+                    local(state["exp_avg"]),
+                    local(state["exp_avg_sq"]),
+                    None if self.ema is None else local(self.ema.shadow[name]),
                     scale=scale,
                     bad=bad,
                     count=self.count,
@@ -234,8 +238,10 @@ def restore_optimizer(
                 if value.shape != wanted:
                     shapes = f"{tuple(value.shape)}, not {tuple(wanted)}"
                     raise ModelFolderError(f"the saved optimizer state {key} has shape {shapes}")
-                place = parameter.device if on_device or kind != "step" else torch.device("cpu")
-                entry[kind] = value.detach().clone().to(place)
+                if kind == "step":
+                    entry[kind] = value.detach().clone().to(parameter.device if on_device else "cpu")
+                else:
+                    entry[kind] = like(value.detach().clone(), parameter)
             if entry:
                 fresh[parameter] = entry
     for (group, _), options in zip(groups, saved, strict=True):

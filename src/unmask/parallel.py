@@ -1,6 +1,6 @@
 """Several processes that work on one thing: who they are, what they share, and how a network is spread over them.
 
-Started by torchrun (or `unmask train --nproc`); one process alone is a world of size 1, and nothing here costs it anything.
+Started by torchrun (or `unmask train --nproc`); one process alone is a world of size 1, which costs it nothing.
 """
 
 from __future__ import annotations
@@ -75,15 +75,17 @@ class World:
         if self.size == 1:
             return make()
         made: list[Any] = [None, None]
-        if self.first:
-            try:
+        try:
+            if self.first:
                 made[0] = make()
-            except Exception as e:
-                made[1] = e
-        with self.together():
-            dist.broadcast_object_list(made, src=0)
+        except Exception as e:
+            made[1] = str(e)
+            raise
+        finally:
+            with self.together():
+                dist.broadcast_object_list(made, src=0)
         if made[1] is not None:
-            raise made[1]
+            raise PeerError(f"rank {self.rank}: rank 0 failed: {made[1]}")
         return cast(T, made[0])
 
     def barrier(self) -> None:
@@ -94,7 +96,7 @@ class World:
     def together(self) -> Iterator[None]:
         """Around whatever needs the others: who does not come, or is gone, is named."""
         if self.watchdog is not None:
-            self.watchdog.tick()
+            self.watchdog.tick()  # before, not after: who waits has ticked, who is missing has not
         try:
             yield
         except RuntimeError as e:  # gloo and NCCL say so, each in its own words
@@ -144,7 +146,7 @@ def _is_peer_failure(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)
 
 
-# --- a network over several processes -----------------------------------------------------------------------------------
+# --- a network over several processes ---
 
 
 class Work(nn.Module):
@@ -218,14 +220,14 @@ def _shard(work: nn.Module, network: Network, world: World, bf16: bool) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(world.device.type, (world.size,))
-    # What is left to the root keeps float32: its head's gradient is a sum over chunks. Nothing is cast on its way in: times
-    # are float64 on purpose.
-    whole = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+    # What is left to the root keeps float32: its head's gradient is a sum over chunks. Nothing is cast on its way in:
+    # times are float64 on purpose.
+    full = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
     half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for part in network.parts():
-        fully_shard(part, mesh=mesh, mp_policy=half if bf16 else whole, reshard_after_forward=True)
-    fully_shard(work, mesh=mesh, mp_policy=whole, reshard_after_forward=True)
-    network.sharded = True
+        fully_shard(part, mesh=mesh, mp_policy=half if bf16 else full, reshard_after_forward=True)
+    fully_shard(work, mesh=mesh, mp_policy=full, reshard_after_forward=True)
+    network.sharded, network.capturable = True, False
 
 
 def local(tensor: Tensor) -> Tensor:

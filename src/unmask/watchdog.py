@@ -21,6 +21,7 @@ class Watchdog:
     def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
         self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
         self.count = 0
+        self.armed = False  # reading a corpus may take as long as it takes; steps may not
         self.moved = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unmask-watchdog", daemon=True)
@@ -45,7 +46,8 @@ class Watchdog:
         while not self._stop.wait(every):
             with contextlib.suppress(Exception):  # the store's own process may be gone; torchrun sees to that
                 self.store.set(f"unmask/{self.rank}", json.dumps([self.count, time.time()]))
-                if time.monotonic() - self.moved > self.timeout and (behind := self._behind()):
+                late = time.monotonic() - self.moved > self.timeout
+                if self.armed and late and (behind := self._behind()):
                     line = f"unmask: rank {self.rank}: no progress for {self.timeout:.0f} s; {behind}\n"
                     sys.stderr.write(line)
                     sys.stderr.flush()
