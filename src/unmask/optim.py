@@ -131,7 +131,7 @@ class Updater:
         for group, owned in _groups(self.optimizer, self.names):
             for name, p in owned.items():
                 # of a small tensor a process may hold nothing
-                if p.grad is None or not local(p).numel() or is_muon(group):
+                if p.grad is None or is_muon(group) or not local(p).numel():
                     continue
                 state = self.optimizer.state[p]
                 adamw_(
