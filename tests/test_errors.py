@@ -172,7 +172,7 @@ CASES: list[tuple[str, int, str]] = [
     ("generate model --device cuda:99", 2, "cuda:99 was asked for, but this machine has"),
     ("train r.json --device cuda:99", 2, "cuda:99 was asked for, but this machine has"),
     ("eval model --data lines.txt --device cuda:99", 2, "cuda:99 was asked for"),
-    ("demo --steps 0", 2, "steps must be at least 1, got 0"),
+    ("demo --model gone", 1, "no model folder 'gone'"),
 ]
 
 

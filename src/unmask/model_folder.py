@@ -132,7 +132,7 @@ def _build(description: Denoiser, tokenizer: Tokenizer, folder: Path) -> Network
         if type(value) is int and value > most:
             raise ModelFolderError(f"{folder / 'config.json'}: denoiser.{name} is {value}, far more than {where} holds")
     try:
-        with torch.device("meta"):  # names and shapes alone
+        with torch.device("meta"), _NoStart():  # names and shapes alone
             network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
     except (RuntimeError, OverflowError, TypeError):  # sizes whose product no machine counts
         raise ModelFolderError(f"{folder / 'config.json'}: the denoiser's sizes are beyond any network") from None
@@ -145,7 +145,10 @@ def _build(description: Denoiser, tokenizer: Tokenizer, folder: Path) -> Network
 
 
 class _NoStart(TorchFunctionMode):
-    """Inside, no random numbers are drawn to start weights that are overwritten anyway: most of the time of a load."""
+    """Inside, no random numbers are drawn to start weights that are overwritten anyway: most of the time of a load.
+
+    On the meta device a draw would import torch's compiler, which takes seconds.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
