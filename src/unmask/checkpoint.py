@@ -23,9 +23,9 @@ from torch import Tensor
 from unmask.atomic import atomic_folder, atomic_text, check_space, clean, find_folder, left_behind, sibling, write_file
 from unmask.errors import ModelFolderError, UnmaskError, UsageError
 from unmask.tensor_file import read_tensors, write_tensors
-from unmask.untrusted import check_plain, read_json
+from unmask.untrusted import check_plain, read_json, read_text
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: a manifest without a SHA-256 of its own
 
 _STEP = re.compile(r"step-(\d{8,18})")
 _MARGIN = 1 << 20  # bytes of a checkpoint beside the tensors' own: state, manifest, headers
@@ -103,7 +103,7 @@ def save_checkpoint(
         size, digest = write_file(temp / "state.json", [json.dumps(state, indent=1).encode()])
         files["state.json"] = {"size": size, "sha256": digest}
         manifest = {"format_version": FORMAT_VERSION, "step": step, "best": best, "files": dict(sorted(files.items()))}
-        write_file(temp / "manifest.json", [json.dumps(manifest, indent=1).encode()])
+        write_file(temp / "manifest.json", [_sealed(manifest).encode()])
     atomic_text(folder / "latest", final.name + "\n")
     if best:
         atomic_text(folder / "best", final.name + "\n")
@@ -209,13 +209,21 @@ def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     check_plain(path)
     manifest = read_json(path, _MAX_MANIFEST)
-    if manifest.get("format_version") != FORMAT_VERSION:
-        version = str(manifest.get("format_version"))[:20]
-        raise ModelFolderError(f"{path} has format_version {version}, this unmask reads {FORMAT_VERSION}")
+    version = manifest.get("format_version")
+    if version not in (1, FORMAT_VERSION) or type(version) is not int:
+        raise ModelFolderError(f"{path} has format_version {str(version)[:20]}, this unmask reads {FORMAT_VERSION}")
+    seal = manifest.pop("sha256", None)
     kinds = {"format_version": int, "step": int, "best": bool, "files": dict}
-    if {key: type(value) for key, value in manifest.items()} != kinds:
-        raise ModelFolderError(f"{path} is damaged: it does not hold what a manifest holds")
+    whole = (seal is None) if version == 1 else read_text(path, _MAX_MANIFEST) == _sealed(manifest)
+    if not whole or {key: type(value) for key, value in manifest.items()} != kinds:
+        raise ModelFolderError(f"{path} is damaged: it is not what a save writes")
     return manifest
+
+
+def _sealed(manifest: Mapping[str, Any]) -> str:
+    """The manifest's text, with a hash of itself: damage to it is told from damage to the files it speaks of."""
+    digest = hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest()
+    return json.dumps({**manifest, "sha256": digest}, indent=1)
 
 
 def _verify(folder: Path) -> tuple[int, list[str]]:
