@@ -23,11 +23,12 @@ from torch import Tensor
 from unmask.atomic import atomic_folder, atomic_text, check_space, clean, find_folder, left_behind, sibling, write_file
 from unmask.errors import ModelFolderError, UnmaskError, UsageError
 from unmask.tensor_file import read_tensors, write_tensors
-from unmask.untrusted import check_plain, read_json, read_text
+from unmask.untrusted import check_plain, read_json, read_text, shown
 
 FORMAT_VERSION = 2  # 1: a manifest without a SHA-256 of its own
 
 _STEP = re.compile(r"step-(\d{8,18})")
+_NAME = re.compile(r"[A-Za-z0-9_]{1,200}\.(safetensors|json)")
 _MARGIN = 1 << 20  # bytes of a checkpoint beside the tensors' own: state, manifest, headers
 _MAX_MANIFEST = 1 << 24
 
@@ -61,7 +62,7 @@ class Checkpoint:
         except UnmaskError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as e:
-            reason = " ".join(f"{type(e).__name__}: {e}".split())[:120]
+            reason = shown(f"{type(e).__name__}: {e}", 120)
             raise ModelFolderError(f"{self.path} does not hold what a run writes ({reason})") from e
 
 
@@ -96,7 +97,7 @@ def save_checkpoint(
         clean(folder)
         files: dict[str, dict[str, Any]] = {}
         for name, group in tensors.items():
-            if not re.fullmatch(r"[A-Za-z0-9_]+", name):
+            if not _NAME.fullmatch(f"{name}.safetensors"):
                 raise UsageError(f"{name!r} cannot name a checkpoint file; use letters, digits and _")
             size, digest = write_tensors(temp / f"{name}.safetensors", group)
             files[f"{name}.safetensors"] = {"size": size, "sha256": digest}
@@ -211,7 +212,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(path, _MAX_MANIFEST)
     version = manifest.get("format_version")
     if version not in (1, FORMAT_VERSION) or type(version) is not int:
-        raise ModelFolderError(f"{path} has format_version {str(version)[:20]}, this unmask reads {FORMAT_VERSION}")
+        raise ModelFolderError(f"{path} has format_version {shown(version, 20)}, this unmask reads {FORMAT_VERSION}")
     seal = manifest.pop("sha256", None)
     kinds = {"format_version": int, "step": int, "best": bool, "files": dict}
     whole = (seal is None) if version == 1 else read_text(path, _MAX_MANIFEST) == _sealed(manifest)
@@ -240,8 +241,8 @@ def _verify(folder: Path) -> tuple[int, list[str]]:
             raise ModelFolderError(f"{path} is not in the manifest; remove it if it is not needed")
     for name, entry in files.items():
         path = folder / name
-        if Path(name).name != name or name in ("", ".", "..") or "\0" in name:
-            raise ModelFolderError(f"{folder / 'manifest.json'} names a file outside its folder: {name[:80]!r}")
+        if not _NAME.fullmatch(name):
+            raise ModelFolderError(f"{folder / 'manifest.json'} names a file outside its folder: {shown(name)!r}")
         check_plain(path)
         if not isinstance(entry, dict) or entry.keys() != {"size", "sha256"}:
             raise ModelFolderError(f"{folder / 'manifest.json'} is damaged: what it says of {name} is no size and hash")

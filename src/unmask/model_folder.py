@@ -18,7 +18,7 @@ from unmask.errors import ConfigError, ModelFolderError, UsageError
 from unmask.objectives import Objective
 from unmask.tensor_file import read_shapes, read_tensors, write_tensors
 from unmask.tokens import Tokenizer, tokenizer_from_json
-from unmask.untrusted import check_plain, parse_json, read_text
+from unmask.untrusted import check_plain, parse_json, read_text, shown
 
 if TYPE_CHECKING:
     from unmask.model import Model
@@ -104,9 +104,9 @@ def check_weights(network: Network, tensors: dict[str, Tensor], where: str) -> N
     """Refuse tensors that are not this network's, by name; the network may be on the meta device."""
     wanted = unshared(network)
     for name in sorted(wanted.keys() - tensors.keys()):
-        raise ModelFolderError(f"{where}: the tensor {name} is missing; the file belongs to another model")
+        raise ModelFolderError(f"{where}: the tensor {shown(name)} is missing; the file belongs to another model")
     for name in sorted(tensors.keys() - wanted.keys()):
-        raise ModelFolderError(f"{where}: the tensor {name} is unexpected; the file belongs to another model")
+        raise ModelFolderError(f"{where}: the tensor {shown(name)} is unexpected; the file belongs to another model")
     for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
             raise ModelFolderError(
@@ -142,10 +142,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = parse_json(read_text(path, MAX_CONFIG))
     except (ValueError, RecursionError) as e:
-        raise ModelFolderError(f"{path} is not valid JSON; the folder is damaged ({_start(e)})") from None
+        raise ModelFolderError(f"{path} is not valid JSON; the folder is damaged ({shown(e)})") from None
     if not isinstance(config, dict) or config.get("format_version") != FORMAT_VERSION:
         found = config.get("format_version") if isinstance(config, dict) else None
-        raise ModelFolderError(f"{path}: format_version is {_start(repr(found))}, this unmask reads {FORMAT_VERSION}")
+        raise ModelFolderError(f"{path}: format_version is {shown(repr(found))}, this unmask reads {FORMAT_VERSION}")
     wanted = {
         "format_version": int,
         "denoiser": dict,
@@ -159,12 +159,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         if type(config.get(key)) is not kind:
             raise ModelFolderError(f"{path}: {key} is missing or not {kind.__name__}; the folder is damaged")
     if not 1 <= config["length"] <= MAX_LENGTH:
-        raise ModelFolderError(f"{path}: length is {_start(config['length'])}, not between 1 and {MAX_LENGTH}")
+        raise ModelFolderError(f"{path}: length is {shown(config['length'])}, not between 1 and {MAX_LENGTH}")
     if config.keys() - wanted.keys():
-        raise ModelFolderError(f"{path}: unknown key {_start(min(config.keys() - wanted.keys()))!r}")
+        raise ModelFolderError(f"{path}: unknown key {shown(min(config.keys() - wanted.keys()))!r}")
     return config
-
-
-def _start(value: object) -> str:
-    """The first of what a stranger wrote: a message is one line that somebody reads."""
-    return " ".join(str(value).split())[:80]

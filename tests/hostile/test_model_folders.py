@@ -222,6 +222,7 @@ for dtype in (torch.int64, torch.int32, torch.uint8, torch.bool, torch.float8_e4
 for shape in ((31,), (33,), (32, 1), (1, 32), (0,), (), (16, 2)):
     add(f"weights: shape {shape}", tensors(lambda held, s=shape: held.update({"norm.weight": torch.ones(s)})))  # type: ignore[misc]
 add("weights: one missing", tensors(lambda held: held.pop("norm.weight")))
+add("weights: one too many, with lines", tensors(lambda held: held.update({"a\n\x1b[2Jb": torch.ones(2)})))
 add("weights: one too many", tensors(lambda held: held.update(evil=torch.ones(2))))
 add(
     "weights: two swapped",
