@@ -144,13 +144,13 @@ def test_the_end_of_a_run_waits_for_its_save(
     config = make_config(tmp_path / "run", async_save=True, valid_every=100, save_every=4, steps=100)
     real = Run.forward_backward
 
-    def then(self: Run, rows: Any) -> Any:
+    def then(self: Run, *given: Any) -> Any:
         if self.step == 5:
             threading.Timer(0.2, gate.open.set).start()
             if end == "error":
                 raise NonFiniteError("loss nan")
             os.kill(os.getpid(), 15)
-        return real(self, rows)
+        return real(self, *given)
 
     monkeypatch.setattr(Run, "forward_backward", then)
     with pytest.raises(Stopped if end == "stop" else NonFiniteError):

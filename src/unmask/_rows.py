@@ -92,6 +92,13 @@ class Rows:
             raise _damaged()
         return x_nl, valid_n, self._prefixes[at].astype(np.int64)
 
+    def counts(self, indices: Ints) -> tuple[int, int]:
+        """Tokens of these rows: those that are scored, and those with their prompts."""
+        at = self._at(indices)
+        starts = np.where(at > 0, self._ends[np.maximum(at - 1, 0)], 0).astype(np.int64)
+        tokens = int((self._ends[at].astype(np.int64) - starts).sum())
+        return tokens - int(self._prefixes[at].sum(dtype=np.int64)), tokens
+
     def bytes_of(self, indices: Ints) -> Ints:
         """UTF-8 bytes of the scored text in each of these rows: what bits per byte divides by."""
         counts: Ints = self._bytes[self._at(indices)].astype(np.int64)

@@ -92,6 +92,9 @@ class RunConfig:
     save_every: int = 250
     keep: int = 2  # last checkpoints kept, beside the best
     keep_every: int = 0  # and those at multiples of this many steps; 0: none
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # on several processes; auto: ddp unless the GPU is too small
+    on_nonfinite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is no number; it never reaches the weights
+    max_nonfinite: int = 10  # steps that may be skipped
     async_save: bool = False  # write checkpoints in the background, from a copy in host memory
 
     def __post_init__(self) -> None:
@@ -106,7 +109,7 @@ class RunConfig:
             raise ConfigError(f"data.held_out must lie between 0 and 1, got {self.data.held_out}")
         if self.data.valid is not None and self.data.valid.is_test():
             raise ConfigError("data.valid is a test split: validate on another one, so that the test stays a test")
-        for name in ("sample_every", "keep_every"):
+        for name in ("sample_every", "keep_every", "max_nonfinite"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be 0 (none) or more, got {getattr(self, name)}")
         self.objective.check(self.denoiser)

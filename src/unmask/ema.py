@@ -10,6 +10,7 @@ from torch import Tensor
 
 from unmask.denoisers._network import Network
 from unmask.errors import ModelFolderError
+from unmask.parallel import like
 
 
 class Ema:
@@ -42,7 +43,7 @@ class Ema:
         if {k: v.shape for k, v in shadow.items()} != {k: v.shape for k, v in self.shadow.items()}:
             raise ModelFolderError("the saved average is of other weights: its names or shapes are not the network's")
         for name, tensor in shadow.items():
-            self.shadow[name].copy_(tensor)
+            self.shadow[name].copy_(like(tensor, self.shadow[name]))
         self.num_updates = num_updates
 
     @contextmanager

@@ -338,10 +338,11 @@ class Model:
 
     # --- keep ---
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, weights: dict[str, Tensor] | None = None) -> None:
         """model.safetensors + config.json + tokenizer.json, written whole or not at all.
 
         A model that is there already is replaced; a folder with anything else in it is left alone.
+        weights: in the place of the network's own, where this process does not hold them whole.
 
         >>> model.save("models/mine")  # doctest: +SKIP
         """
@@ -350,7 +351,7 @@ class Model:
         if others:
             raise UsageError(f"{folder} holds {min(others)}, which is no part of a model; give a folder of its own")
         with atomic_folder(folder) as tmp:
-            write_folder(tmp, self)
+            write_folder(tmp, self, weights)
 
 
 def load(

@@ -29,7 +29,7 @@ MAX_LENGTH = 1 << 20  # of a window; a config that says more is taken for damage
 MAX_CONFIG = 1 << 20  # bytes
 
 
-def write_folder(folder: Path, model: Model) -> None:
+def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None = None) -> None:
     """The three files of a model, into a folder that is there.
 
     >>> write_folder(Path("models/mine"), model)  # doctest: +SKIP
@@ -48,7 +48,7 @@ def write_folder(folder: Path, model: Model) -> None:
     }
     write_file(folder / "config.json", [json.dumps(config, indent=2).encode(), b"\n"])
     write_file(folder / "tokenizer.json", [model.tokenizer.to_json().encode()])
-    write_tensors(folder / "model.safetensors", unshared(model.denoiser), {"format": "pt"})
+    write_tensors(folder / "model.safetensors", weights or unshared(model.denoiser), {"format": "pt"})
 
 
 @dataclass(frozen=True)

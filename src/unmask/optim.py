@@ -14,6 +14,7 @@ from unmask.config import OptimConfig
 from unmask.denoisers._network import Network
 from unmask.ema import Ema
 from unmask.errors import ModelFolderError, UsageError
+from unmask.parallel import like, local, whole
 
 
 def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.AdamW, list[str]]:
@@ -45,7 +46,7 @@ class Updater:
         self.count: int | None = None  # of updates so far, read from the optimizer's state when first needed
 
     def grad_norm(self) -> Tensor:
-        return torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        return whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
 
     @torch.no_grad()
     def update(self, *, lr: float, grad_norm: Tensor, bad: Tensor) -> None:
@@ -71,15 +72,15 @@ class Updater:
         towards = 0.0 if self.ema is None else self.ema.advance()
         for group, owned in _groups(self.optimizer, self.names):
             for name, p in owned.items():
-                if p.grad is None:
+                if p.grad is None or not local(p).numel():  # of a small tensor a process may hold nothing
                     continue
                 state = self.optimizer.state[p]
                 adamw_(
-                    p,
-                    p.grad.contiguous(),
-                    state["exp_avg"],
-                    state["exp_avg_sq"],
-                    None if self.ema is None else self.ema.shadow[name],
+                    local(p),
+                    local(p.grad).contiguous(),
+                    local(state["exp_avg"]),
+                    local(state["exp_avg_sq"]),
+                    None if self.ema is None else local(self.ema.shadow[name]),
                     scale=scale,
                     bad=bad,
                     count=self.count,
@@ -173,8 +174,10 @@ def restore_optimizer(
                 if value.shape != wanted:
                     shapes = f"{tuple(value.shape)}, not {tuple(wanted)}"
                     raise ModelFolderError(f"the saved optimizer state {key} has shape {shapes}")
-                place = parameter.device if on_device or kind != "step" else torch.device("cpu")
-                entry[kind] = value.detach().clone().to(place)
+                if kind == "step":
+                    entry[kind] = value.detach().clone().to(parameter.device if on_device else "cpu")
+                else:
+                    entry[kind] = like(value.detach().clone(), parameter)
             if entry:
                 fresh[parameter] = entry
     for (group, _), options in zip(groups, saved, strict=True):

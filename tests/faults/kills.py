@@ -30,6 +30,7 @@ from unmask.config import DataConfig, OptimConfig, RunConfig
 from unmask.corpora.text import Text
 from unmask.denoisers.dit import DiT
 from unmask.objectives.mdlm import MDLM
+from unmask.parallel import World
 from unmask.training import Run, train
 
 EVERY = 4  # steps between saves
@@ -268,7 +269,7 @@ def main() -> None:
         # What a kill leaves does not depend on it, and it takes most of the time; a random moment may fall into it.
         os.fsync = real_sync if what == "moments" else lambda descriptor: None
         kills = Kills(Path(folder).resolve() / f"{what}-{mode}", corpus, mode)
-        Run(kills.at("warm"), resume=False, init=None, device="cpu")  # imports and packs, once for all children
+        Run(kills.at("warm"), World(), resume=False, init=None)  # imports and packs, once for all children
         began = time.monotonic()
         getattr(kills, what)(int(count))
         report = {"part": part, "reached": kills.reached, "wrong": kills.wrong, "most_lost": kills.most_lost}

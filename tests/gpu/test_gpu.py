@@ -36,7 +36,10 @@ from unmask.samplers.remdm import ReMDM
 from unmask.samplers.semi_ar import SemiAR
 from unmask.training import compile_trunk
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: its numerics are not tested here")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: its numerics are not tested here"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),  # torch's own compiler warns of torch
+]
 CUDA = torch.device("cuda")
 V, L = 300, 96
 

@@ -36,6 +36,7 @@ class Network(nn.Module):
     causal: bool = False
     uses_level: bool = False
     checkpoint_activations: bool = False
+    sharded: bool = False  # each process holds a share of each weight: only a part's own forward pass may touch them
     capturable: bool = False  # no call looks at a value on the host, so that a CUDA graph may replay it
 
     @abstractmethod
@@ -73,6 +74,10 @@ class Network(nn.Module):
     def head_linear(self) -> nn.Linear | None:
         """The head where it is one linear map and nothing else: losses and samplers then take shorter ways."""
         return None
+
+    def parts(self) -> list[nn.Module]:
+        """Modules whose weights may be fetched from other processes one after the other, each called as a module."""
+        return []
 
     def before_replay(self) -> None:
         """Called before captured graphs of this network run: what they read besides the weights is made fresh."""

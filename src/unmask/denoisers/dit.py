@@ -177,6 +177,9 @@ class DiTNetwork(Network):
     def head_linear(self) -> nn.Linear:
         return self.output
 
+    def parts(self) -> list[nn.Module]:
+        return list(self.blocks)
+
     @property
     def layers(self) -> list[Block]:
         return [cast(Block, block) for block in self.blocks]
@@ -184,7 +187,8 @@ class DiTNetwork(Network):
     def can_fuse(self) -> bool:
         """Used, not trained, on a GPU: the forward pass in _dit_fused.py applies."""
         training = torch.is_grad_enabled() or self.training or torch.is_autocast_enabled("cuda")
-        return not training and not torch.compiler.is_compiling() and kernels.fit(self.embed.weight)
+        plain = not training and not self.sharded and not torch.compiler.is_compiling()
+        return plain and kernels.fit(self.embed.weight)
 
     def can_decode(self) -> bool:
         return self.causal and self.can_fuse()
