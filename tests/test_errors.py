@@ -69,7 +69,6 @@ CASES: list[tuple[str, int, str]] = [
     # --- the command line itself
     ("trian demo", 2, "unknown command 'trian'; did you mean 'train'?"),
     ("generate model --lenght 3", 2, "the sampler Ancestral has no option --lenght; did you mean 'length'?"),
-    ("generate", 2, "the following arguments are required: model; see unmask generate --help"),
     ("eval model", 2, "the following arguments are required: --data"),
     ("generate model --num two", 2, "--num: invalid int value: 'two'"),
     ("generate model --num", 2, "--num: expected one argument"),
@@ -132,7 +131,7 @@ CASES: list[tuple[str, int, str]] = [
     ("eval model --data lines.txt --packing wrapp", 2, "--packing: 'wrapp' is not a choice; did you mean 'wrap'?"),
     ("eval ar --data lines.txt --estimator count", 2, "an autoregressive likelihood is exact"),
     # --- models
-    ("generate gone", 1, "no model folder 'gone'; give a folder with config.json and model.safetensors"),
+    ("generate gone", 1, "no model folder 'gone'; give a folder with config.json and its weights"),
     ("generate folder", 1, "folder/config.json is missing"),
     ("generate short.txt", 1, "no model folder 'short.txt'"),
     ("fill gone a[MASK]", 1, "no model folder 'gone'"),

@@ -42,12 +42,15 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW and the learning rate's course; the defaults are the paper's."""
+    """AdamW, or Muon for the blocks' matrices, and the learning rate's course; the defaults are the paper's."""
 
     lr: float = 3e-4
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    muon: bool = False  # for the blocks' matrices; AdamW for the rest
+    momentum: float = 0.95  # muon's
+    muon_rms: float = 0.2  # root mean square of muon's update, in units of lr; AdamW's own is about this
     warmup: int = 2500
     schedule: Literal["constant", "cosine", "wsd"] = "constant"
     decay_fraction: float = 0.2  # wsd: the last part of the run, in which the rate falls to min_ratio
@@ -62,6 +65,10 @@ class OptimConfig:
         for name in ("min_ratio", "decay_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if not 0 <= self.momentum < 1 or not self.muon_rms > 0:
+            raise ConfigError(
+                f"momentum must lie in [0, 1) and muon_rms above 0, got {self.momentum} and {self.muon_rms}"
+            )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas must lie in [0, 1), got {self.betas}")
         if not 0 <= self.ema < 1:

@@ -1,4 +1,4 @@
-"""A model's folder: config.json, tokenizer.json, model.safetensors. Written whole, read with every claim checked."""
+"""A model's folder: config.json, tokenizer.json and its weights. Written whole, read with every claim checked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from unmask.atomic import write_file
 from unmask.config import from_dict, to_dict
@@ -19,6 +20,7 @@ from unmask.objectives import Objective
 from unmask.tensor_file import read_shapes, read_tensors, write_tensors
 from unmask.tokens import Tokenizer, tokenizer_from_json
 from unmask.untrusted import check_plain, parse_json, read_text, shown
+from unmask.weight_parts import joined, weight_files
 
 if TYPE_CHECKING:
     from unmask.model import Model
@@ -45,6 +47,7 @@ def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None =
         "num_ids": model.tokenizer.num_ids,
         "mask_id": model.tokenizer.mask_id,
         "bos": model.bos,
+        **({} if model.typical_length is None else {"typical_length": model.typical_length}),
     }
     write_file(folder / "config.json", [json.dumps(config, indent=2).encode(), b"\n"])
     write_file(folder / "tokenizer.json", [model.tokenizer.to_json().encode()])
@@ -60,6 +63,7 @@ class Folder:
     objective: Objective
     length: int
     bos: bool
+    typical_length: int | None
 
 
 def read_folder(folder: Path) -> Folder:
@@ -67,7 +71,7 @@ def read_folder(folder: Path) -> Folder:
 
     >>> read_folder(Path("runs/demo/model")).length  # doctest: +SKIP
     """
-    for name in FILES:
+    for name in ("config.json", "tokenizer.json"):
         check_plain(folder / name)
     config = _read_config(folder / "config.json")
     try:
@@ -78,14 +82,14 @@ def read_folder(folder: Path) -> Folder:
         description = cast(Denoiser, from_dict(Denoiser, config["denoiser"], "denoiser"))
         objective = cast(Objective, from_dict(Objective, config["objective"], "objective"))
     except ConfigError as e:
-        raise ModelFolderError(f"{folder / 'config.json'}: {e}") from None
+        raise ModelFolderError(f"{folder / 'config.json'}: {shown(e, 300)}") from None
     if config["num_ids"] != tokenizer.num_ids or config["mask_id"] != tokenizer.mask_id:
         raise ModelFolderError(
-            f"{folder}: config.json says {config['num_ids']} ids with mask {config['mask_id']}, "
+            f"{folder}: config.json says {shown(config['num_ids'])} ids with mask {shown(config['mask_id'])}, "
             f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
         )
     network = _build(description, tokenizer, folder)
-    return Folder(network, tokenizer, objective, config["length"], config["bos"])
+    return Folder(network, tokenizer, objective, config["length"], config["bos"], config.get("typical_length"))
 
 
 def unshared(network: Network) -> dict[str, Tensor]:
@@ -119,23 +123,37 @@ def check_weights(network: Network, tensors: dict[str, Tensor], where: str) -> N
 
 def _build(description: Denoiser, tokenizer: Tokenizer, folder: Path) -> Network:
     """The network with its weights. A config or a file that lies about its sizes costs neither memory nor time."""
-    path = folder / "model.safetensors"
-    shapes = read_shapes(path)
+    paths = weight_files(folder)
+    where = str(paths[0] if len(paths) == 1 else folder)
+    shapes = joined(read_shapes, paths)
     for name, value in to_dict(description).items():
         # Every block has tensors of its own, and no other size is larger than all numbers together.
         most = len(shapes) if name == "blocks" else max(1 << 16, sum(t.numel() for t in shapes.values()))
         if type(value) is int and value > most:
-            raise ModelFolderError(f"{folder / 'config.json'}: denoiser.{name} is {value}, far more than {path} holds")
+            raise ModelFolderError(
+                f"{folder / 'config.json'}: denoiser.{name} is {shown(value)}, far more than {where} holds"
+            )
     try:
         with torch.device("meta"):  # names and shapes alone
             network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
     except (RuntimeError, OverflowError, TypeError):  # sizes whose product no machine counts
         raise ModelFolderError(f"{folder / 'config.json'}: the denoiser's sizes are beyond any network") from None
-    check_weights(network, shapes, str(path))
-    tensors = read_tensors(path)
-    network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
-    load_weights(network, tensors, str(path))
+    check_weights(network, shapes, where)
+    tensors = joined(read_tensors, paths)
+    with _NoStart():
+        network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+    load_weights(network, tensors, where)
     return network
+
+
+class _NoStart(TorchFunctionMode):
+    """Inside, no random numbers are drawn to start weights that are overwritten anyway: most of the time of a load."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_"):
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -160,6 +178,9 @@ def _read_config(path: Path) -> dict[str, Any]:
             raise ModelFolderError(f"{path}: {key} is missing or not {kind.__name__}; the folder is damaged")
     if not 1 <= config["length"] <= MAX_LENGTH:
         raise ModelFolderError(f"{path}: length is {shown(config['length'])}, not between 1 and {MAX_LENGTH}")
-    if config.keys() - wanted.keys():
-        raise ModelFolderError(f"{path}: unknown key {shown(min(config.keys() - wanted.keys()))!r}")
+    typical = config.get("typical_length", 1)
+    if type(typical) is not int or not 1 <= typical <= config["length"]:
+        raise ModelFolderError(f"{path}: typical_length is {shown(repr(typical))}, not between 1 and length")
+    if others := config.keys() - wanted.keys() - {"typical_length"}:
+        raise ModelFolderError(f"{path}: unknown key {shown(min(others))!r}")
     return config

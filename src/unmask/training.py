@@ -301,6 +301,7 @@ class Run:
             objective=self.config.objective,
             length=self.config.data.length,
             bos=self.config.data.packing == "sentence" and self.tokenizer.bos_id is not None,
+            typical_length=self.rows.typical_length(),
         )
 
     def info(self) -> dict[str, Any]:

@@ -241,6 +241,45 @@ def sparse(folder: Path) -> None:
 add("weights: a terabyte of nothing", sparse)
 
 
+PART = "model-{:05d}-of-{:05d}.safetensors"
+
+
+def in_parts(change: Callable[[Path], Any]) -> Attack:
+    """Whole weights in two parts, then the change."""
+
+    def attack(folder: Path) -> None:
+        held = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        names = sorted(held)
+        save_file({name: held[name] for name in names[::2]}, folder / PART.format(1, 2))
+        save_file({name: held[name] for name in names[1::2]}, folder / PART.format(2, 2))
+        load(folder, device="cpu")  # it was whole
+        change(folder)
+
+    return attack
+
+
+def part_moved(number: int, make: Callable[[Path], Any]) -> Attack:
+    return in_parts(lambda folder: replace(PART.format(number, 2), make)(folder))
+
+
+PARTS: dict[str, Attack] = {
+    "the first is missing": in_parts(lambda f: (f / PART.format(1, 2)).unlink()),
+    "the last is missing": in_parts(lambda f: (f / PART.format(2, 2)).unlink()),
+    "one too many": in_parts(lambda f: shutil.copy(f / PART.format(2, 2), f / PART.format(3, 2))),
+    "one of 99999": in_parts(lambda f: (f / PART.format(2, 2)).rename(f / PART.format(2, 99999))),
+    "one that is number 0": in_parts(lambda f: (f / PART.format(1, 2)).rename(f / PART.format(0, 2))),
+    "one twice": in_parts(lambda f: shutil.copy(f / PART.format(1, 2), f / PART.format(2, 2))),
+    "beside the whole": in_parts(lambda f: shutil.copy(f / PART.format(1, 2), f / "model.safetensors")),
+    "one a pickle": in_parts(put(PART.format(2, 2), PAYLOADS["torch zip"])),
+    "one a link": part_moved(2, lambda p: p.symlink_to(Path("..", "outside", p.name))),
+    "one a pipe": part_moved(2, os.mkfifo),
+    "one a folder": part_moved(1, Path.mkdir),
+}
+for kind, attack in PARTS.items():
+    add(f"weights in parts: {kind}", attack)
+
+
 # --- config ----------------------------------------------------------------------------------------------------------
 
 
@@ -324,6 +363,12 @@ CONFIGS: dict[str, Attack] = {
     "a version as text": edit(format_version="1"),
     "no version": edit(format_version=...),
     "bos as text": edit(bos="yes"),
+    "an usual length of 2^40": edit(typical_length=BIG),
+    "an usual length that is null": edit(typical_length=None),
+    "an usual length below nothing": edit(typical_length=-1),
+    "a vocabulary of four thousand digits": edit(num_ids=10**4000),
+    "a width of four thousand digits": edit(denoiser__hidden=10**4000),
+    "a mask of four thousand digits": edit(mask_id=10**4000),
     "an unknown key of a megabyte": edit(**{"k" * 900_000: 1}),
     "an unknown key with lines": edit(**{"a\nb": 1}),
     "a key twice": textual('"length": ', '"length": 8, "length": '),

@@ -39,6 +39,8 @@ class DiT(Denoiser):
 
     none: no adaLN branch. level: 1 - alpha. sigma: -log alpha, as published time-conditioned nets.
     constant: the branch exists and always sees 0, as published nets without time conditioning.
+    qk_norm: queries and keys have root mean square 1, which bounds the attention's logits and bears larger rates.
+    zero_init: every block starts as the identity, as adaLN's do, without its branch.
     """
 
     size: Literal["nano", "micro", "mini", "tiny", "small", "medium"] = "tiny"
@@ -50,6 +52,8 @@ class DiT(Denoiser):
     tied: bool = False
     dropout: float = 0.1
     causal: bool = False
+    qk_norm: bool = False
+    zero_init: bool = False
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -88,7 +92,9 @@ class DiTNetwork(Network):
         self.embed = nn.Embedding(num_ids, hidden)
         cond_dim = 0 if config.conditioning == "none" else config.cond_dim
         self.time = TimeEmbedding(cond_dim) if cond_dim else None
-        self.blocks = nn.ModuleList(Block(hidden, self.num_heads, cond_dim, config.dropout) for _ in range(blocks))
+        self.blocks = nn.ModuleList(
+            Block(hidden, self.num_heads, cond_dim, config.dropout, config.qk_norm) for _ in range(blocks)
+        )
         self.norm = Norm(hidden)
         self.modulation = nn.Linear(cond_dim, 2 * hidden) if cond_dim else None
         self.output = nn.Linear(hidden, num_ids)
@@ -104,10 +110,8 @@ class DiTNetwork(Network):
                 nn.init.zeros_(p)  # adaLN starts as the identity, the head as the uniform law
             elif p.ndim > 1:
                 nn.init.normal_(p, std=0.02)
-            if name.startswith("blocks.") and name.endswith(
-                "out.weight"
-            ):  # what is added to the residual stream, 2 a block
-                nn.init.normal_(p, std=0.02 / math.sqrt(2 * len(self.blocks)))
+            if name.startswith("blocks.") and name.endswith("out.weight"):  # added to the residual stream, 2 a block
+                nn.init.normal_(p, std=0.0 if self.config.zero_init else 0.02 / math.sqrt(2 * len(self.blocks)))
 
     def trunk(
         self,
@@ -318,9 +322,9 @@ class TimeEmbedding(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each pre-normed; with conditioning, adaLN shifts, scales and gates both."""
 
-    def __init__(self, hidden: int, heads: int, cond_dim: int, dropout: float) -> None:
+    def __init__(self, hidden: int, heads: int, cond_dim: int, dropout: float, qk_norm: bool) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.dropout, self.qk_norm = heads, dropout, qk_norm
         self.norm1 = Norm(hidden)
         self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
         self.out = nn.Linear(hidden, hidden, bias=False)
@@ -384,6 +388,7 @@ class Block(nn.Module):
             from unmask.kernels.split_rope import split_rope
 
             q, k, v = (self._split(y.view(h_BLD.shape)) for y in split_rope(qkv_BLW.flatten(0, 1), *tables(rope)))
+            q, k = self.normed(q), self.normed(k)
             o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
             return o.transpose(1, 2).flatten(2)
         if qkv_BLW is not None:
@@ -398,13 +403,17 @@ class Block(nn.Module):
             w_q, w_kv = self.qkv.weight[:D], self.qkv.weight[D:]
             q = rotate(self._split(F.linear(gather_positions(h_BLD, at_BK), w_q)), rope_at(rope, at_BK))
             k, v = (self._split(y) for y in F.linear(h_BLD, w_kv).chunk(2, dim=-1))
-        k = rotate(k, rope)
+        q, k = self.normed(q), self.normed(rotate(k, rope))
         if cached is not None:
             (keys, values), start, stop = cached
             keys[:, :, start:stop], values[:, :, start:stop] = k, v
             k, v = keys[:, :, :stop], values[:, :, :stop]
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         return o.transpose(1, 2).flatten(2)
+
+    def normed(self, x_BHLK: Tensor) -> Tensor:
+        """Queries or keys with qk_norm. A rotation keeps lengths, so it may as well come first, in a kernel."""
+        return F.rms_norm(x_BHLK, x_BHLK.shape[-1:], eps=1e-6) if self.qk_norm else x_BHLK
 
     def _split(self, y_BLD: Tensor) -> Tensor:
         """[B, L, D] → [B, heads, L, head_dim]"""
