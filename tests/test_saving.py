@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -117,6 +119,25 @@ def test_close_joins_and_leaves_the_first_error_alone(tmp_path: Path, monkeypatc
     monkeypatch.setattr(unmask.saving, "save_checkpoint", lambda *a, **k: 1 / 0)
     saver.save(2, tensors(2.0), {}, best=False)
     assert list(saver.close()) == []
+
+
+def test_a_process_that_ends_waits(tmp_path: Path) -> None:
+    program = """
+import sys, time, torch, unmask.saving
+real = unmask.saving.save_checkpoint
+def slow(*args, **options):
+    time.sleep(0.5)
+    return real(*args, **options)
+unmask.saving.save_checkpoint = slow
+saver = unmask.saving.Saver(__import__("pathlib").Path(sys.argv[1]), keep=1, background=True)
+saver.save(3, {"model": {"w": torch.ones(2)}}, {}, best=False)
+sys.exit(7)
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    assert done.returncode == 7
+    found = load_checkpoint(tmp_path)
+    assert found is not None
+    assert found.step == 3
 
 
 # --- in a run ---------------------------------------------------------------------------------------------------------
