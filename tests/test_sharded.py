@@ -7,18 +7,21 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from unmask.checkpoint import load_checkpoint
+from unmask.checkpoint import _sealed, load_checkpoint
 from unmask.errors import ModelFolderError, UnmaskError
 from unmask.sharded import load_sharded, save_sharded
+from unmask.tensor_file import write_tensors
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="starts processes that talk by gloo")
 
@@ -94,6 +97,46 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     shutil.copy(next(path.glob("shard-*")), path / "shard-00009.safetensors")
     with pytest.raises(ModelFolderError, match=r"shard-00009\.safetensors is not in the manifest"):
         load_sharded(path, full(0))
+
+
+def offsets(change: Callable[[dict[str, Any]], Any]) -> Callable[[str], str]:
+    def changed(text: str) -> str:
+        held = json.loads(text)
+        change(held)
+        return json.dumps(held)
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: "{", "is damaged"),
+        (lambda text: "[]", "is damaged"),
+        (offsets(lambda held: held.pop("model/even")), "is damaged"),
+        (offsets(lambda held: held["model/even"].update(saved_offsets=[4, 0])), "do not make up the whole"),
+        (offsets(lambda held: held["model/even"].update(saved_offsets=[1 << 40, 0])), "do not make up the whole"),
+        (offsets(lambda held: held["model/even"].update(saved_offsets="evil")), "is damaged"),
+    ],
+)
+def test_a_share_that_lies(tmp_path: Path, change: Callable[[str], str], said: str) -> None:
+    """With a manifest that is true to it: where a share says it belongs is a stranger's word."""
+    path = save_sharded(tmp_path, 1, full(1), STATE, keep=2, best=False)
+    shard = next(path.glob("shard-*"))
+    with safe_open(shard, framework="pt") as file:
+        metadata = dict(file.metadata())
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    key = "DCP_SHARDING_INFO"
+    shard.unlink()
+    size, digest = write_tensors(shard, tensors, metadata | {key: change(metadata[key])})
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["sha256"]
+    manifest["files"][shard.name] = {"size": size, "sha256": digest}
+    (path / "manifest.json").write_text(_sealed(manifest))
+    for read in (lambda: load_checkpoint(path), lambda: load_sharded(path, full(0))):
+        with pytest.raises(ModelFolderError, match=said) as caught:
+            read()
+        assert str(caught.value).isprintable()
 
 
 def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,7 @@ def load_sharded(path: Path, into: Groups) -> Checkpoint | None:
     """
     one = (path / "manifest.json").is_file()
     found = [path] if one else [place for _, place in candidates(path / "checkpoints")]
+    flat = {f"{group}/{name}": t.detach() for group, named in into.items() for name, t in named.items()}
     skipped: list[str] = []
     for folder in found:
         try:
@@ -97,7 +98,8 @@ def load_sharded(path: Path, into: Groups) -> Checkpoint | None:
                 raise
             skipped.append(str(error))
             continue
-        _agree(lambda folder=folder: _fill(folder, into))  # type: ignore[misc]
+        _agree(lambda folder=folder: _check(folder, flat))  # type: ignore[misc]
+        _agree(lambda folder=folder: _read_into(flat, folder, alone=not dist.is_initialized()))  # type: ignore[misc]
         tensors = {group: dict(named) for group, named in into.items()}
         return Checkpoint(step=step, tensors=tensors, state=state, path=folder, skipped=skipped)
     if skipped:
@@ -110,10 +112,8 @@ def read_whole(folder: Path) -> dict[str, dict[str, Tensor]]:
 
     >>> read_whole(Path("runs/large/checkpoints/step-00000250"))  # doctest: +SKIP
     """
-    with _one_line(folder):
-        held = _metadata(folder)
-        flat = {name: torch.empty(meta.size, dtype=meta.properties.dtype) for name, meta in held.items()}
-        _read_into(flat, folder, alone=True)
+    flat = {name: torch.empty(meta.size, dtype=meta.properties.dtype) for name, meta in _metadata(folder).items()}
+    _read_into(flat, folder, alone=True)
     groups: dict[str, dict[str, Tensor]] = {}
     for key, tensor in flat.items():
         group, _, name = key.partition("/")
@@ -127,24 +127,21 @@ def _write(flat: dict[str, Tensor], temp: Path) -> None:
         save(flat, storage_writer=writer)
 
 
-def _fill(folder: Path, into: Groups) -> None:
-    flat = {f"{group}/{name}": t.detach() for group, named in into.items() for name, t in named.items()}
-    with _one_line(folder):
-        held = _metadata(folder)
-        if odd := sorted(held.keys() ^ flat.keys()):
-            raise ModelFolderError(f"{folder}: the tensor {shown(odd[0])} is missing or unexpected")
-        for name, tensor in flat.items():
-            if held[name].size != tensor.shape or held[name].properties.dtype != tensor.dtype:
-                said = f"{tuple(held[name].size)} of {held[name].properties.dtype}"
-                raise ModelFolderError(
-                    f"{folder}: {shown(name)} is {said}, not {tuple(tensor.shape)} of {tensor.dtype}"
-                )
-        _read_into(flat, folder, alone=not dist.is_initialized())
+def _check(folder: Path, flat: dict[str, Tensor]) -> None:
+    """Refuse a checkpoint of other tensors than these, before any is read."""
+    held = _metadata(folder)
+    if odd := sorted(held.keys() ^ flat.keys()):
+        raise ModelFolderError(f"{folder}: the tensor {shown(odd[0])} is missing or unexpected")
+    for name, tensor in flat.items():
+        if held[name].size != tensor.shape or held[name].properties.dtype != tensor.dtype:
+            said = f"{tuple(held[name].size)} of {held[name].properties.dtype}"
+            raise ModelFolderError(f"{folder}: {shown(name)} is {said}, not {tuple(tensor.shape)} of {tensor.dtype}")
 
 
 def _metadata(folder: Path) -> dict[str, TensorStorageMetadata]:
     """What the shards say of each tensor: parts that do not make up the whole are refused."""
-    held = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    with _one_line(folder):
+        held = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     checked: dict[str, TensorStorageMetadata] = {}
     for name, meta in held.items():
         assert isinstance(meta, TensorStorageMetadata)
@@ -155,7 +152,7 @@ def _metadata(folder: Path) -> dict[str, TensorStorageMetadata]:
 
 
 def _read_into(flat: dict[str, Tensor], folder: Path, *, alone: bool) -> None:
-    with _quiet():
+    with _one_line(folder), _quiet():
         load(flat, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
 
 
