@@ -143,7 +143,7 @@ class Run:
         if checkpoint is not None:
             with checkpoint.holds(**STATE):
                 self._check_same_run(checkpoint)
-            load_weights(self.network, checkpoint.tensors["model"], str(checkpoint.path / "model.safetensors"))
+                load_weights(self.network, checkpoint.tensors["model"], str(checkpoint.path / "model.safetensors"))
         elif init is not None:
             self._init_from(init)
         self.spread = self._spread()
