@@ -7,7 +7,7 @@ of, not the same as, a larger likelihood.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -20,7 +20,7 @@ from unmask.constraints._leading_space import LeadingSpace
 from unmask.draws import fold, row_keys
 from unmask.errors import UsageError, did_you_mean
 from unmask.prompts import MAX_GAP
-from unmask.samplers import Sampler
+from unmask.samplers import Sampler, Step
 from unmask.samplers._constrained import constrained
 from unmask.tokens import Tokenizer
 
@@ -96,14 +96,21 @@ def edit(
     num: int = 1,
     occurrence: int | None = None,
     rank: Rank = "text",
-    seed: int = 0,
     sampler: Sampler | None = None,
+    seed: int = 0,
     constraint: Constraint | Sequence[Constraint] | None = None,
-    **how: Any,
+    label: int | None = None,
+    guidance: float | None = None,
+    watch: Callable[[Step], None] | None = None,
+    runners_up: int = 0,
 ) -> list[Edit]:
-    """See `Model.edit`.
+    """The text with a span of it written anew, best first; the rest is kept letter by letter. It is `Model.edit`.
 
-    >>> edit(model, "the cat sat", "cat", with_length=(2, 6))  # doctest: +SKIP
+    with_length: tokens of the replacement, a number or (least, most); None: as many as the span has. Each length is
+    written `num` times, and the `num` best different texts come back. occurrence: which, if there are several.
+    Ranked by the bound of the whole text, or with rank="token" by bound per token: by bounds, not by likelihoods.
+
+    >>> model.edit("the cat sat", "cat", with_length=(2, 6), num=3)[0].text  # doctest: +SKIP
     """
     tokenizer = model.tokenizer
     start, stop = find_span(text, replace, occurrence)
@@ -129,6 +136,7 @@ def edit(
     # A candidate's draws depend on its own length and number alone, so that other lengths do not change it.
     key_B = torch.stack([fold(row_keys(seed, torch.tensor(i)), length) for length, i in plan])
     held = LeadingSpace() if lends else constraint
+    how: dict[str, Any] = {"label": label, "guidance": guidance, "watch": watch, "runners_up": runners_up}
     finished = write(model, rows, key_B, [0] * len(rows), sampler=sampler, constraint=held, **how)
     edits: dict[str, Edit] = {}
     lo = len(model.begin) + len(before)
@@ -138,7 +146,7 @@ def edit(
         piece = _spelled(tokenizer, before, row[lo : lo + length], text[:first])
         whole = text[:first] + piece + text[stop:]
         if whole not in edits:
-            bound = model.score(whole, seed=0, num_samples=NUM_SAMPLES)
+            bound = model.score(whole, seed=0, num_samples=NUM_SAMPLES, label=label)
             edits[whole] = Edit(whole, piece[start - first :], length, bound.nats, bound.tokens)
     return sorted(edits.values(), key=lambda e: e.nats if rank == "text" else e.nats_per_token)[:num]
 
@@ -151,6 +159,7 @@ def write(
     *,
     sampler: Sampler | None,
     constraint: Constraint | Sequence[Constraint] | None,
+    label: int | None = None,
     **how: Any,
 ) -> list[list[int] | None]:
     """Every row with its masks written. Rows of one owner are ways to write one text: those in which the constraint
@@ -161,19 +170,19 @@ def write(
     keep = list(range(len(rows)))
     if constraint is not None and len(set(owner)) < len(rows):
         keep = _possible(model, rows, key_B, owner, sampler, constraint)
-    canvas = model.canvas([rows[i] for i in keep], constraint, may_end=False, key_B=key_B[keep])
+    canvas = model.canvas([rows[i] for i in keep], constraint, may_end=False, key_B=key_B[keep], label=label)
     finished: list[list[int] | None] = [None] * len(rows)
     for i, row in zip(keep, model.run(canvas, sampler, **how), strict=True):
         finished[i] = row
     return finished
 
 
-def best(model: Model, texts: Sequence[str]) -> str:
+def best(model: Model, texts: Sequence[str], label: int | None = None) -> str:
     """The text of the smallest bound.
 
     >>> best(model, ["import os", "import xq"])  # doctest: +SKIP
     """
-    return min(texts, key=lambda text: model.score(text, seed=0, num_samples=NUM_SAMPLES).nats)
+    return min(texts, key=lambda text: model.score(text, seed=0, num_samples=NUM_SAMPLES, label=label).nats)
 
 
 def _possible(

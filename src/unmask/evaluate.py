@@ -39,6 +39,7 @@ def evaluate_rows(
     parts = []
     for lo in range(0, len(indices), batch):
         x, valid_len, prefix_len = (torch.from_numpy(a).to(device) for a in rows.take(indices[lo : lo + batch]))
+        label = rows.labels_of(indices[lo : lo + batch])
         packed = make_batch(x, valid_len, prefix_len, seed=0, step=0)  # only its masks of what is valid and scored
         parts.append(
             objective.bound(
@@ -50,6 +51,7 @@ def evaluate_rows(
                 first_row=lo,
                 num_samples=num_samples,
                 estimator=estimator,
+                label_B=None if label is None else torch.from_numpy(label).to(device),
             )
         )
         if progress is not None:

@@ -18,7 +18,7 @@ from unmask.constraints._automaton import compile_constraints
 from unmask.denoisers._network import Network
 from unmask.devices import pick_device, pick_dtype
 from unmask.draws import fold, row_keys
-from unmask.editing import MAX_CANDIDATES, Edit, Rank, best, edit, write
+from unmask.editing import MAX_CANDIDATES, best, edit, write
 from unmask.errors import ModelFolderError, UsageError
 from unmask.generate import sample, steps
 from unmask.guidance import Guidance
@@ -80,6 +80,7 @@ class Model:
         sampler: Sampler | None = None,
         seed: int = 0,
         constraint: Constraint | Sequence[Constraint] | None = None,
+        label: int | None = None,
         guidance: float | None = None,
         watch: Watch | None = None,
         runners_up: int = 0,
@@ -88,7 +89,8 @@ class Model:
 
         End-of-text ends a text. A length beyond the model's window is written window by window.
         A constraint always holds, of what is written behind the prompt or, with over="text", of the whole text.
-        guidance > 0 follows the prompt and suffix more closely than the model does by itself, at two calls a step.
+        label: the class of the texts, for a model trained with classes. guidance > 0 follows prompt, suffix and label
+        more closely than the model does by itself, at two calls a step.
 
         >>> model.generate(2, 128, ["def ", "class "], seed=1)  # doctest: +SKIP
         """
@@ -109,7 +111,7 @@ class Model:
         if num < 1 or not rows:
             raise UsageError(f"num must be at least 1 and there must be a prompt list of at least one, got num={num}")
         # A suffix must stay part of the text, so nothing before it may end the text.
-        canvas = self.canvas(rows, constraint, may_end=not tail, seed=seed)
+        canvas = self.canvas(rows, constraint, may_end=not tail, seed=seed, label=label)
         finished = self.run(canvas, sampler, guidance=guidance, watch=watch, runners_up=runners_up)
         begin = len(self.begin)
         return [to_text(row[begin:], self.tokenizer, head - begin) for row, head in zip(finished, heads, strict=True)]
@@ -121,6 +123,7 @@ class Model:
         sampler: Sampler | None = None,
         seed: int = 0,
         constraint: Constraint | Sequence[Constraint] | None = None,
+        label: int | None = None,
         guidance: float | None = None,
         watch: Watch | None = None,
         runners_up: int = 0,
@@ -143,53 +146,15 @@ class Model:
             keys += [key if len(several) == 1 else fold(key, j) for j in range(len(several))]
             if self.tokenizer.mask_id not in rows[-1]:
                 raise UsageError(f"no gap in {texts[i][:40]!r}: write [MASK] for one token, [MASK:5] for five")
-        how: dict[str, Any] = {"guidance": guidance, "watch": watch, "runners_up": runners_up}
+        how: dict[str, Any] = {"label": label, "guidance": guidance, "watch": watch, "runners_up": runners_up}
         owner = [i for i, several in enumerate(ways) for _ in several]
         finished = write(self, rows, torch.stack(keys), owner, sampler=sampler, constraint=constraint, **how)
         filled: list[list[str]] = [[] for _ in texts]
         for i, row in zip(owner, finished, strict=True):
             filled[i] += [] if row is None else [self.tokenizer.decode(row[len(self.begin) :])]
-        return [several[0] if len(several) == 1 else best(self, several) for several in filled]
+        return [several[0] if len(several) == 1 else best(self, several, label) for several in filled]
 
-    def edit(
-        self,
-        text: str,
-        replace: str,
-        *,
-        with_length: int | tuple[int, int] | None = None,
-        num: int = 1,
-        occurrence: int | None = None,
-        rank: Rank = "text",
-        sampler: Sampler | None = None,
-        seed: int = 0,
-        constraint: Constraint | Sequence[Constraint] | None = None,
-        guidance: float | None = None,
-        watch: Watch | None = None,
-        runners_up: int = 0,
-    ) -> list[Edit]:
-        """The text with a span of it written anew, best first; the rest is kept letter by letter.
-
-        with_length: tokens of the replacement, a number or (least, most); None: as many as the span has. Each length is
-        written `num` times, and the `num` best different texts come back. occurrence: which, if there are several.
-        Ranked by the bound of the whole text, or with rank="token" by bound per token: by bounds, not by likelihoods.
-
-        >>> model.edit("the cat sat", "cat", with_length=(2, 6), num=3)[0].text  # doctest: +SKIP
-        """
-        return edit(
-            self,
-            text,
-            replace,
-            with_length=with_length,
-            num=num,
-            occurrence=occurrence,
-            rank=rank,
-            sampler=sampler,
-            seed=seed,
-            constraint=constraint,
-            guidance=guidance,
-            watch=watch,
-            runners_up=runners_up,
-        )
+    edit = edit  # it is long: in a file of its own
 
     def refine(
         self,
@@ -233,6 +198,7 @@ class Model:
         may_end: bool,
         seed: int = 0,
         key_B: Tensor | None = None,
+        label: int | None = None,
     ) -> Canvas:
         """Rows of ids, masks where something is to be written. may_end: end-of-text is allowed. key_B: not by seed.
 
@@ -242,9 +208,13 @@ class Model:
         canvas = Canvas.of_rows(rows, mask_id=tok.mask_id, pad_id=tok.eot_id, seed=seed)
         canvas = canvas if key_B is None else dataclasses.replace(canvas, key_B=key_B)
         forbidden = {*tok.never_ids()} if may_end else {*tok.never_ids(), tok.eot_id}
+        if label is not None and not 0 <= label < self.denoiser.num_classes:
+            known = f"0 to {self.denoiser.num_classes - 1}" if self.denoiser.num_classes else "none"
+            raise UsageError(f"the label {label} is not among this model's classes: it knows {known}")
         automaton = None if constraint is None else compile_constraints(constraint, tok, may_end=may_end)
         return dataclasses.replace(
             canvas.to(self.device),
+            label_B=None if label is None else torch.full((len(rows),), label, device=self.device),
             forbidden=tuple(sorted(forbidden)),
             end_id=tok.eot_id if may_end else None,
             constraint=automaton,
@@ -295,9 +265,17 @@ class Model:
     # --- measure ---
 
     def score(
-        self, texts: str | Sequence[str], *, seed: int = 0, num_samples: int = 16, estimator: str | None = None
+        self,
+        texts: str | Sequence[str],
+        *,
+        seed: int = 0,
+        num_samples: int = 16,
+        estimator: str | None = None,
+        label: int | None = None,
     ) -> Bound:
         """The bound of each text, its end-of-text included; a text beyond the window is scored window by window.
+
+        label: the class that the texts are taken to be of.
 
         Diffusion sees where a row ends, so its bound is given the number of tokens; autoregression's value is not.
 
@@ -314,7 +292,7 @@ class Model:
             raise UsageError("nothing to score: give at least one text")
         parts = []
         for lo in range(0, len(rows), 32):
-            canvas = Canvas.of_rows(rows[lo : lo + 32], mask_id=-1, pad_id=self.tokenizer.eot_id).to(self.device)
+            canvas = self.canvas(rows[lo : lo + 32], may_end=True, label=label)
             parts.append(
                 self.objective.bound(
                     self.denoiser,
@@ -324,6 +302,7 @@ class Model:
                     first_row=lo,
                     num_samples=num_samples,
                     estimator=estimator,
+                    label_B=canvas.label_B,
                 )
             )
         windows = join(parts)

@@ -27,7 +27,13 @@ def run(args: argparse.Namespace) -> int:
     texts = [_sampling.standard_input() if text == "-" else text for text in args.text]
     with _sampling.shown(args, model) as view:
         filled = model.fill(
-            texts, sampler=sampler, seed=args.seed, constraint=constraint, guidance=args.guidance, **view
+            texts,
+            sampler=sampler,
+            seed=args.seed,
+            constraint=constraint,
+            label=args.label,
+            guidance=args.guidance,
+            **view,
         )
     _sampling.print_texts(filled, args, {})
     return 0

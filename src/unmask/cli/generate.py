@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
             sampler=sampler,
             seed=args.seed,
             constraint=constraint,
+            label=args.label,
             guidance=args.guidance,
             **view,
         )

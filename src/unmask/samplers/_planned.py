@@ -103,6 +103,7 @@ class PlannedSampler(Sampler, Drawing):
             reach=int(position_N.max()) + 1,
             rows_R=None if whole else torch.from_numpy(rows).to(device),
             valid_BL=state.canvas.valid_BL,
+            label_B=state.canvas.label_B,
         )
 
     def _due(self, state: PlannedState) -> tuple[np.ndarray, np.ndarray]:
