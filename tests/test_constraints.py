@@ -265,7 +265,12 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (dataclasses.replace(DATE, over="text"), {"prompt": "19x"}, "a text of 40 tokens with what is fixed in it"),
     ([], {}, "no constraint in the list"),
     ([DATE, NUMBER], {}, "exclude each other"),
-    ([NUMBER, dataclasses.replace(NUMBER, over="text")], {}, "must be over the same"),
+    (
+        [NUMBER, constraints.Regex(pattern="x[0-9]*", over="text")],
+        {"length": 3},
+        "a text of 3 tokens with what is fixed",
+    ),
+    (NUMBER, {"sampler": samplers.Block(inner=samplers.ReMDM())}, "the sampler ReMDM cannot hold a constraint"),
     (NUMBER, {"sampler": samplers.Posterior(steps=3)}, "the sampler Posterior cannot hold a constraint"),
     (NUMBER, {"sampler": samplers.SemiAR(window=8)}, "held within one window"),
     (NUMBER, {"length": 99}, "held within one window"),

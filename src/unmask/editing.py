@@ -7,6 +7,7 @@ of, not the same as, a larger likelihood.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -21,7 +22,7 @@ from unmask.draws import fold, row_keys
 from unmask.errors import UsageError, did_you_mean
 from unmask.prompts import MAX_GAP
 from unmask.samplers import Sampler, Step
-from unmask.samplers._constrained import constrained
+from unmask.samplers._constrained import Impossible, constrained
 from unmask.tokens import Tokenizer
 
 if TYPE_CHECKING:
@@ -167,14 +168,30 @@ def write(
 
     >>> write(model, rows, key_B, owner=[0, 0], sampler=None, constraint=None)  # doctest: +SKIP
     """
-    keep = list(range(len(rows)))
-    if constraint is not None and len(set(owner)) < len(rows):
-        keep = _possible(model, rows, key_B, owner, sampler, constraint)
-    canvas = model.canvas([rows[i] for i in keep], constraint, may_end=False, key_B=key_B[keep], label=label)
+    keep, views = list(range(len(rows))), [(0, len(row)) for row in rows]
+    if constraint is not None:
+        views = [_view(model, row, constraint) for row in rows]
+        if len(set(owner)) < len(rows):
+            keep = _possible(model, rows, views, key_B, owner, sampler, constraint)
+    seen = [rows[i][slice(*views[i])] for i in keep]
+    canvas = model.canvas(seen, constraint, may_end=False, key_B=key_B[keep], label=label)
     finished: list[list[int] | None] = [None] * len(rows)
-    for i, row in zip(keep, model.run(canvas, sampler, **how), strict=True):
-        finished[i] = row
+    for i, part in zip(keep, model.run(canvas, sampler, **how), strict=True):
+        (lo, hi), row = views[i], rows[i]
+        finished[i] = [*row[:lo], *part, *row[hi:]]
     return finished
+
+
+def _view(model: Model, row: list[int], constraint: Constraint | Sequence[Constraint]) -> tuple[int, int]:
+    """What of a row the network is shown. A constraint is held within one window: in a longer text, where gaps alone
+    are constrained, in the one around all gaps, if they fit."""
+    several = [constraint] if isinstance(constraint, Constraint) else list(constraint)
+    gaps = [i for i, id in enumerate(row) if id == model.tokenizer.mask_id]
+    around = model.length - (gaps[-1] + 1 - gaps[0])
+    if len(row) <= model.length or around < 0 or any(c.over == "text" for c in several):
+        return 0, len(row)
+    lo = min(max(0, gaps[0] - around // 2), len(row) - model.length)
+    return lo, lo + model.length
 
 
 def best(model: Model, texts: Sequence[str], label: int | None = None) -> str:
@@ -188,6 +205,7 @@ def best(model: Model, texts: Sequence[str], label: int | None = None) -> str:
 def _possible(
     model: Model,
     rows: list[list[int]],
+    views: list[tuple[int, int]],
     key_B: Tensor,
     owner: list[int],
     sampler: Sampler | None,
@@ -196,17 +214,23 @@ def _possible(
     """The rows in which the constraint can hold; where it can in none of an owner's, the reason is raised."""
     keep: list[int] = []
     refused: dict[int, UsageError] = {}
-    held = constrained(model.fit_sampler(sampler, max(map(len, rows))))
     for i, row in enumerate(rows):
-        canvas = model.canvas([row], constraint, may_end=False, key_B=key_B[i : i + 1])
+        seen = row[slice(*views[i])]
+        canvas = model.canvas([seen], constraint, may_end=False, key_B=key_B[i : i + 1])
         try:
-            held.start(canvas)
+            constrained(model.fit_sampler(sampler, len(seen))).start(canvas)
             keep.append(i)
         except UsageError as e:
-            refused[owner[i]] = e
+            # The way in which the fewest gaps are to blame tells most: that of a fixed length is among them.
+            if owner[i] not in refused or _blamed(e) < _blamed(refused[owner[i]]):
+                refused[owner[i]] = e
     for i in refused.keys() - {owner[i] for i in keep}:
         raise refused[i]
     return keep
+
+
+def _blamed(error: UsageError) -> float:
+    return error.spans if isinstance(error, Impossible) else math.inf
 
 
 def _may_lend(model: Model, sampler: Sampler | None, span: str) -> bool:

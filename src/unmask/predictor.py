@@ -20,6 +20,7 @@ class Query:
     wanted_RK says which are real. The answer has one line for each real one, row by row.
     label_B: the class of each row, -1 for none (None: none has one).
     reach is one more than the rightmost real position, known without asking the device.
+    lo: where in the sampler's canvas the first of these columns lies, as a window is part of a longer text.
     """
 
     tokens_BL: Tensor
@@ -30,6 +31,7 @@ class Query:
     rows_R: Tensor | None = None
     valid_BL: Tensor | None = None
     label_B: Tensor | None = None
+    lo: int = 0
 
     @property
     def z_RL(self) -> Tensor:
