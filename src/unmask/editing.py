@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -20,7 +20,7 @@ from unmask.constraints._automaton import compile_constraints
 from unmask.constraints._leading_space import LeadingSpace
 from unmask.draws import fold, row_keys
 from unmask.errors import UsageError, did_you_mean
-from unmask.prompts import MAX_GAP
+from unmask.prompts import MAX_GAP, known_lengths, parse_gaps
 from unmask.samplers import Sampler, Step
 from unmask.samplers._constrained import Impossible, constrained
 from unmask.tokens import Tokenizer
@@ -46,10 +46,34 @@ class Edit:
     length: int  # of the replacement, in tokens
     nats: float
     tokens: int
+    row: int = 0  # of those that were written side by side, as a watcher saw them
 
     @property
     def nats_per_token(self) -> float:
         return self.nats / self.tokens
+
+
+@dataclass(frozen=True)
+class Way:
+    """A text with a gap of unknown length filled in one of its lengths. nats: the bound of -log p of the whole text."""
+
+    text: str
+    nats: float
+    tokens: int
+    row: int
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A text with its gaps filled. ways: where lengths were unknown, all that were tried, best first. row: see Edit.
+
+    >>> Filled("a cat", row=0).ways
+    []
+    """
+
+    text: str
+    row: int
+    ways: list[Way] = field(default_factory=list)
 
 
 def find_span(text: str, span: str, occurrence: int | None = None) -> tuple[int, int]:
@@ -140,16 +164,64 @@ def edit(
     how: dict[str, Any] = {"label": label, "guidance": guidance, "watch": watch, "runners_up": runners_up}
     finished = write(model, rows, key_B, [0] * len(rows), sampler=sampler, constraint=held, **how)
     edits: dict[str, Edit] = {}
-    lo = len(model.begin) + len(before)
+    lo, number = len(model.begin) + len(before), -1
     for (length, _), row in zip(plan, finished, strict=True):
         if row is None:
             continue
+        number += 1
         piece = _spelled(tokenizer, before, row[lo : lo + length], text[:first])
         whole = text[:first] + piece + text[stop:]
         if whole not in edits:
             bound = model.score(whole, seed=0, num_samples=NUM_SAMPLES, label=label)
-            edits[whole] = Edit(whole, piece[start - first :], length, bound.nats, bound.tokens)
+            edits[whole] = Edit(whole, piece[start - first :], length, bound.nats, bound.tokens, number)
     return sorted(edits.values(), key=lambda e: e.nats if rank == "text" else e.nats_per_token)[:num]
+
+
+def fill(
+    model: Model,
+    text: str | Sequence[str],
+    *,
+    sampler: Sampler | None = None,
+    seed: int = 0,
+    constraint: Constraint | Sequence[Constraint] | None = None,
+    label: int | None = None,
+    **how: Any,
+) -> list[Filled]:
+    """What `Model.fill` gives, with the bounds of all lengths that were tried.
+
+    >>> fill(model, "for [MASK:4] in range([MASK:1..3]):")[0].ways[0].nats  # doctest: +SKIP
+    """
+    texts = [text] if isinstance(text, str) else list(text)
+    if not texts:
+        raise UsageError("nothing to fill: give at least one text")
+    several = [known_lengths(given, MAX_CANDIDATES) for given in texts]
+    rows, keys = [], []
+    for i, ways in enumerate(several):
+        key = row_keys(seed, torch.tensor(i))
+        rows += [model.begin + parse_gaps(way, model.tokenizer, exact=constraint is not None) for way in ways]
+        keys += [key if len(ways) == 1 else fold(key, j) for j in range(len(ways))]
+        if model.tokenizer.mask_id not in rows[-1]:
+            raise UsageError(f"no gap in {texts[i][:40]!r}: write [MASK] for one token, [MASK:5] for five")
+    owner = [i for i, ways in enumerate(several) for _ in ways]
+    held: dict[str, Any] = {"sampler": sampler, "constraint": constraint, "label": label}
+    written = zip(owner, write(model, rows, torch.stack(keys), owner, **held, **how), strict=True)
+    found: list[list[tuple[int, str]]] = [[] for _ in texts]
+    for number, (i, row) in enumerate((i, row) for i, row in written if row is not None):
+        found[i].append((number, model.tokenizer.decode(row[len(model.begin) :])))
+    return [
+        _best(model, ways, label) if len(tried) > 1 else Filled(ways[0][1], ways[0][0])
+        for tried, ways in zip(several, found, strict=True)
+    ]
+
+
+def _best(model: Model, found: list[tuple[int, str]], label: int | None) -> Filled:
+    """The text of the smallest bound."""
+    ways = []
+    for row, text in found:
+        bound = model.score(text, seed=0, num_samples=NUM_SAMPLES, label=label)
+        ways.append(Way(text, bound.nats, bound.tokens, row))
+    ways.sort(key=lambda way: way.nats)
+    return Filled(ways[0].text, ways[0].row, ways)
 
 
 def write(
@@ -192,14 +264,6 @@ def _view(model: Model, row: list[int], constraint: Constraint | Sequence[Constr
         return 0, len(row)
     lo = min(max(0, gaps[0] - around // 2), len(row) - model.length)
     return lo, lo + model.length
-
-
-def best(model: Model, texts: Sequence[str], label: int | None = None) -> str:
-    """The text of the smallest bound.
-
-    >>> best(model, ["import os", "import xq"])  # doctest: +SKIP
-    """
-    return min(texts, key=lambda text: model.score(text, seed=0, num_samples=NUM_SAMPLES, label=label).nats)
 
 
 def _possible(

@@ -17,14 +17,13 @@ from unmask.constraints import Constraint
 from unmask.constraints._automaton import compile_constraints
 from unmask.denoisers._network import Network
 from unmask.devices import pick_device, pick_dtype
-from unmask.draws import fold, row_keys
-from unmask.editing import MAX_CANDIDATES, best, edit, write
+from unmask.editing import edit, fill
 from unmask.errors import ModelFolderError, UsageError
 from unmask.generate import sample, steps
-from unmask.guidance import Guidance
+from unmask.guidance import Guidance, Score, particles
 from unmask.model_folder import FILES, read_folder, write_folder
 from unmask.objectives import Objective
-from unmask.prompts import encode_fixed, known_lengths, parse_gaps, to_text
+from unmask.prompts import encode_fixed, to_text
 from unmask.samplers import Sampler, Step
 from unmask.samplers.refine import Refine
 from unmask.samplers.semi_ar import SemiAR
@@ -94,6 +93,53 @@ class Model:
 
         >>> model.generate(2, 128, ["def ", "class "], seed=1)  # doctest: +SKIP
         """
+        canvas, heads = self._prompted(num, length, prompt, suffix, constraint, seed=seed, label=label)
+        finished = self.run(canvas, sampler, guidance=guidance, watch=watch, runners_up=runners_up)
+        return self._texts(finished, heads)
+
+    def particles(
+        self,
+        score: Score,
+        num: int = 1,
+        length: int | None = None,
+        prompt: str | Sequence[str] = "",
+        suffix: str = "",
+        *,
+        crowd: int = 16,
+        threshold: float = 0.5,
+        greedy: bool = False,
+        sampler: Sampler | None = None,
+        seed: int = 0,
+        label: int | None = None,
+    ) -> list[str]:
+        """Texts from the model's law tilted by a score of partly masked rows of ids, p(x) exp(score(x)) / Z.
+
+        Each text is drawn among `crowd` particles; see `unmask.particles`. It takes no constraint and no guidance, and
+        works within one window.
+
+        >>> model.particles(lambda z: (z == 101).sum(dim=1), num=4, prompt="th", crowd=32)  # doctest: +SKIP
+        """
+        canvas, heads = self._prompted(num, length, prompt, suffix, seed=seed, label=label)
+        if canvas.tokens.shape[1] > self.length:
+            raise UsageError(f"particles work within one window: ask for at most {self.length} tokens")
+        sampler = sampler or self.objective.sampler()
+        options: dict[str, Any] = {"num": crowd, "threshold": threshold, "greedy": greedy, "objective": self.objective}
+        return self._texts(
+            self._rows(canvas, particles(self.denoiser, canvas, sampler, score, **options).tokens), heads
+        )
+
+    def _prompted(
+        self,
+        num: int,
+        length: int | None,
+        prompt: str | Sequence[str],
+        suffix: str,
+        constraint: Constraint | Sequence[Constraint] | None = None,
+        *,
+        seed: int,
+        label: int | None,
+    ) -> tuple[Canvas, list[int]]:
+        """`num` rows for each prompt, and how many tokens each has been given at its head."""
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         length = self.length if length is None else length
         tail = encode_fixed(suffix, self.tokenizer, "suffix")
@@ -111,10 +157,11 @@ class Model:
         if num < 1 or not rows:
             raise UsageError(f"num must be at least 1 and there must be a prompt list of at least one, got num={num}")
         # A suffix must stay part of the text, so nothing before it may end the text.
-        canvas = self.canvas(rows, constraint, may_end=not tail, seed=seed, label=label)
-        finished = self.run(canvas, sampler, guidance=guidance, watch=watch, runners_up=runners_up)
+        return self.canvas(rows, constraint, may_end=not tail, seed=seed, label=label), heads
+
+    def _texts(self, rows: list[list[int]], heads: list[int]) -> list[str]:
         begin = len(self.begin)
-        return [to_text(row[begin:], self.tokenizer, head - begin) for row, head in zip(finished, heads, strict=True)]
+        return [to_text(row[begin:], self.tokenizer, head - begin) for row, head in zip(rows, heads, strict=True)]
 
     def fill(
         self,
@@ -135,24 +182,18 @@ class Model:
 
         >>> model.fill("for [MASK:4] in range([MASK:1..3]):")  # doctest: +SKIP
         """
-        texts = [text] if isinstance(text, str) else list(text)
-        if not texts:
-            raise UsageError("nothing to fill: give at least one text")
-        ways = [known_lengths(given, MAX_CANDIDATES) for given in texts]
-        rows, keys = [], []
-        for i, several in enumerate(ways):
-            key = row_keys(seed, torch.tensor(i))
-            rows += [self.begin + parse_gaps(way, self.tokenizer, exact=constraint is not None) for way in several]
-            keys += [key if len(several) == 1 else fold(key, j) for j in range(len(several))]
-            if self.tokenizer.mask_id not in rows[-1]:
-                raise UsageError(f"no gap in {texts[i][:40]!r}: write [MASK] for one token, [MASK:5] for five")
-        how: dict[str, Any] = {"label": label, "guidance": guidance, "watch": watch, "runners_up": runners_up}
-        owner = [i for i, several in enumerate(ways) for _ in several]
-        finished = write(self, rows, torch.stack(keys), owner, sampler=sampler, constraint=constraint, **how)
-        filled: list[list[str]] = [[] for _ in texts]
-        for i, row in zip(owner, finished, strict=True):
-            filled[i] += [] if row is None else [self.tokenizer.decode(row[len(self.begin) :])]
-        return [several[0] if len(several) == 1 else best(self, several, label) for several in filled]
+        found = fill(
+            self,
+            text,
+            sampler=sampler,
+            seed=seed,
+            constraint=constraint,
+            label=label,
+            guidance=guidance,
+            watch=watch,
+            runners_up=runners_up,
+        )
+        return [one.text for one in found]
 
     edit = edit  # it is long: in a file of its own
 
@@ -245,9 +286,12 @@ class Model:
             for step in steps(self.denoiser, canvas, fitted, **how, runners_up=runners_up):
                 tokens = step.tokens_BL
                 watch(step)
-        if canvas.valid_BL is None:
-            return tokens.tolist()
-        return [row[:end] for row, end in zip(tokens.tolist(), canvas.valid_BL.sum(dim=1).tolist(), strict=True)]
+        return self._rows(canvas, tokens)
+
+    @staticmethod
+    def _rows(canvas: Canvas, tokens_BL: Tensor) -> list[list[int]]:
+        """Each row up to its own end."""
+        return [row[:end] for row, end in zip(tokens_BL.tolist(), canvas.length_B.tolist(), strict=True)]
 
     def fit_sampler(self, sampler: Sampler | None, length: int) -> Sampler:
         """The model's default sampler where none is given, and windows around it where the text is too long for one."""

@@ -61,12 +61,13 @@ def run(args: argparse.Namespace) -> int:
             constraint=constraint,
             label=args.label,
             guidance=args.guidance,
-            **view,
+            **view.listening,
         )
     if args.json:
         print(json.dumps({"edits": [_plain(e) for e in edits], "seed": args.seed}))
     else:
         print("\n\n".join(e.text for e in edits))
+    view.save(chosen=[e.row for e in edits])
     return 0
 
 

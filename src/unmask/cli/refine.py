@@ -31,6 +31,9 @@ def run(args: argparse.Namespace) -> int:
     sampler = _sampling.make_sampler(args, model)
     texts = [_sampling.standard_input() if text == "-" else text for text in args.text]
     with _sampling.shown(args, model) as view:
-        refined = model.refine(texts, share=args.share, rounds=args.rounds, sampler=sampler, seed=args.seed, **view)
+        refined = model.refine(
+            texts, share=args.share, rounds=args.rounds, sampler=sampler, seed=args.seed, **view.listening
+        )
     _sampling.print_texts(refined, args, {"given": texts})
+    view.save()
     return 0
