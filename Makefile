@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench constraints clean
+.PHONY: demo test faults lint bench constraints clean
 
 demo: $(READY)
 	$(BIN)/unmask demo
@@ -14,6 +14,10 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q
+
+# All kills, write faults, corruptions and hostile folders; `make test` runs a seeded sample of the kills.
+faults: $(READY)
+	UNMASK_FAULTS=all UNMASK_FAULTS_REPORT=docs/faults-last.txt $(BIN)/python -m pytest -q tests/faults tests/hostile
 
 lint: $(READY)
 	$(BIN)/ruff format .

@@ -80,6 +80,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["table", "curves", "huggingface"])
     parser.add_argument("--out")
+    parser.add_argument("--task", action="append", help="only these: train, sample, semi-ar, ar")
+    parser.add_argument("--no-textbook", action="store_true", help="ours alone")
     args = parser.parse_args()
     if args.what == "huggingface":
         for batch in (1, 64):
@@ -91,7 +93,9 @@ def main() -> None:
     print(f"matrix product {peak / 1e12:.0f} TFLOP/s")
     with open(args.out, "w", encoding="utf-8") as out:
         for job in jobs:
-            versions = ("textbook", "unmask") if args.what == "table" else ("unmask",)
+            if args.task and job.task not in args.task:
+                continue
+            versions = ("textbook", "unmask") if args.what == "table" and not args.no_textbook else ("unmask",)
             plain = 0.0
             for version in versions:
                 compiled = version == "unmask" and job.task == "train"

@@ -53,6 +53,30 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield home
 
 
+# --- counted ----------------------------------------------------------------------------------------------------------
+
+_tally: dict[str, int] = {}
+
+
+@pytest.fixture
+def tally() -> Callable[..., None]:
+    """Counts cases under a heading; the sums are shown at the end, and kept where UNMASK_FAULTS_REPORT says."""
+
+    def count(heading: str, number: int = 1) -> None:
+        _tally[heading] = _tally.get(heading, 0) + number
+
+    return count
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int) -> None:
+    lines = [f"{heading}: {number}" for heading, number in sorted(_tally.items())]
+    if lines:
+        terminalreporter.section("cases that held")
+        terminalreporter.write("\n".join(lines) + "\n")
+    if lines and exitstatus == 0 and (report := os.environ.get("UNMASK_FAULTS_REPORT")):
+        Path(report).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 @pytest.fixture(scope="session")
 def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small text: 200 lines of four sentences, in an order that does not repeat soon."""

@@ -13,18 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from unmask.atomic import atomic_folder, find_folder
-from unmask.checkpoint import best_checkpoint, load_checkpoint, read_tensors, save_checkpoint, write_tensors
+from unmask.checkpoint import best_checkpoint, load_checkpoint, save_checkpoint
 from unmask.errors import ModelFolderError, UnmaskError, UsageError
 from unmask.optim import flatten_optimizer, restore_optimizer
+from unmask.tensor_file import read_tensors, write_tensors
 
 
-def save(run: Path, step: int, *, keep: int = 10, best: bool = False) -> Path:
+def save(run: Path, step: int, *, keep: int = 10, keep_every: int = 0, best: bool = False) -> Path:
     tensors = {name: {"w": torch.full((4, 3), float(step) + i)} for i, name in enumerate(("model", "ema"))}
-    return save_checkpoint(run, step, tensors, {"step": step, "loss": 0.1 * step}, keep=keep, best=best)
+    state = {"step": step, "loss": 0.1 * step}
+    return save_checkpoint(run, step, tensors, state, keep=keep, keep_every=keep_every, best=best)
 
 
 def steps(run: Path) -> list[str]:
-    return sorted(path.name for path in (run / "checkpoints").iterdir())
+    """Everything in the checkpoints' folder, save the pointer to the latest."""
+    return sorted(path.name for path in (run / "checkpoints").iterdir() if path.name != "latest")
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -182,6 +185,41 @@ def test_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     assert steps(tmp_path) == ["best", "step-00000006"]
     with pytest.raises(UsageError):
         save(tmp_path, 7, keep=0)
+
+
+def test_keeps_milestones(tmp_path: Path) -> None:
+    for step in range(1, 9):
+        save(tmp_path, step, keep=2, keep_every=3)
+    assert steps(tmp_path) == [f"step-0000000{step}" for step in (3, 6, 7, 8)]
+
+
+def test_latest_is_a_word_for_people_alone(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    pointer = tmp_path / "checkpoints" / "latest"
+    assert pointer.read_text() == "step-00000002\n"
+    for lie in ("step-00000001", "../elsewhere", "step-99999999", "\xff"):
+        pointer.write_text(lie)
+        found = load_checkpoint(tmp_path)
+        assert found is not None
+        assert found.step == 2
+    pointer.unlink()
+    save(tmp_path, 3)
+    assert pointer.read_text() == "step-00000003\n"
+
+
+def test_a_disk_that_is_too_small_is_noticed_before_a_byte_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = save(tmp_path, 1)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1000))
+    with pytest.raises(UnmaskError, match=r"disk full: .*step-00000002 needs 1,[0-9,]+ bytes and 1,000 are free") as e:
+        save(tmp_path, 2)
+    assert "\n" not in str(e.value)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert load_checkpoint(first) is not None
 
 
 def test_best_is_known_before_its_pointer_moves(tmp_path: Path) -> None:

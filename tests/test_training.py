@@ -38,6 +38,7 @@ from unmask.objectives.d3pm import D3PM
 from unmask.objectives.mdlm import MDLM
 from unmask.optim import learning_rate, make_optimizer
 from unmask.packing import build_rows
+from unmask.parallel import World
 from unmask.tokens import load_tokenizer
 from unmask.training import Run, train
 
@@ -279,14 +280,14 @@ def test_weight_decay_is_for_matrices(tmp_path: Path) -> None:
 def one_step(config: RunConfig, *, double: bool = False) -> tuple[float, float, dict[str, Tensor]]:
     """Loss, gradient norm and gradients of a run's first step."""
     shutil.rmtree(config.out, ignore_errors=True)
-    run = Run(config, resume=False, init=None, device="cpu")
+    run = Run(config, World(), resume=False, init=None)
     with torch.no_grad():  # away from the start, where a zero head hides everything below it
         generator = torch.Generator().manual_seed(1)
         for p in run.network.parameters():
             p.add_(0.1 * torch.randn(p.shape, generator=generator))
     if double:
         run.network.double()
-    loss, norm = run.forward_backward(run.loader.fetch(0))
+    loss, norm, _ = run.forward_backward(run.loader.fetch(0))
     return (
         float(loss),
         float(norm),
@@ -353,8 +354,8 @@ def test_clipping_bounds_the_gradient_and_reports_what_it_was(tmp_path: Path, ma
     norms = {}
     for clip in (0.0, 0.01):
         shutil.rmtree(tmp_path / "r", ignore_errors=True)
-        run = Run(make_config(tmp_path / "r", optim={"clip": clip}), resume=False, init=None, device="cpu")
-        loss, reported = run.forward_backward(run.loader.fetch(0))
+        run = Run(make_config(tmp_path / "r", optim={"clip": clip}), World(), resume=False, init=None)
+        loss, reported, _ = run.forward_backward(run.loader.fetch(0))
         run.update(1e-3, loss, reported)
         seen = math.sqrt(sum(float(s["exp_avg"].square().sum()) for s in run.optimizer.state.values())) / 0.1
         norms[clip] = float(reported), seen

@@ -93,6 +93,26 @@ class Rows:
             raise _damaged()
         return x_nl, valid_n, self._prefixes[at].astype(np.int64)
 
+    def counts(self, indices: Ints) -> tuple[int, int]:
+        """Tokens of these rows: those that are scored, and those with their prompts."""
+        at = self._at(indices)
+        starts = np.where(at > 0, self._ends[np.maximum(at - 1, 0)], 0).astype(np.int64)
+        tokens = int((self._ends[at].astype(np.int64) - starts).sum())
+        return tokens - int(self._prefixes[at].sum(dtype=np.int64)), tokens
+
+    def typical_length(self) -> int | None:
+        """Tokens of a row on average, prompt included, where a row holds one text; None where rows are full windows.
+
+        >>> from unmask.packing import pack_texts
+        >>> from unmask.tokens import load_tokenizer
+        >>> pack_texts(["abc", "abcde"], load_tokenizer("bytes"), "pad", 16).typical_length()
+        5
+        """
+        if self.report.policy == "wrap":
+            return None
+        first = int(self._ends[self._lo - 1]) if self._lo else 0
+        return round((int(self._ends[self._hi - 1]) - first) / len(self))
+
     def bytes_of(self, indices: Ints) -> Ints:
         """UTF-8 bytes of the scored text in each of these rows: what bits per byte divides by."""
         counts: Ints = self._bytes[self._at(indices)].astype(np.int64)

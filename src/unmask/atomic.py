@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from unmask.errors import UnmaskError, UsageError
@@ -21,6 +22,7 @@ _LEFT_BEHIND = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<pid>\d+)-[0-9a
 # What this process is writing now. A folder with our process id that is not among them was left by a dead process of
 # the same id, which is the rule in containers.
 _writing: set[str] = set()
+_CHUNK = 1 << 24  # bytes handed to the system at once: enough to be fast, and a kill or a full disk is noticed soon
 
 
 @contextlib.contextmanager
@@ -63,13 +65,53 @@ def atomic_text(final: Path, text: str) -> None:
     try:
         with _one_line_errors(final):
             clean(final.parent, final.name)
-            temp.write_text(text, encoding="utf-8")
+            write_file(temp, [text.encode("utf-8")])
             _sync(temp)
             os.replace(temp, final)
             _sync(final.parent)
     finally:
         temp.unlink(missing_ok=True)
         _writing.discard(temp.name)
+
+
+def write_file(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[int, str]:
+    """Write a new file; its size and SHA-256, of what was meant rather than of what a disk gives back.
+
+    >>> import tempfile
+    >>> size, digest = write_file(Path(tempfile.mkdtemp()) / "state.json", [b"{", b"}"])
+    >>> size, digest[:8]
+    (2, '44136fa3')
+    """
+    digest, size = hashlib.sha256(), 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        for part in parts:
+            rest = memoryview(part)
+            while rest:
+                written = os.write(descriptor, rest[:_CHUNK])  # may take less than it is given
+                if not written:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+                digest.update(rest[:written])
+                size, rest = size + written, rest[written:]
+    finally:
+        os.close(descriptor)
+    return size, digest.hexdigest()
+
+
+def check_space(final: Path, needed: int) -> None:
+    """Refuse to begin what the disk cannot hold.
+
+    >>> check_space(Path("."), 1)
+    """
+    place = final.resolve()
+    while not place.is_dir():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise UnmaskError(
+            f"disk full: {final} needs {needed:,} bytes and {free:,} are free; free space and run again; "
+            "what is there is intact"
+        )
 
 
 def find_folder(final: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,9 @@ class Callback:
 
     def on_step(self, report: StepReport) -> None:
         """After each optimizer step."""
+
+    def on_note(self, step: int, text: str) -> None:
+        """Something odd about a step: a loss that jumped, numbers that are none and were skipped."""
 
     def on_valid(self, step: int, bound: Bound) -> None:
         """After each validation, the one before the first step included."""
@@ -77,6 +81,9 @@ class MetricsFile(Callback):
         if report.step % self.log_every == 0:
             self._write(asdict(report))
 
+    def on_note(self, step: int, text: str) -> None:
+        self._write({"step": step, "note": text})
+
     def on_valid(self, step: int, bound: Bound) -> None:
         self._write({"step": step} | {f"valid_{k}": v for k, v in bound.summary().items()})
 
@@ -110,3 +117,19 @@ class TensorBoard(Callback):
 
     def on_end(self) -> None:
         self.writer.close()
+
+
+class Announcer(Callback):
+    """Passes every event on to all listeners."""
+
+    def __init__(self, listeners: Sequence[Callback]) -> None:
+        for event in ("on_start", "on_step", "on_note", "on_valid", "on_sample", "on_save", "on_end"):
+            setattr(self, event, self._pass_on(listeners, event))
+
+    @staticmethod
+    def _pass_on(listeners: Sequence[Callback], event: str) -> Any:
+        def pass_on(*args: Any) -> None:
+            for listener in listeners:
+                getattr(listener, event)(*args)
+
+        return pass_on

@@ -1,82 +1,35 @@
 """Resumable state on disk: written whole or not at all, verified when read, nothing executable (safetensors and JSON).
 
 RUN/checkpoints/step-00000250/model.safetensors, ema.safetensors, ..., state.json, manifest.json
+RUN/checkpoints/latest          the name of the newest one, for people: going on looks at the folders themselves
 RUN/checkpoints/best            the name of the best one
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from unmask.atomic import atomic_folder, atomic_text, clean, find_folder, left_behind, sibling
-from unmask.errors import ModelFolderError, UsageError
+from unmask.atomic import atomic_folder, atomic_text, check_space, clean, find_folder, left_behind, sibling, write_file
+from unmask.errors import ModelFolderError, UnmaskError, UsageError
+from unmask.tensor_file import read_tensors, write_tensors
+from unmask.untrusted import check_plain, read_json
 
 FORMAT_VERSION = 1
 
-_STEP = re.compile(r"step-(\d{8,})")
-
-
-# --- tensors ----------------------------------------------------------------------------------------------------------
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors to one safetensors file. Tensors that share memory are written out in full, each under its name.
-
-    >>> import tempfile, torch
-    >>> path = Path(tempfile.mkdtemp()) / "model.safetensors"
-    >>> write_tensors(path, {"weight": torch.ones(2, 3)})
-    >>> read_tensors(path)["weight"].shape
-    torch.Size([2, 3])
-    """
-    flat: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        value = tensor.detach().to("cpu").contiguous()
-        storage = value.untyped_storage()
-        if storage.data_ptr() in seen or storage.nbytes() != value.nbytes:  # the format knows no shared memory
-            value = value.clone()
-        seen.add(value.untyped_storage().data_ptr())
-        flat[name] = value
-    try:
-        save_file(flat, path, metadata=dict(metadata or {}))
-    except SafetensorError as error:  # its only way to report a failed write; the number is the system's
-        number = re.search(r"os error (\d+)", str(error))
-        code = int(number[1]) if number else errno.EIO
-        raise OSError(code, os.strerror(code), str(path)) from error
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, on the CPU, in memory of their own: the file may go away afterwards.
-
-    >>> read_tensors(Path("nowhere.safetensors"))
-    Traceback (most recent call last):
-    unmask.errors.ModelFolderError: nowhere.safetensors is missing
-    """
-    if not path.is_file():
-        raise ModelFolderError(f"{path} is missing")
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise ModelFolderError(f"{path} is damaged or no safetensors file ({reason}); copy it again") from error
-
-
-# --- checkpoints ------------------------------------------------------------------------------------------------------
+_STEP = re.compile(r"step-(\d{8,18})")
+_MARGIN = 1 << 20  # bytes of a checkpoint beside the tensors' own: state, manifest, headers
+_MAX_MANIFEST = 1 << 24
 
 
 @dataclass
@@ -89,6 +42,28 @@ class Checkpoint:
     path: Path
     skipped: list[str] = field(default_factory=list)
 
+    @contextlib.contextmanager
+    def holds(self, **kinds: Any) -> Iterator[None]:
+        """Refuse a state without these keys of these types, and whatever else turns out to be missing in the block.
+
+        A manifest says that a checkpoint is as it was written, not that it was written by a run like this one.
+
+        >>> with Checkpoint(1, {}, {"best": "x"}, Path("step-00000001")).holds(best=float):
+        ...     pass
+        Traceback (most recent call last):
+        unmask.errors.ModelFolderError: step-00000001/state.json: best is missing or not what a run writes there
+        """
+        for key, kind in kinds.items():
+            if key not in self.state or not isinstance(self.state[key], kind):
+                raise ModelFolderError(f"{self.path / 'state.json'}: {key} is missing or not what a run writes there")
+        try:
+            yield
+        except UnmaskError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as e:
+            reason = " ".join(f"{type(e).__name__}: {e}".split())[:120]
+            raise ModelFolderError(f"{self.path} does not hold what a run writes ({reason})") from e
+
 
 def save_checkpoint(
     run_dir: Path,
@@ -98,9 +73,11 @@ def save_checkpoint(
     *,
     keep: int,
     best: bool,
+    keep_every: int = 0,
 ) -> Path:
-    """Write `run_dir/checkpoints/step-N`; once it is durable remove older ones, except the last `keep` and the best.
+    """Write `run_dir/checkpoints/step-N`; once it is durable remove older ones.
 
+    The last `keep`, those at multiples of `keep_every` steps (0: none) and the best stay.
     `state` must survive JSON: string keys, lists rather than tuples.
 
     >>> import tempfile, torch
@@ -112,22 +89,40 @@ def save_checkpoint(
     """
     if keep < 1 or step < 0:
         raise UsageError(f"keep must be at least 1 and step at least 0, got keep={keep}, step={step}")
+    check_room(run_dir, step, tensors)
     folder = run_dir / "checkpoints"
-    final = folder / f"step-{step:08d}"
+    final = _place(run_dir, step)
     with atomic_folder(final) as temp:
         clean(folder)
+        files: dict[str, dict[str, Any]] = {}
         for name, group in tensors.items():
             if not re.fullmatch(r"[A-Za-z0-9_]+", name):
                 raise UsageError(f"{name!r} cannot name a checkpoint file; use letters, digits and _")
-            write_tensors(temp / f"{name}.safetensors", group)
-        (temp / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-        files = {path.name: {"size": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(temp.iterdir())}
-        manifest = {"format_version": FORMAT_VERSION, "step": step, "best": best, "files": files}
-        (temp / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+            size, digest = write_tensors(temp / f"{name}.safetensors", group)
+            files[f"{name}.safetensors"] = {"size": size, "sha256": digest}
+        size, digest = write_file(temp / "state.json", [json.dumps(state, indent=1).encode()])
+        files["state.json"] = {"size": size, "sha256": digest}
+        manifest = {"format_version": FORMAT_VERSION, "step": step, "best": best, "files": dict(sorted(files.items()))}
+        write_file(temp / "manifest.json", [json.dumps(manifest, indent=1).encode()])
+    atomic_text(folder / "latest", final.name + "\n")
     if best:
         atomic_text(folder / "best", final.name + "\n")
-    _retire(folder, step, keep)
+    _retire(folder, step, keep, keep_every)
     return final
+
+
+def check_room(run_dir: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Refuse to begin a checkpoint that the disk cannot hold: a full disk also stops what else is written there.
+
+    >>> check_room(Path("no/such/run"), 250, {})
+    """
+    given = [(name, tensor) for group in tensors.values() for name, tensor in group.items()]
+    needed = sum(tensor.numel() * tensor.element_size() + 128 + len(name) for name, tensor in given)
+    check_space(_place(run_dir, step), needed + _MARGIN)
+
+
+def _place(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step-{step:08d}"
 
 
 def load_checkpoint(path: Path) -> Checkpoint | None:
@@ -190,12 +185,12 @@ def _candidates(folder: Path) -> list[tuple[int, Path]]:
     return sorted(steps, reverse=True)
 
 
-def _retire(folder: Path, step: int, keep: int) -> None:
-    """Remove what is older than the last `keep` up to `step`; never a later one, nor the best."""
+def _retire(folder: Path, step: int, keep: int, keep_every: int) -> None:
+    """Remove what is older than the last `keep` up to `step`; never a later one, a milestone or the best."""
     best = best_checkpoint(folder.parent)
-    past = [path for at, path in _candidates(folder) if at <= step]
-    for path in past[keep:]:
-        if path == best:
+    past = [(at, path) for at, path in _candidates(folder) if at <= step]
+    for at, path in past[keep:]:
+        if path == best or (keep_every and at % keep_every == 0):
             continue
         # Under another name first, so that a kill half-way leaves no checkpoint with files missing. What cannot be
         # removed now is tried again at the next save: the run need not stop for it.
@@ -210,32 +205,16 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object; anything else is refused by name.
-
-    >>> read_json(Path("nowhere.json"))
-    Traceback (most recent call last):
-    unmask.errors.ModelFolderError: nowhere.json is missing
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelFolderError(f"{path} is missing") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFolderError(f"{path} is damaged: it does not read as JSON") from error
-    if not isinstance(value, dict):
-        raise ModelFolderError(f"{path} is damaged: it holds no JSON object")
-    return value
-
-
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
-    if path.is_symlink():
-        raise ModelFolderError(f"{path} is a symbolic link; a checkpoint holds plain files")
-    manifest = read_json(path)
+    check_plain(path)
+    manifest = read_json(path, _MAX_MANIFEST)
     if manifest.get("format_version") != FORMAT_VERSION:
         version = str(manifest.get("format_version"))[:20]
         raise ModelFolderError(f"{path} has format_version {version}, this unmask reads {FORMAT_VERSION}")
+    kinds = {"format_version": int, "step": int, "best": bool, "files": dict}
+    if {key: type(value) for key, value in manifest.items()} != kinds:
+        raise ModelFolderError(f"{path} is damaged: it does not hold what a manifest holds")
     return manifest
 
 
@@ -244,28 +223,34 @@ def _verify(folder: Path) -> tuple[int, list[str]]:
     if folder.is_symlink() or not folder.is_dir():
         raise ModelFolderError(f"{folder} is no checkpoint folder")
     manifest = _manifest(folder)
-    step, files = manifest.get("step"), manifest.get("files")
+    step, files = manifest["step"], manifest["files"]
     named = _STEP.search(folder.name)
-    if type(step) is not int or not isinstance(files, dict) or (named and int(named[1]) != step):
+    if step < 0 or (named and int(named[1]) != step):
         raise ModelFolderError(f"{folder / 'manifest.json'} is damaged or of another step")
     for path in sorted(folder.iterdir()):
         if path.name != "manifest.json" and path.name not in files:
             raise ModelFolderError(f"{path} is not in the manifest; remove it if it is not needed")
     for name, entry in files.items():
         path = folder / name
-        if Path(name).name != name or name in ("", ".", ".."):
+        if Path(name).name != name or name in ("", ".", "..") or "\0" in name:
             raise ModelFolderError(f"{folder / 'manifest.json'} names a file outside its folder: {name[:80]!r}")
-        if path.is_symlink() or not path.is_file():
-            raise ModelFolderError(f"{path} is {'a symbolic link' if path.is_symlink() else 'missing'}")
-        if not isinstance(entry, dict) or path.stat().st_size != entry.get("size"):
+        check_plain(path)
+        if not isinstance(entry, dict) or entry.keys() != {"size", "sha256"}:
+            raise ModelFolderError(f"{folder / 'manifest.json'} is damaged: what it says of {name} is no size and hash")
+        if path.stat().st_size != entry["size"]:
             raise ModelFolderError(f"{path} is damaged: it has {path.stat().st_size} bytes, not what the manifest says")
-        if _sha256(path) != entry.get("sha256"):
+        if _sha256(path) != entry["sha256"]:
             raise ModelFolderError(f"{path} is damaged: its SHA-256 is not what the manifest says")
+    if "state.json" not in files:
+        raise ModelFolderError(f"{folder / 'state.json'} is missing")
     return step, list(files)
 
 
 def _read(folder: Path) -> Checkpoint:
-    step, files = _verify(folder)
+    try:
+        step, files = _verify(folder)
+    except OSError as e:  # a file that may not be read is as good as damaged
+        raise ModelFolderError(f"cannot read {folder}: {e.strerror or e}") from None
     state = read_json(folder / "state.json")
     tensors = {Path(f).stem: read_tensors(folder / f) for f in files if f.endswith(".safetensors")}
     return Checkpoint(step=step, tensors=tensors, state=state, path=folder)

@@ -42,12 +42,15 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW and the learning rate's course; the defaults are the paper's."""
+    """AdamW, or Muon for the blocks' matrices, and the learning rate's course; the defaults are the paper's."""
 
     lr: float = 3e-4
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    muon: bool = False  # for the blocks' matrices; AdamW for the rest
+    momentum: float = 0.95  # muon's
+    muon_rms: float = 0.2  # root mean square of muon's update, in units of lr; AdamW's own is about this
     warmup: int = 2500
     schedule: Literal["constant", "cosine", "wsd"] = "constant"
     decay_fraction: float = 0.2  # wsd: the last part of the run, in which the rate falls to min_ratio
@@ -62,6 +65,10 @@ class OptimConfig:
         for name in ("min_ratio", "decay_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if not 0 <= self.momentum < 1 or not self.muon_rms > 0:
+            raise ConfigError(
+                f"momentum must lie in [0, 1) and muon_rms above 0, got {self.momentum} and {self.muon_rms}"
+            )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas must lie in [0, 1), got {self.betas}")
         if not 0 <= self.ema < 1:
@@ -91,6 +98,11 @@ class RunConfig:
     sample_every: int = 1000  # 0: none
     save_every: int = 250
     keep: int = 2  # last checkpoints kept, beside the best
+    keep_every: int = 0  # and those at multiples of this many steps; 0: none
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # on several processes; auto: ddp unless the GPU is too small
+    on_nonfinite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is no number; it never reaches the weights
+    max_nonfinite: int = 10  # steps that may be skipped
+    async_save: bool = False  # write checkpoints in the background, from a copy in host memory
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "log_every", "valid_every", "valid_rows", "save_every", "keep"):
@@ -104,8 +116,9 @@ class RunConfig:
             raise ConfigError(f"data.held_out must lie between 0 and 1, got {self.data.held_out}")
         if self.data.valid is not None and self.data.valid.is_test():
             raise ConfigError("data.valid is a test split: validate on another one, so that the test stays a test")
-        if self.sample_every < 0:
-            raise ConfigError(f"sample_every must be 0 (none) or more, got {self.sample_every}")
+        for name in ("sample_every", "keep_every", "max_nonfinite"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be 0 (none) or more, got {getattr(self, name)}")
         self.objective.check(self.denoiser)
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from unmask.denoisers._network import Network
+from unmask.errors import ModelFolderError
+from unmask.parallel import like
 
 
 class Ema:
@@ -38,8 +40,10 @@ class Ema:
         torch._foreach_lerp_(list(self.shadow.values()), list(self.parameters.values()), self.advance())
 
     def load(self, shadow: dict[str, Tensor], num_updates: int) -> None:
+        if {k: v.shape for k, v in shadow.items()} != {k: v.shape for k, v in self.shadow.items()}:
+            raise ModelFolderError("the saved average is of other weights: its names or shapes are not the network's")
         for name, tensor in shadow.items():
-            self.shadow[name].copy_(tensor)
+            self.shadow[name].copy_(like(tensor, self.shadow[name]))
         self.num_updates = num_updates
 
     @contextmanager

@@ -34,6 +34,10 @@ class NonFiniteError(UnmaskError):
     """A loss or gradient that is not a number; raised before the optimizer could see it."""
 
 
+class PeerError(UnmaskError):
+    """Another process of the same run is gone or does not answer."""
+
+
 class MissingExtraError(UnmaskError):
     """An optional dependency that this call needs."""
 

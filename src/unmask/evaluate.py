@@ -13,6 +13,7 @@ from unmask.denoisers._network import Network
 from unmask.errors import UsageError
 from unmask.objectives import Objective
 from unmask.packing import Rows
+from unmask.parallel import World
 
 
 def evaluate_rows(
@@ -26,8 +27,11 @@ def evaluate_rows(
     batch: int = 16,
     estimator: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    world: World | None = None,
 ) -> Bound:
     """The bound over the rows, or over `max_rows` of them spread evenly; rows are scored on the denoiser's device.
+
+    Several processes take turns with the batches and each gets the whole bound, the same as one process gives.
 
     >>> evaluate_rows(model.denoiser, model.objective, rows, num_samples=4).ppl  # doctest: +SKIP
     """
@@ -35,25 +39,30 @@ def evaluate_rows(
     if n == 0:
         raise UsageError("there are no rows to evaluate")
     indices = np.arange(n) if max_rows is None or max_rows >= n else np.linspace(0, n - 1, max_rows).astype(np.int64)
+    if denoiser.num_classes and rows.labels_of(indices[:0]) is not None:
+        rows.check_labels(denoiser.num_classes)
     device = next((p.device for p in denoiser.parameters()), torch.device("cpu"))
-    parts = []
-    for lo in range(0, len(indices), batch):
+    world = world or World()
+    lows = range(0, len(indices), batch)
+    parts: dict[int, Bound] = {}
+    for turn in range(0, len(lows), world.size):
+        # Who has no batch left does the last one again: where weights are shared, all must make the same calls.
+        lo = lows[min(turn + world.rank, len(lows) - 1)]
         x, valid_len, prefix_len = (torch.from_numpy(a).to(device) for a in rows.take(indices[lo : lo + batch]))
-        label = rows.labels_of(indices[lo : lo + batch])
+        label = rows.labels_of(indices[lo : lo + batch]) if denoiser.num_classes else None
         packed = make_batch(x, valid_len, prefix_len, seed=0, step=0)  # only its masks of what is valid and scored
-        parts.append(
-            objective.bound(
-                denoiser,
-                packed.x_BL,
-                packed.valid_BL,
-                scored_BL=packed.scored_BL,
-                seed=seed,
-                first_row=lo,
-                num_samples=num_samples,
-                estimator=estimator,
-                label_B=None if label is None else torch.from_numpy(label).to(device),
-            )
+        parts[lo] = objective.bound(
+            denoiser,
+            packed.x_BL,
+            packed.valid_BL,
+            scored_BL=packed.scored_BL,
+            seed=seed,
+            first_row=lo,
+            num_samples=num_samples,
+            estimator=estimator,
+            label_B=None if label is None else torch.from_numpy(label).to(device),
         )
         if progress is not None:
-            progress(min(lo + batch, len(indices)), len(indices))
-    return join(parts, num_bytes=int(rows.bytes_of(indices).sum()))
+            progress(min(len(indices), (turn + world.size) * batch), len(indices))
+    found = {lo: part for held in world.gather(parts) for lo, part in held.items()}
+    return join([found[lo] for lo in lows], num_bytes=int(rows.bytes_of(indices).sum()))

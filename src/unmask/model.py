@@ -12,13 +12,14 @@ from torch import Tensor
 
 from unmask.atomic import atomic_folder, find_folder
 from unmask.bound import Bound, join
+from unmask.built_in import built_in_folder
 from unmask.canvas import Canvas
 from unmask.constraints import Constraint
 from unmask.constraints._automaton import compile_constraints
 from unmask.denoisers._network import Network
 from unmask.devices import pick_device, pick_dtype
 from unmask.editing import edit, fill
-from unmask.errors import ModelFolderError, UsageError
+from unmask.errors import UsageError
 from unmask.generate import sample, steps
 from unmask.guidance import Guidance, Score, particles
 from unmask.model_folder import FILES, read_folder, write_folder
@@ -40,7 +41,14 @@ class Model:
     """
 
     def __init__(
-        self, *, denoiser: Network, tokenizer: Tokenizer, objective: Objective, length: int, bos: bool = False
+        self,
+        *,
+        denoiser: Network,
+        tokenizer: Tokenizer,
+        objective: Objective,
+        length: int,
+        bos: bool = False,
+        typical_length: int | None = None,
     ) -> None:
         if denoiser.num_ids != tokenizer.num_ids or denoiser.mask_id != tokenizer.mask_id:
             raise UsageError(
@@ -53,6 +61,7 @@ class Model:
         self.objective = objective
         self.length = length
         self.bos = bos  # trained on rows that begin with the vocabulary's begin token, so every row begins with it
+        self.typical_length = typical_length  # trained on whole texts of this many tokens, rather than on full windows
 
     @property
     def device(self) -> torch.device:
@@ -85,6 +94,8 @@ class Model:
         runners_up: int = 0,
     ) -> list[str]:
         """Texts of at most `length` tokens, prompt and suffix included; `num` for each prompt.
+
+        None: what is typical of the texts the model was trained on, else its window.
 
         End-of-text ends a text. A length beyond the model's window is written window by window.
         A constraint always holds, of what is written behind the prompt or, with over="text", of the whole text.
@@ -141,7 +152,7 @@ class Model:
     ) -> tuple[Canvas, list[int]]:
         """`num` rows for each prompt, and how many tokens each has been given at its head."""
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        length = self.length if length is None else length
+        length = (self.typical_length or self.length) if length is None else length
         tail = encode_fixed(suffix, self.tokenizer, "suffix")
         rows, heads = [], []
         for text in prompts:
@@ -361,10 +372,11 @@ class Model:
 
     # --- keep ---
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, weights: dict[str, Tensor] | None = None) -> None:
         """model.safetensors + config.json + tokenizer.json, written whole or not at all.
 
         A model that is there already is replaced; a folder with anything else in it is left alone.
+        weights: in the place of the network's own, where this process does not hold them whole.
 
         >>> model.save("models/mine")  # doctest: +SKIP
         """
@@ -373,24 +385,31 @@ class Model:
         if others:
             raise UsageError(f"{folder} holds {min(others)}, which is no part of a model; give a folder of its own")
         with atomic_folder(folder) as tmp:
-            write_folder(tmp, self)
+            write_folder(tmp, self, weights)
 
 
 def load(
     name: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
 ) -> Model:
-    """A model from its folder, or from a training run's. Nothing in the folder is executed.
+    """A model from its folder, from a training run's, or a built-in one by its name. Nothing in a folder is executed.
 
-    >>> load("runs/demo", device="cpu")  # doctest: +SKIP
+    A folder of that name, seen from the current one, is taken before a built-in model.
+
+    >>> load("stories", device="cpu")  # doctest: +SKIP
     """
     folder = find_folder(Path(name))
     if not (folder / "config.json").exists() and find_folder(folder / "model").is_dir():
         folder = find_folder(folder / "model")  # a run keeps its model in there
     if not folder.is_dir():
-        raise ModelFolderError(f"no model folder {str(name)!r}; give a folder with config.json and model.safetensors")
+        folder = built_in_folder(str(name))
     on = pick_device(device)
     held = read_folder(folder)
     held.network.to(device=on, dtype=pick_dtype(dtype, on))
     return Model(
-        denoiser=held.network, tokenizer=held.tokenizer, objective=held.objective, length=held.length, bos=held.bos
+        denoiser=held.network,
+        tokenizer=held.tokenizer,
+        objective=held.objective,
+        length=held.length,
+        bos=held.bos,
+        typical_length=held.typical_length,
     )

@@ -1,4 +1,4 @@
-"""A model's folder: config.json, tokenizer.json, model.safetensors. Written whole, read with every claim checked."""
+"""A model's folder: config.json, tokenizer.json and its weights. Written whole, read with every claim checked."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from unmask.checkpoint import read_tensors, write_tensors
+from unmask.atomic import write_file
 from unmask.config import from_dict, to_dict
 from unmask.denoisers import Denoiser
 from unmask.denoisers._network import Network
 from unmask.errors import ConfigError, ModelFolderError, UsageError
 from unmask.objectives import Objective
+from unmask.tensor_file import read_shapes, read_tensors, write_tensors
 from unmask.tokens import Tokenizer, tokenizer_from_json
+from unmask.untrusted import check_plain, parse_json, read_text
+from unmask.weight_parts import joined, weight_files
 
 if TYPE_CHECKING:
     from unmask.model import Model
@@ -24,9 +28,10 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 MAX_LENGTH = 1 << 20  # of a window; a config that says more is taken for damaged
+MAX_CONFIG = 1 << 20  # bytes
 
 
-def write_folder(folder: Path, model: Model) -> None:
+def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None = None) -> None:
     """The three files of a model, into a folder that is there.
 
     >>> write_folder(Path("models/mine"), model)  # doctest: +SKIP
@@ -42,10 +47,11 @@ def write_folder(folder: Path, model: Model) -> None:
         "num_ids": model.tokenizer.num_ids,
         "mask_id": model.tokenizer.mask_id,
         "bos": model.bos,
+        **({} if model.typical_length is None else {"typical_length": model.typical_length}),
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (folder / "tokenizer.json").write_text(model.tokenizer.to_json(), encoding="utf-8")
-    write_tensors(folder / "model.safetensors", unshared(model.denoiser), {"format": "pt"})
+    write_file(folder / "config.json", [json.dumps(config, indent=2).encode(), b"\n"])
+    write_file(folder / "tokenizer.json", [model.tokenizer.to_json().encode()])
+    write_tensors(folder / "model.safetensors", weights or unshared(model.denoiser), {"format": "pt"})
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class Folder:
     objective: Objective
     length: int
     bos: bool
+    typical_length: int | None
 
 
 def read_folder(folder: Path) -> Folder:
@@ -64,8 +71,13 @@ def read_folder(folder: Path) -> Folder:
 
     >>> read_folder(Path("runs/demo/model")).length  # doctest: +SKIP
     """
+    for name in ("config.json", "tokenizer.json"):
+        check_plain(folder / name)
     config = _read_config(folder / "config.json")
-    tokenizer = tokenizer_from_json(_read_text(folder / "tokenizer.json"))
+    try:
+        tokenizer = tokenizer_from_json(read_text(folder / "tokenizer.json"))
+    except ModelFolderError as e:
+        raise ModelFolderError(f"{folder / 'tokenizer.json'}: {e}") from None
     try:
         description = cast(Denoiser, from_dict(Denoiser, config["denoiser"], "denoiser"))
         objective = cast(Objective, from_dict(Objective, config["objective"], "objective"))
@@ -76,9 +88,8 @@ def read_folder(folder: Path) -> Folder:
             f"{folder}: config.json says {config['num_ids']} ids with mask {config['mask_id']}, "
             f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
         )
-    tensors = read_tensors(folder / "model.safetensors")
-    network = _build(description, tokenizer, tensors, folder)
-    return Folder(network, tokenizer, objective, config["length"], config["bos"])
+    network = _build(description, tokenizer, folder)
+    return Folder(network, tokenizer, objective, config["length"], config["bos"], config.get("typical_length"))
 
 
 def unshared(network: Network) -> dict[str, Tensor]:
@@ -105,18 +116,19 @@ def check_weights(network: Network, tensors: dict[str, Tensor], where: str) -> N
             raise ModelFolderError(
                 f"{where}: {name} has shape {tuple(tensor.shape)}, the config asks for {tuple(wanted[name].shape)}"
             )
-        if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64) or not bool(
-            torch.isfinite(tensor).all()
-        ):
+        known = tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        if not known or not (tensor.is_meta or bool(torch.isfinite(tensor).all())):
             raise ModelFolderError(f"{where}: {name} holds numbers that are not finite floats; the weights are damaged")
 
 
-def _build(description: Denoiser, tokenizer: Tokenizer, tensors: dict[str, Tensor], folder: Path) -> Network:
-    """The network with these weights. A config that lies about its sizes costs neither memory nor time."""
-    where = str(folder / "model.safetensors")
+def _build(description: Denoiser, tokenizer: Tokenizer, folder: Path) -> Network:
+    """The network with its weights. A config or a file that lies about its sizes costs neither memory nor time."""
+    paths = weight_files(folder)
+    where = str(paths[0] if len(paths) == 1 else folder)
+    shapes = joined(read_shapes, paths)
     for name, value in to_dict(description).items():
         # Every block has tensors of its own, and no other size is larger than all numbers together.
-        most = len(tensors) if name == "blocks" else max(1 << 16, sum(t.numel() for t in tensors.values()))
+        most = len(shapes) if name == "blocks" else max(1 << 16, sum(t.numel() for t in shapes.values()))
         if type(value) is int and value > most:
             raise ModelFolderError(f"{folder / 'config.json'}: denoiser.{name} is {value}, far more than {where} holds")
     try:
@@ -124,28 +136,32 @@ def _build(description: Denoiser, tokenizer: Tokenizer, tensors: dict[str, Tenso
             network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
     except (RuntimeError, OverflowError, TypeError):  # sizes whose product no machine counts
         raise ModelFolderError(f"{folder / 'config.json'}: the denoiser's sizes are beyond any network") from None
-    check_weights(network, tensors, where)
-    network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+    check_weights(network, shapes, where)
+    tensors = joined(read_tensors, paths)
+    with _NoStart():
+        network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
     load_weights(network, tensors, where)
     return network
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
-        raise ModelFolderError(f"cannot read {path}: {reason}") from None
+class _NoStart(TorchFunctionMode):
+    """Inside, no random numbers are drawn to start weights that are overwritten anyway: most of the time of a load."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_"):
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(_read_text(path))
-    except (ValueError, RecursionError):
-        raise ModelFolderError(f"{path} is not valid JSON; the folder is damaged") from None
+        config = parse_json(read_text(path, MAX_CONFIG))
+    except (ValueError, RecursionError) as e:
+        raise ModelFolderError(f"{path} is not valid JSON; the folder is damaged ({_start(e)})") from None
     if not isinstance(config, dict) or config.get("format_version") != FORMAT_VERSION:
         found = config.get("format_version") if isinstance(config, dict) else None
-        raise ModelFolderError(f"{path}: format_version is {found!r}, this unmask reads {FORMAT_VERSION}")
+        raise ModelFolderError(f"{path}: format_version is {_start(repr(found))}, this unmask reads {FORMAT_VERSION}")
     wanted = {
         "format_version": int,
         "denoiser": dict,
@@ -159,7 +175,15 @@ def _read_config(path: Path) -> dict[str, Any]:
         if type(config.get(key)) is not kind:
             raise ModelFolderError(f"{path}: {key} is missing or not {kind.__name__}; the folder is damaged")
     if not 1 <= config["length"] <= MAX_LENGTH:
-        raise ModelFolderError(f"{path}: length is {config['length']}, not between 1 and {MAX_LENGTH}")
-    if config.keys() - wanted.keys():
-        raise ModelFolderError(f"{path}: unknown key {sorted(config.keys() - wanted.keys())[0]!r}")
+        raise ModelFolderError(f"{path}: length is {_start(config['length'])}, not between 1 and {MAX_LENGTH}")
+    typical = config.get("typical_length", 1)
+    if type(typical) is not int or not 1 <= typical <= config["length"]:
+        raise ModelFolderError(f"{path}: typical_length is {_start(repr(typical))}, not between 1 and length")
+    if others := config.keys() - wanted.keys() - {"typical_length"}:
+        raise ModelFolderError(f"{path}: unknown key {_start(min(others))!r}")
     return config
+
+
+def _start(value: object) -> str:
+    """The first of what a stranger wrote: a message is one line that somebody reads."""
+    return " ".join(str(value).split())[:80]

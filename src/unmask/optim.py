@@ -1,4 +1,4 @@
-"""AdamW, its update with clipping and averaging, the course of its learning rate, its state by parameter name."""
+"""AdamW, Muon beside it, their update with clipping and averaging, the rate's course, their state by parameter name."""
 
 from __future__ import annotations
 
@@ -14,20 +14,74 @@ from unmask.config import OptimConfig
 from unmask.denoisers._network import Network
 from unmask.ema import Ema
 from unmask.errors import ModelFolderError, UsageError
+from unmask.muon import muon_
+from unmask.parallel import like, local, whole
 
 
 def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.AdamW, list[str]]:
-    """AdamW over all parameters, and their names in its order; weight decay, where there is any, only on matrices."""
+    """AdamW over all parameters, and their names in its order; weight decay, where there is any, only on matrices.
+
+    With `muon` the blocks' matrices, save those of adaLN, are a group of Muon's. Embeddings and head stay with AdamW:
+    their rows are words, each with a gradient of its own size.
+    """
     named = list(network.named_parameters())
-    matrices = [(name, p) for name, p in named if p.ndim > 1]
+    turned = [(name, p) for name, p in named if config.muon and _is_turned(name, p)]
+    matrices = [(name, p) for name, p in named if p.ndim > 1 and not any(p is t for _, t in turned)]
     others = [(name, p) for name, p in named if p.ndim <= 1]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for _, p in matrices], "weight_decay": config.weight_decay},
         {"params": [p for _, p in others], "weight_decay": 0.0},
     ]
+    if turned:
+        # queries, keys and values are three maps in one parameter
+        parts = [3 if name.endswith("qkv.weight") else 1 for name, _ in turned]
+        muon = {"momentum": config.momentum, "rms": config.muon_rms, "parts": parts}
+        groups.append({"params": [p for _, p in turned], "weight_decay": config.weight_decay, **muon})
     # One kernel for all parameters; on the CPU too it is several times faster than a loop over them.
-    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-    return optimizer, [name for name, _ in matrices + others]
+    optimizer = AdamWAndMuon(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    return optimizer, [name for name, _ in matrices + others + turned]
+
+
+def _is_turned(name: str, p: Tensor) -> bool:
+    return p.ndim == 2 and name.startswith("blocks.") and "modulation" not in name
+
+
+class AdamWAndMuon(torch.optim.AdamW):
+    """AdamW whose groups with a momentum are Muon's."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        groups = self.param_groups
+        try:
+            self.param_groups = [group for group in groups if not is_muon(group)]
+            super().step(closure)
+        finally:
+            self.param_groups = groups
+        self.step_muon(scale=1.0, bad=getattr(self, "found_inf", None))
+
+    def step_muon(self, *, scale: Tensor | float, bad: Tensor | None) -> None:
+        """The update of Muon's groups with scale x their gradients; none where bad is not 0."""
+        for group in filter(is_muon, self.param_groups):
+            owned = [(p, parts) for p, parts in zip(group["params"], group["parts"], strict=True) if p.grad is not None]
+            for p, _ in owned:
+                if p not in self.state:
+                    self.state[p] = {"momentum": torch.zeros_like(p)}
+            muon_(
+                [p for p, _ in owned],
+                [p.grad for p, _ in owned],
+                [self.state[p]["momentum"] for p, _ in owned],
+                parts=[parts for _, parts in owned],
+                scale=scale,
+                bad=bad,
+                lr=group["lr"],
+                momentum=group["momentum"],
+                rms=group["rms"],
+                weight_decay=group["weight_decay"],
+            )
+
+
+def is_muon(group: Mapping[str, Any]) -> bool:
+    return "momentum" in group
 
 
 class Updater:
@@ -42,10 +96,13 @@ class Updater:
     def __init__(self, optimizer: torch.optim.AdamW, names: list[str], *, ema: Ema | None, clip: float) -> None:
         self.optimizer, self.names, self.ema, self.clip = optimizer, names, ema, clip
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.adamws = [p for group in optimizer.param_groups if not is_muon(group) for p in group["params"]]
+        muons = [owned for group, owned in _groups(optimizer, names) if is_muon(group)]
+        self.turned = {name: p for owned in muons for name, p in owned.items()}
         self.count: int | None = None  # of updates so far, read from the optimizer's state when first needed
 
     def grad_norm(self) -> Tensor:
-        return torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        return whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
 
     @torch.no_grad()
     def update(self, *, lr: float, grad_norm: Tensor, bad: Tensor) -> None:
@@ -71,15 +128,16 @@ class Updater:
         towards = 0.0 if self.ema is None else self.ema.advance()
         for group, owned in _groups(self.optimizer, self.names):
             for name, p in owned.items():
-                if p.grad is None:
+                # of a small tensor a process may hold nothing
+                if p.grad is None or is_muon(group) or not local(p).numel():
                     continue
                 state = self.optimizer.state[p]
                 adamw_(
-                    p,
-                    p.grad.contiguous(),
-                    state["exp_avg"],
-                    state["exp_avg_sq"],
-                    None if self.ema is None else self.ema.shadow[name],
+                    local(p),
+                    local(p.grad).contiguous(),
+                    local(state["exp_avg"]),
+                    local(state["exp_avg_sq"]),
+                    None if self.ema is None else local(self.ema.shadow[name]),
                     scale=scale,
                     bad=bad,
                     count=self.count,
@@ -89,11 +147,16 @@ class Updater:
                     weight_decay=group["weight_decay"],
                     towards=towards,
                 )
-        torch._foreach_add_([self.optimizer.state[p]["step"] for p in self.parameters], 1.0)
+        torch._foreach_add_([self.optimizer.state[p]["step"] for p in self.adamws], 1.0)
+        if isinstance(self.optimizer, AdamWAndMuon):
+            self.optimizer.step_muon(scale=scale, bad=bad)
+        if self.ema is not None and self.turned:
+            shadows = [self.ema.shadow[name] for name in self.turned]
+            torch._foreach_lerp_(shadows, list(self.turned.values()), towards)
 
     def _begin(self) -> int:
         """The optimizer's state as it makes it itself, where there is none yet; how many updates it has seen."""
-        for p in self.parameters:
+        for p in self.adamws:
             if p not in self.optimizer.state:
                 zero = torch.zeros((), device=p.device)
                 self.optimizer.state[p] = {
@@ -101,7 +164,7 @@ class Updater:
                     "exp_avg": torch.zeros_like(p),
                     "exp_avg_sq": torch.zeros_like(p),
                 }
-        return int(self.optimizer.state[self.parameters[0]]["step"])
+        return int(self.optimizer.state[self.adamws[0]]["step"])
 
 
 def learning_rate(config: OptimConfig, step: int, num_steps: int) -> float:
@@ -169,11 +232,14 @@ def restore_optimizer(
             entry = dict(state["values"][name])
             for key in [key for key in tensors if key.partition("/")[2] == name]:
                 value, kind = tensors[key], key.partition("/")[0]
-                if value.ndim == parameter.ndim and value.shape != parameter.shape:
-                    shapes = f"{tuple(value.shape)}, not {tuple(parameter.shape)}"
+                wanted = torch.Size() if kind == "step" else parameter.shape
+                if value.shape != wanted:
+                    shapes = f"{tuple(value.shape)}, not {tuple(wanted)}"
                     raise ModelFolderError(f"the saved optimizer state {key} has shape {shapes}")
-                place = parameter.device if on_device or kind != "step" else torch.device("cpu")
-                entry[kind] = value.detach().clone().to(place)
+                if kind == "step":
+                    entry[kind] = value.detach().clone().to(parameter.device if on_device else "cpu")
+                else:
+                    entry[kind] = like(value.detach().clone(), parameter)
             if entry:
                 fresh[parameter] = entry
     for (group, _), options in zip(groups, saved, strict=True):
@@ -197,6 +263,10 @@ def _groups(optimizer: torch.optim.Optimizer, names: list[str]) -> list[tuple[di
 
 def _like(current: Any, value: Any) -> Any:
     """A value that went through JSON, as the type that the optimizer had."""
-    if isinstance(current, Tensor):
-        return torch.tensor(value, dtype=current.dtype, device=current.device)
-    return tuple(value) if isinstance(current, tuple) else value
+    if isinstance(current, tuple):
+        if not isinstance(value, list | tuple) or len(value) != len(current):
+            raise ModelFolderError(f"the saved optimizer has {str(value)[:40]!r} in place of {current}")
+        return tuple(_like(c, v) for c, v in zip(current, value, strict=True))
+    if isinstance(current, int | float | Tensor) and not isinstance(value, int | float):
+        raise ModelFolderError(f"the saved optimizer has {str(value)[:40]!r} in place of a number")
+    return torch.tensor(value, dtype=current.dtype, device=current.device) if isinstance(current, Tensor) else value

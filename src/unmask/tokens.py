@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from unmask.corpora import Corpus
 from unmask.errors import DataError, MissingExtraError, ModelFolderError, UsageError, did_you_mean
+from unmask.untrusted import parse_json, read_text
 
 MASK_TEXT = "[MASK]"  # how a mask is shown to people, whatever its spelling in the vocabulary
 EOT_TEXT = "<|endoftext|>"
@@ -189,9 +190,9 @@ def tokenizer_from_json(text: str) -> Tokenizer:
     258
     """
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except (ValueError, RecursionError) as e:
-        raise ModelFolderError(f"the tokenizer is not valid JSON: {e}") from None
+        raise ModelFolderError(f"the tokenizer is not valid JSON: {str(e)[:120]}") from None
     if not isinstance(data, dict):
         raise ModelFolderError("the tokenizer is not a JSON object")
     if "unmask" in data:
@@ -215,10 +216,9 @@ def _bpe_size(spec: str) -> int:
 
 
 def _from_file(path: Path) -> Tokenizer:
+    text = read_text(path)
     try:
-        return tokenizer_from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as e:
-        raise ModelFolderError(f"cannot read the tokenizer {path}: {e}") from None
+        return tokenizer_from_json(text)
     except ModelFolderError as e:
         raise ModelFolderError(f"{path}: {e}") from None
 

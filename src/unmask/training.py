@@ -3,45 +3,55 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib.util
 import json
 import math
 import shlex
-import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from unmask.atomic import atomic_text
-from unmask.batch import make_batch
+from unmask.batch import Batch, make_batch
 from unmask.bound import Bound
-from unmask.callbacks import Callback, MetricsFile, StepReport, TensorBoard
-from unmask.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from unmask.callbacks import Announcer, Callback, MetricsFile, StepReport, TensorBoard
+from unmask.checkpoint import Checkpoint, load_checkpoint
 from unmask.config import RECIPE_FILE, RunConfig, option_paths, to_dict
 from unmask.denoisers._network import Network
-from unmask.devices import fast_attention, pick_device
+from unmask.devices import fast_attention
 from unmask.draws import row_keys
 from unmask.ema import Ema
-from unmask.errors import ConfigError, DataError, ModelFolderError, NonFiniteError, Stopped, UsageError
+from unmask.errors import ConfigError, DataError, ModelFolderError, Stopped, UsageError
 from unmask.evaluate import evaluate_rows
+from unmask.guards import Guard, steady_gc, stop_requests
 from unmask.loader import Loader
 from unmask.model import Model, load
 from unmask.model_folder import load_weights, unshared
 from unmask.optim import Updater, flatten_optimizer, learning_rate, make_optimizer, restore_optimizer
 from unmask.packing import Rows, build_rows, reading_bar
+from unmask.parallel import Spread, World, join_world, whole
+from unmask.saving import Saver
 from unmask.tokens import Tokenizer, load_tokenizer, tokenizer_from_json
+from unmask.untrusted import read_text
 
 # What may differ between a run and its continuation: nothing of what decides the weights, save how long it goes on.
-MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "save_every", "keep", "compile", "data.cache"}
+MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "compile", "data.cache"}
+MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save"}
+
+STATE: dict[str, Any] = {  # of a checkpoint, with its types
+    "config": dict,
+    "data": list,
+    "optimizer": dict,
+    "ema_updates": int,
+    "best": (int, float, type(None)),
+}
 
 
 def train(
@@ -51,144 +61,186 @@ def train(
     resume: bool = False,
     init: str | Path | None = None,
     device: str | None = None,
+    timeout: float = 600.0,
 ) -> Model:
     """Train as the config says and return the best model by validation bound; `unmask train` is this function.
 
-    Everything random depends on (seed, step, row) alone, so a resumed run repeats the uninterrupted one bit for bit.
+    Everything random depends on (seed, step, row) alone, so a resumed run repeats the uninterrupted one bit for bit,
+    and a run on several processes (torchrun) is the same run. timeout: seconds to wait for a process that hangs.
 
     >>> train(load_config("demo", {"steps": "10"}))  # doctest: +SKIP
     """
-    run = Run(config, resume=resume, init=init, device=device)
-    listeners: list[Callback] = [*run.listeners(), *callbacks]
-    tell = Announcer(listeners)
-    try:
-        tell.on_start(config, run.info())
-        with stop_requests() as stop, steady_gc(), run.loader.prefetch(run.step, config.steps - run.step) as batches:
-            if run.step == 0:
-                tell.on_valid(0, run.validate())
-            run.began = run.last_read = time.perf_counter()
-            for rows in batches:
-                lr = learning_rate(config.optim, run.step, config.steps)
-                loss, grad_norm = run.forward_backward(rows)
-                run.update(lr, loss, grad_norm)
-                run.note(rows, lr, loss, grad_norm)
-                last = run.step == config.steps
-                # A GPU is handed the next step before the last one's numbers are read, so it never waits for us.
-                for report in run.reports(keep=0 if run.looks_now() else 1):
-                    tell.on_step(report)
+    with join_world(device, timeout=timeout) as world:
+        run = Run(config, world, resume=resume, init=init)
+        tell = Announcer([*run.listeners(), *callbacks] if world.first else [])
+        try:
+            tell.on_start(config, run.info())
+            _loop(run, tell)
+        finally:
+            for step, path in run.saver.close():
+                tell.on_save(step, path)
+            tell.on_end()
+        world.barrier()  # what the others load, the first has written
+        return load(run.folder, device=str(world.device))
 
-                improved = False
-                if run.step % config.valid_every == 0 or last:
-                    bound = run.validate()
-                    improved = run.note_best(bound)
-                    tell.on_valid(run.step, bound)
-                if config.sample_every and (run.step % config.sample_every == 0 or last):
-                    tell.on_sample(run.step, run.sample())
-                stopping = stop() and not last  # asked once: what is announced as saved was saved
-                for report in run.reports() if stopping else ():
-                    tell.on_step(report)
-                if run.step % config.save_every == 0 or improved or last or stopping:
-                    tell.on_save(run.step, run.save(best=improved))
-                if run.looks_now():
-                    run.last_read = time.perf_counter()  # validating and saving are no part of a step
-                if stopping:
-                    raise Stopped(
-                        f"stopped at step {run.step} of {config.steps}, all is saved; "
-                        f"go on with: unmask train {shlex.quote(str(run.folder))} --resume"
-                    )
-    finally:
-        tell.on_end()
-    return load(run.folder, device=device)
+
+def _loop(run: Run, tell: Announcer) -> None:
+    config, world = run.config, run.world
+    ahead = run.loader.prefetch(run.step, config.steps - run.step, lo=run.share[0], hi=run.share[1])
+    with stop_requests() as asked_to_stop, steady_gc(), ahead as batches:
+        if run.step == 0:
+            tell.on_valid(0, run.validate())
+        run.began = run.last_read = time.perf_counter()
+        for rows in batches:
+            lr = learning_rate(config.optim, run.step, config.steps)
+            numbers = run.forward_backward(rows, asked_to_stop)
+            run.update(lr, *numbers[:2])
+            run.note(lr, *numbers)
+            last = run.step == config.steps
+            # A GPU is handed the next step before the last one's numbers are read, so it never waits for us.
+            run.announce(tell, keep=0 if run.looks_now() else 1)
+
+            improved = False
+            if run.step % config.valid_every == 0 or last:
+                bound = run.validate()
+                improved = run.note_best(bound)
+                tell.on_valid(run.step, bound)
+            if config.sample_every and (run.step % config.sample_every == 0 or last):
+                tell.on_sample(run.step, run.sample())
+            # Several processes stop at the step at which all have read that one of them was asked to.
+            stopping = (run.stopping or (world.size == 1 and asked_to_stop())) and not last
+            if stopping:
+                run.announce(tell)
+            if run.step % config.save_every == 0 or improved or last or stopping:
+                run.save(best=improved)
+            for step, path in run.saver.finished(wait=last or stopping):
+                tell.on_save(step, path)
+            if run.looks_now():
+                run.last_read = time.perf_counter()  # validating and saving are no part of a step
+            if stopping:
+                world.barrier()  # the first process may still be writing: who leaves now ends it
+                raise Stopped(
+                    f"stopped at step {run.step} of {config.steps}, all is saved; "
+                    f"go on with: unmask train {shlex.quote(str(run.folder))} --resume"
+                )
 
 
 class Run:
     """Everything a run holds: rows, network, average, optimizer, and where it stands."""
 
-    def __init__(self, config: RunConfig, *, resume: bool, init: str | Path | None, device: str | None) -> None:
+    def __init__(self, config: RunConfig, world: World, *, resume: bool, init: str | Path | None) -> None:
         if resume and init is not None:
             raise UsageError("a resumed run has its weights already: give --resume or --init, not both")
-        self.config = config
+        self.config, self.world, self.device = config, world, world.device
+        self.share = world.share(config.batch)
         self.folder = Path(config.out)
-        self.device = pick_device(device)
         checkpoint = self._find_checkpoint(resume)
         self.tokenizer = self._tokenizer(checkpoint is not None)
         self.rows, self.valid_rows = self._build_rows()
         self.loader = Loader(self.rows, config.batch, config.seed)
-        torch.manual_seed(config.seed % (1 << 63))
-        network = config.denoiser.build(num_ids=self.tokenizer.num_ids, mask_id=self.tokenizer.mask_id)
+        torch.manual_seed(config.seed % (1 << 63))  # on the CPU, whatever is trained on: the same weights everywhere
+        self.network = config.denoiser.build(num_ids=self.tokenizer.num_ids, mask_id=self.tokenizer.mask_id).train()
         for rows in (self.rows, self.valid_rows):
-            rows.check_labels(network.num_classes)
-        self.network = network.to(self.device).train()
+            rows.check_labels(self.network.num_classes)
         self.network.checkpoint_activations = config.checkpoint_activations
-        if init is not None and checkpoint is None:
+        if checkpoint is not None:
+            with checkpoint.holds(**STATE):
+                self._check_same_run(checkpoint)
+            load_weights(self.network, checkpoint.tensors["model"], str(checkpoint.path / "model.safetensors"))
+        elif init is not None:
             self._init_from(init)
+        self.spread = self._spread()
         self.ema = Ema(self.network, config.optim.ema) if config.optim.ema else None
         self.optimizer, self.names = make_optimizer(self.network, config.optim)
         self.updater = Updater(self.optimizer, self.names, ema=self.ema, clip=config.optim.clip)
+        self.saver = Saver(self.folder, keep=config.keep, keep_every=config.keep_every, background=config.async_save)
         self.step, self.best, self.resumed = 0, math.inf, 0
+        self.stopping = False
+        self.guard = Guard(config.on_nonfinite, config.max_nonfinite)
         self.unread: deque[Unread] = deque()
         self.began = self.last_read = time.perf_counter()
         self.skipped: list[str] = []
         if checkpoint is not None:
-            self._restore(checkpoint)
-        if config.compile:
-            compile_trunk(self.network)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        atomic_text(self.folder / RECIPE_FILE, json.dumps(to_dict(config), indent=2) + "\n")
-        atomic_text(self.folder / "tokenizer.json", self.tokenizer.to_json())
+            with checkpoint.holds(**STATE):
+                self._restore(checkpoint)
+        if world.first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            atomic_text(self.folder / RECIPE_FILE, json.dumps(to_dict(config), indent=2) + "\n")
+            atomic_text(self.folder / "tokenizer.json", self.tokenizer.to_json())
+
+    def _spread(self) -> Spread:
+        """The network where it is trained: on its device, compiled, shared with the other processes."""
+        config, network = self.config, self.network
+        if config.parallel != "fsdp" or self.world.size == 1:
+            network.to(self.device)  # else each process takes its share alone
+        spread = Spread(network, self.world, config.parallel, bf16=config.precision == "bf16")
+        if config.compile and spread.kind == "fsdp":
+            for part in network.parts():  # between two parts weights are fetched, which no graph holds
+                part.compile()
+        elif config.compile:
+            compile_trunk(network)
+        return spread
 
     # --- the parts of one step ---
 
-    def forward_backward(self, rows: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        """Loss in nats per token of the global batch, and the gradient's norm before clipping; both on the device.
+    def forward_backward(
+        self, rows: tuple[Any, ...], asked_to_stop: Callable[[], bool] = lambda: False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss in nats per token of the global batch, the gradient's norm before clipping, and how many processes were
+        asked to stop; all on the device.
 
         Batches are noised on the host: how many tokens are masked is then known without asking the device.
         """
         _, x, valid_len, prefix_len = (torch.from_numpy(a) for a in rows)
         label = self.rows.labels_of(rows[0])
-        batch = len(x)
-        tokens = int((rows[2] - rows[3]).sum())
+        batch, (first, _) = self.config.batch, self.share
+        tokens = max(self.rows.counts(self.loader.indices(self.step))[0], 1)
         micro = self.config.micro_batch or batch
         total = torch.zeros((), device=self.device)
         self.optimizer.zero_grad(set_to_none=True)
-        for lo in range(0, batch, micro):
-            hi = min(lo + micro, batch)
+        for lo in range(0, len(x), micro):
+            hi = min(lo + micro, len(x))
             part = make_batch(
                 x[lo:hi],
                 valid_len[lo:hi],
                 prefix_len[lo:hi],
                 seed=self.config.seed,
                 step=self.step,
-                first_row=lo,
+                first_row=first + lo,
                 num_rows=batch,
                 label_B=None if label is None else torch.from_numpy(label[lo:hi]),
             )
             # Dropout, too, depends on the step and the micro-batch alone: resuming needs no generator state.
-            torch.manual_seed(int(row_keys(self.config.seed, torch.tensor(self.step * batch + lo))))
-            with self._autocast(), fast_attention():
-                loss = self.config.objective.loss(self.network, part)
-                (loss.nats / max(tokens, 1)).backward()  # type: ignore[no-untyped-call]
-            total += loss.nats.detach()
-        return total / max(tokens, 1), self.updater.grad_norm()
+            torch.manual_seed(int(row_keys(self.config.seed, torch.tensor(self.step * batch + first + lo))))
+            with self._autocast(), fast_attention(), self.spread.accumulating(more=hi < len(x)):
+                nats = self.spread(partial(self._nats, part))
+                # Processes take the mean of their gradients, the batch's is a sum.
+                with self.world.together():
+                    (nats * self.world.size / tokens).backward()  # type: ignore[no-untyped-call]
+            total += nats.detach()
+        loss, stops = self.world.sum_(torch.stack([total / tokens, total.new_tensor(float(asked_to_stop()))]))
+        return loss, self.updater.grad_norm(), stops
+
+    def _nats(self, part: Batch, network: Network) -> Tensor:
+        return self.config.objective.loss(network, part).nats
 
     def update(self, lr: float, loss: Tensor, grad_norm: Tensor) -> None:
-        # A number that is none would ruin the weights for good: they are left alone, on the device, and the run stops
-        # as soon as the host reads it.
+        # A number that is none would ruin the weights for good: they are left alone, on the device, and the guard
+        # decides as soon as the host reads it.
         self.updater.update(lr=lr, grad_norm=grad_norm, bad=~torch.isfinite(loss + grad_norm))
         self.step += 1
 
     # --- reading what a step gave ---
 
-    def note(self, rows: tuple[Any, ...], lr: float, loss: Tensor, grad_norm: Tensor) -> None:
+    def note(self, lr: float, loss: Tensor, grad_norm: Tensor, stops: Tensor) -> None:
         """Send the step's numbers to the host without waiting for them."""
-        numbers = torch.stack([loss, grad_norm])
+        numbers = torch.stack([loss, grad_norm, stops])
         arrived = None
         if self.device.type == "cuda":
             numbers = numbers.to("cpu", non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
-        # padding is no token
-        self.unread.append(Unread(self.step, lr, int(rows[2].sum()), rows[0], numbers, arrived))
+        self.unread.append(Unread(self.step, lr, numbers, arrived))
 
     def looks_now(self) -> bool:
         """Does something look at the weights after this step? On a CPU a step is over when it returns, so always."""
@@ -196,34 +248,33 @@ class Run:
         every = (config.valid_every, config.save_every, config.sample_every)
         return self.device.type != "cuda" or step == config.steps or any(e and step % e == 0 for e in every)
 
-    def reports(self, keep: int = 0) -> Iterator[StepReport]:
-        """What the steps gave, save the newest `keep`; a number that is none ends the run here."""
+    def announce(self, tell: Callback, keep: int = 0) -> None:
+        """Tell what the steps gave, save the newest `keep`; the guard may end the run here."""
         while len(self.unread) > keep:
             seen = self.unread.popleft()
             if seen.arrived is not None:
                 seen.arrived.synchronize()
-            loss, grad_norm = seen.numbers.tolist()
-            self._check_finite(seen.step, loss, grad_norm, seen.indices)
+            loss, grad_norm, stops = seen.numbers.tolist()
+            self.stopping = self.stopping or stops > 0
+            indices = self.loader.indices(seen.step - 1)
+            word, fine = self.guard.look(seen.step, loss, grad_norm, indices, self.folder)
+            if word:
+                tell.on_note(seen.step, word)
             now = time.perf_counter()
-            rate, self.last_read = seen.tokens / (now - self.last_read), now
-            yield StepReport(seen.step, loss, seen.lr, grad_norm, rate, now - self.began)
-
-    def _check_finite(self, step: int, loss: float, grad_norm: float, indices: np.ndarray) -> None:
-        if math.isfinite(loss) and math.isfinite(grad_norm):
-            return
-        what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {grad_norm}"
-        raise NonFiniteError(
-            f"{what} at step {step}, batch of rows {_short(indices)}; the weights are untouched and the "
-            f"checkpoints in {self.folder} are intact: lower optim.lr, or look at the rows"
-        )
+            rate, self.last_read = self.rows.counts(indices)[1] / (now - self.last_read), now
+            if fine:
+                tell.on_step(StepReport(seen.step, loss, seen.lr, grad_norm, rate, now - self.began))
 
     # --- looking at the model ---
 
     def validate(self) -> Bound:
         """The bound of the averaged weights on held-out rows; the same rows, times and masks every time."""
+        config, world = self.config, self.world
         with self._averaged(), self._autocast():
-            return evaluate_rows(
-                self.network, self.config.objective, self.valid_rows, num_samples=1, max_rows=self.config.valid_rows
+            return self.spread.look(
+                lambda network: evaluate_rows(
+                    network, config.objective, self.valid_rows, num_samples=1, max_rows=config.valid_rows, world=world
+                )
             )
 
     def note_best(self, bound: Bound) -> bool:
@@ -232,29 +283,37 @@ class Run:
             return False
         self.best = bound.nats_per_token
         with self._averaged():
-            self._model().save(self.folder / "model")
+            weights = self._gathered(unshared(self.network))
+            if self.world.first:
+                self._model(self.network).save(self.folder / "model", weights=weights)
             self.network.train()
         return True
 
     def sample(self) -> str:
+        """A text of the averaged weights, by the first process; the others take part where they hold some of them."""
+        if not self.world.first and self.spread.kind != "fsdp":
+            return ""
         with self._averaged():
-            text = self._model().generate(seed=self.step)[0]
+            text = self.spread.look(lambda network: self._model(network).generate(seed=self.step)[0])
             self.network.train()
         return text
 
-    def _model(self) -> Model:
+    def _model(self, network: Network) -> Model:
         return Model(
-            denoiser=self.network,
+            denoiser=network,
             tokenizer=self.tokenizer,
             objective=self.config.objective,
             length=self.config.data.length,
             bos=self.config.data.packing == "sentence" and self.tokenizer.bos_id is not None,
+            typical_length=self.rows.typical_length(),
         )
 
     def info(self) -> dict[str, Any]:
         return {
             "parameters": sum(p.numel() for p in self.network.parameters()),
             "device": str(self.device),
+            "processes": self.world.size,
+            "parallel": self.spread.kind,
             "train": self.rows.report.sentence(),
             "valid": self.valid_rows.report.sentence(),
             "resumed_step": self.resumed,
@@ -270,19 +329,29 @@ class Run:
 
     # --- keeping and resuming ---
 
-    def save(self, *, best: bool) -> Path:
+    def save(self, *, best: bool) -> None:
         optimizer, optimizer_state = flatten_optimizer(self.optimizer, self.names)
-        tensors: dict[str, dict[str, Tensor]] = {"model": unshared(self.network), "optimizer": optimizer}
+        tensors = {"model": self._gathered(unshared(self.network)), "optimizer": self._gathered(optimizer)}
         if self.ema is not None:
-            tensors["ema"] = self.ema.shadow
+            tensors["ema"] = self._gathered(self.ema.shadow)
+        if not self.world.first:
+            return
         state = {
             "config": to_dict(self.config),
             "best": None if math.isinf(self.best) else self.best,
             "ema_updates": self.ema.num_updates if self.ema else 0,
             "optimizer": optimizer_state,
             "data": self._data(),
+            "skipped_steps": self.guard.skipped,
         }
-        return save_checkpoint(self.folder, self.step, tensors, state, keep=self.config.keep, best=best)
+        self.saver.save(self.step, tensors, state, best=best)
+
+    def _gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors whole, on the first process; the others only give their shares."""
+        if self.spread.kind != "fsdp":
+            return tensors
+        gathered = ((name, whole(tensor)) for name, tensor in tensors.items())  # one at a time on the device
+        return {name: tensor.cpu() if self.world.first else tensor.new_empty(0) for name, tensor in gathered}
 
     def _data(self) -> list[dict[str, Any]]:
         """What the rows are, to the last character: a run goes on with the same or not at all."""
@@ -290,8 +359,16 @@ class Run:
 
     def _find_checkpoint(self, resume: bool) -> Checkpoint | None:
         found = load_checkpoint(self.folder)
+        steps = self.world.gather(-1 if found is None else found.step)
+        if len(set(steps)) > 1:
+            raise DataError(
+                f"rank {self.world.rank} sees another {self.folder} than rank 0: "
+                "the run's folder must be on a file system that all machines share"
+            )
         if (self.folder / "config.json").exists() or (self.folder / "model.safetensors").exists():
             raise UsageError(f"{self.folder} is a model's folder, not a run's; give another --out")
+        if self.world.restarts:  # torchrun began again by itself: go on from what there is
+            return found
         if not resume:
             if found is not None:
                 raise UsageError(
@@ -304,7 +381,7 @@ class Run:
             raise UsageError(f"{self.folder} is at step {found.step} already; give more --steps to go on")
         return found
 
-    def _restore(self, found: Checkpoint) -> None:
+    def _check_same_run(self, found: Checkpoint) -> None:
         config = {k: v for k, v in option_paths(found.state["config"]).items() if k not in MAY_CHANGE}
         for key, now in option_paths(to_dict(self.config)).items():
             if key not in MAY_CHANGE and config.get(key) != now:
@@ -313,12 +390,14 @@ class Run:
                 )
         if found.state["data"] != self._data():
             raise DataError(f"the data changed since the run in {self.folder} began; restore it, or begin a new run")
-        load_weights(self.network, found.tensors["model"], str(found.path / "model.safetensors"))
+
+    def _restore(self, found: Checkpoint) -> None:
         restore_optimizer(self.optimizer, self.names, found.tensors["optimizer"], found.state["optimizer"])
         if self.ema is not None:
             self.ema.load(found.tensors["ema"], found.state["ema_updates"])
         self.step = self.resumed = found.step
         self.best = math.inf if found.state["best"] is None else found.state["best"]
+        self.guard.skipped = found.state.get("skipped_steps", 0)
         self.skipped = found.skipped
 
     def _init_from(self, init: str | Path) -> None:
@@ -331,9 +410,13 @@ class Run:
 
     def _tokenizer(self, resuming: bool) -> Tokenizer:
         path = self.folder / "tokenizer.json"
-        if resuming and path.exists():  # one trained from the corpus is not trained again
-            return tokenizer_from_json(path.read_text(encoding="utf-8"))
-        return load_tokenizer(self.config.tokenizer, self.config.data.train)
+
+        def text() -> str:
+            if resuming and path.exists():  # one trained from the corpus is not trained again
+                return read_text(path)
+            return load_tokenizer(self.config.tokenizer, self.config.data.train).to_json()
+
+        return tokenizer_from_json(self.world.from_first(text))
 
     def _build_rows(self) -> tuple[Rows, Rows]:
         data = self.config.data
@@ -381,65 +464,5 @@ class Unread:
 
     step: int
     lr: float
-    tokens: int
-    indices: np.ndarray
     numbers: Tensor
     arrived: torch.cuda.Event | None
-
-
-class Announcer(Callback):
-    """Passes every event on to all listeners."""
-
-    def __init__(self, listeners: Sequence[Callback]) -> None:
-        for event in ("on_start", "on_step", "on_valid", "on_sample", "on_save", "on_end"):
-            setattr(self, event, self._pass_on(listeners, event))
-
-    @staticmethod
-    def _pass_on(listeners: Sequence[Callback], event: str) -> Any:
-        def pass_on(*args: Any) -> None:
-            for listener in listeners:
-                getattr(listener, event)(*args)
-
-        return pass_on
-
-
-@contextlib.contextmanager
-def stop_requests() -> Iterator[Any]:
-    """SIGTERM and the first Ctrl-C only ask: the step is finished and saved. A second Ctrl-C interrupts at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-    old = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-
-    def ask(number: int, frame: Any) -> None:
-        asked.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    for s in old:
-        signal.signal(s, ask)
-    try:
-        yield asked.is_set
-    finally:
-        for s, handler in old.items():
-            signal.signal(s, handler)
-
-
-@contextlib.contextmanager
-def steady_gc() -> Iterator[None]:
-    """No collection at moments that the collector chooses: what lives now is frozen, the rest is reference-counted."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was_enabled:
-            gc.enable()
-
-
-def _short(indices: np.ndarray) -> str:
-    shown = ", ".join(map(str, indices[:4].tolist()))
-    return f"{shown}, … ({len(indices)} in all)" if len(indices) > 4 else shown

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from unmask.atomic import atomic_folder
-from unmask.checkpoint import read_json, read_tensors, write_tensors
 from unmask.denoisers.dit import SIZES, DiT, DiTNetwork
 from unmask.errors import ModelFolderError, UsageError, did_you_mean
+from unmask.tensor_file import read_tensors, write_tensors
+from unmask.untrusted import read_json
 
 _PREFIX = "backbone."
 _INTEGERS = ("vocab_size", "model_length", "hidden_dim", "cond_dim", "n_blocks", "n_heads", "mask_id")
@@ -128,6 +129,8 @@ def write_published(denoiser: DiTNetwork, folder: Path, *, length: int) -> None:
         )
     if config.causal:
         raise UsageError("a causal network has no published form: the published one sees both directions")
+    if config.qk_norm:
+        raise UsageError("a network with qk_norm has no published form: the published one does not norm its queries")
     if config.tied:
         raise UsageError("a network with tied embeddings has no published form: the published head has its own weights")
     folder = Path(folder)

@@ -203,15 +203,16 @@ def at_call(place: Any, name: str, number: int, *, after: bool) -> Callable[[], 
 
 def half_a_weights_file() -> None:
     """Killed in the middle of writing a tensor file."""
-    real = unmask.checkpoint.save_file
+    real = unmask.checkpoint.write_tensors
 
-    def partly(tensors: Any, path: Path, **options: Any) -> None:
-        real(tensors, path, **options)
+    def partly(path: Path, tensors: Any) -> Any:
+        facts = real(path, tensors)
         os.truncate(path, path.stat().st_size // 2)
         if path.name == "optimizer.safetensors":
             die()
+        return facts
 
-    unmask.checkpoint.save_file = partly  # type: ignore[assignment]
+    unmask.checkpoint.write_tensors = partly  # type: ignore[assignment]
 
 
 def half_a_line() -> None:
@@ -230,8 +231,8 @@ POINTS: list[Callable[[], None]] = [
     at_call(os, "replace", 2, after=True),
     at_call(Ema, "update", 1, after=False),  # the weights have moved, the average has not
     at_call(torch.optim.AdamW, "step", 6, after=True),
-    at_call(unmask.checkpoint, "save_file", 1, after=False),
-    at_call(unmask.checkpoint, "save_file", 2, after=True),
+    at_call(unmask.checkpoint, "write_tensors", 1, after=False),
+    at_call(unmask.checkpoint, "write_tensors", 2, after=True),
     half_a_weights_file,
     at_call(os, "fsync", 9, after=True),
     at_call(os, "rename", 1, after=False),  # the checkpoint is whole, under a name that does not count

@@ -36,7 +36,10 @@ from unmask.samplers.remdm import ReMDM
 from unmask.samplers.semi_ar import SemiAR
 from unmask.training import compile_trunk
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: its numerics are not tested here")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: its numerics are not tested here"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),  # torch's own compiler warns of torch
+]
 CUDA = torch.device("cuda")
 V, L = 300, 96
 
@@ -59,11 +62,14 @@ CONDITIONINGS = ["none", "constant", "level", "sigma"]
 
 @pytest.mark.parametrize("conditioning", CONDITIONINGS)
 @pytest.mark.parametrize("what", ["all", "at", "padded", "causal"])
-def test_the_fused_forward_pass_is_the_plain_one(conditioning: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_the_fused_forward_pass_is_the_plain_one(
+    conditioning: str, what: str, qk_norm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     causal = what == "causal"
     if causal and conditioning in ("level", "sigma"):
         pytest.skip("refused by design: a causal denoiser sees no noise")
-    net = network(conditioning=conditioning, causal=causal)
+    net = network(conditioning=conditioning, causal=causal, qk_norm=qk_norm)
     z = torch.randint(0, V, (3, L), device=CUDA)
     level = torch.rand(3, device=CUDA)
     options: dict[str, Tensor] = {}
@@ -84,12 +90,13 @@ def test_the_fused_forward_pass_is_the_plain_one(conditioning: str, what: str, m
 
 @pytest.mark.parametrize("conditioning", ["none", "level"])
 @pytest.mark.parametrize("objective", [MDLM(), AR()], ids=["mdlm", "ar"])
-def test_bf16_compiled_loss_and_gradients_against_fp32_eager(objective: Any, conditioning: str) -> None:
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_bf16_compiled_loss_and_gradients_against_fp32_eager(objective: Any, conditioning: str, qk_norm: bool) -> None:
     """Relative error of the loss and of all gradients together at most 1e-2; dropout off."""
     causal = isinstance(objective, AR)
     if causal and conditioning == "level":
         pytest.skip("refused by design: a causal denoiser sees no noise")
-    options = {"conditioning": conditioning, "causal": causal, "dropout": 0.0}
+    options = {"conditioning": conditioning, "causal": causal, "dropout": 0.0, "qk_norm": qk_norm}
     batch = make_batch(torch.randint(0, V, (16, L)), seed=0, step=0)
 
     def gradients(net: DiTNetwork, fast: bool) -> tuple[Tensor, Tensor]:
@@ -310,3 +317,29 @@ def test_a_rows_text_does_not_depend_on_how_long_its_neighbours_take() -> None:
     tokens[2, 50:] = 9
     together = sample(net, Canvas.of(tokens, mask_id=V, seed=4).to(CUDA), Ancestral(steps=None)).tokens
     assert together[0].equal(alone[0])
+
+
+def test_muon_beside_the_one_pass_update_is_the_hosts() -> None:
+    """Three updates with clipping and averaging; the matrices are turned in bf16 here, in float32 there."""
+    from unmask.config import OptimConfig
+    from unmask.ema import Ema
+    from unmask.optim import Updater, make_optimizer
+
+    def weights(device: torch.device) -> dict[str, Tensor]:
+        net = network().cpu().to(device)
+        ema = Ema(net, 0.9)
+        updater = Updater(*make_optimizer(net, OptimConfig(muon=True, weight_decay=0.1)), ema=ema, clip=1.0)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(3):
+            for p in net.parameters():
+                p.grad = torch.randn(p.shape, generator=generator).to(device)
+            updater.update(lr=1e-2, grad_norm=updater.grad_norm(), bad=torch.tensor(False, device=device))
+        return {n: p.detach().cpu() for n, p in net.named_parameters()} | {
+            f"ema/{n}": s.cpu() for n, s in ema.shadow.items()
+        }
+
+    start = dict(network().cpu().named_parameters())
+    want, got = weights(torch.device("cpu")), weights(CUDA)
+    for name in want:
+        moved = want[name] - start[name.removeprefix("ema/")].detach()
+        assert float((got[name] - want[name]).norm() / moved.norm()) < 2e-2, name

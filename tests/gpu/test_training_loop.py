@@ -21,7 +21,10 @@ from unmask.errors import NonFiniteError
 from unmask.objectives.mdlm import MDLM
 from unmask.training import train
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: its training loop is not tested here")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: its training loop is not tested here"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),  # torch's own compiler warns of torch
+]
 
 
 @pytest.fixture

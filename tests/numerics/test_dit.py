@@ -32,10 +32,11 @@ LEVEL = torch.tensor([0.1, 0.5, 1.0])
 
 @pytest.mark.parametrize("conditioning", ["none", "constant", "level", "sigma"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_asked_positions_are_those_of_the_whole(conditioning: str, causal: bool) -> None:
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_asked_positions_are_those_of_the_whole(conditioning: str, causal: bool, qk_norm: bool) -> None:
     if causal and conditioning in ("level", "sigma"):
         pytest.skip("refused: a causal denoiser sees no noise")
-    net = build(dataclasses.replace(SMALL, conditioning=conditioning, causal=causal))
+    net = build(dataclasses.replace(SMALL, conditioning=conditioning, causal=causal, qk_norm=qk_norm))
     at = torch.tensor([[1, 5], [0, 7], [3, 3]])
     torch.testing.assert_close(net.trunk(Z, LEVEL, at_BK=at), gather_positions(net.trunk(Z, LEVEL), at))
 
@@ -59,13 +60,31 @@ def test_causal_network_sees_only_what_stands_before() -> None:
 
 
 @pytest.mark.parametrize("stops", [[8], [1, 2, 3, 4, 5, 6, 7, 8], [3, 4, 7, 8]])
-def test_cache_gives_the_same_vectors(stops: list[int]) -> None:
-    net = build(dataclasses.replace(SMALL, causal=True))
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_cache_gives_the_same_vectors(stops: list[int], qk_norm: bool) -> None:
+    net = build(dataclasses.replace(SMALL, causal=True, qk_norm=qk_norm))
     cache, parts = KVCache(), []
     for stop in stops:
         cache.stop = stop
         parts.append(net.trunk(Z, cache=cache))
     torch.testing.assert_close(torch.cat(parts, dim=1), net.trunk(Z))
+
+
+def test_qk_norm_takes_the_size_of_queries_and_keys_away() -> None:
+    for qk_norm in (False, True):
+        net = build(dataclasses.replace(SMALL, qk_norm=qk_norm))
+        before = net.trunk(Z)
+        with torch.no_grad():
+            for block in net.layers:  # type: ignore[attr-defined]
+                block.qkv.weight[: 2 * 32] *= 7
+        assert torch.allclose(net.trunk(Z), before, rtol=1e-4, atol=1e-4) == qk_norm
+
+
+@pytest.mark.parametrize("zero_init", [False, True])
+def test_blocks_that_start_as_the_identity(zero_init: bool) -> None:
+    torch.manual_seed(0)
+    net = dataclasses.replace(SMALL, zero_init=zero_init).build(num_ids=IDS, mask_id=MASK).eval()
+    assert net.trunk(Z).equal(net.norm(net.embed(Z))) == zero_init
 
 
 def test_positions_are_relative() -> None:

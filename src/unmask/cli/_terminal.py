@@ -125,7 +125,8 @@ class TrainProgress(Callback):
         say = partial(self.console.print, soft_wrap=True)
         say(f"train: {info['train']}")
         say(f"valid: {info['valid']}")
-        say(f"model: {info['parameters'] / 1e6:.2f}M parameters on {info['device']}, run folder {config.out}")
+        several = "" if info["processes"] == 1 else f" × {info['processes']} processes ({info['parallel']})"
+        say(f"model: {info['parameters'] / 1e6:.2f}M parameters on {info['device']}{several}, run folder {config.out}")
         for reason in info["skipped"]:
             say(f"passed over: {reason}")
         if info["resumed_step"]:
@@ -148,6 +149,9 @@ class TrainProgress(Callback):
         if self.bar is not None:
             numbers = f"loss {report.loss:6.3f}  {report.tokens_per_second:,.0f} tok/s"
             self.bar.update(self.task, completed=report.step, numbers=numbers)
+
+    def on_note(self, step: int, text: str) -> None:
+        self.console.print(f"step {step:>6}  {text}", soft_wrap=True)
 
     def on_valid(self, step: int, bound: Bound) -> None:
         bits = "" if bound.bits_per_byte is None else f", {bound.bits_per_byte:.3f} bits/byte"

@@ -24,7 +24,7 @@ TAKES_OVERRIDES = True  # a sampler's own options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model folder, or a training run's")
+    parser.add_argument("model", help="a model folder, a training run's, or a built-in model's name")
     parser.add_argument("--text", required=True, help="the text; - reads it from standard input")
     parser.add_argument("--replace", required=True, metavar="SPAN", help="what of it is written anew")
     parser.add_argument("--occurrence", type=int, metavar="N", help="which one, where the span occurs several times")

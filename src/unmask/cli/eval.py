@@ -13,7 +13,7 @@ import json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model folder, or a training run's")
+    parser.add_argument("model", help="a model folder, a training run's, or a built-in model's name")
     parser.add_argument(
         "--data", required=True, help="text, JSONL or Parquet file or folder, also .gz .xz .zst; or stdlib"
     )

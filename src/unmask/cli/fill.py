@@ -21,7 +21,7 @@ TAKES_OVERRIDES = True  # a sampler's own options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model folder, or a training run's")
+    parser.add_argument("model", help="a model folder, a training run's, or a built-in model's name")
     parser.add_argument("text", nargs="+", help="texts with gaps; - reads one from standard input")
     _sampling.add_arguments(parser)
 

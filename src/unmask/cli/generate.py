@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import argparse
 
+from unmask.built_in import DEFAULT
 from unmask.cli import _sampling
 
 TAKES_OVERRIDES = True  # a sampler's own options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model folder, or a training run's")
+    parser.add_argument("model", nargs="?", default=DEFAULT, help="a folder or a built-in model (default stories)")
     parser.add_argument("--num", type=int, default=1, help="how many texts for each prompt (default 1)")
-    parser.add_argument("--length", type=int, help="tokens, prompt included (default: the model's window)")
+    parser.add_argument(
+        "--length", type=int, help="tokens, prompt included (default: typical, else the model's window)"
+    )
     parser.add_argument("--prompt", action="append", help="how the text begins; may be given several times")
     parser.add_argument("--suffix", default="", help="how the text ends")
     _sampling.add_arguments(parser)

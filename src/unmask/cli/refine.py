@@ -14,7 +14,7 @@ TAKES_OVERRIDES = True  # a sampler's own options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model folder, or a training run's")
+    parser.add_argument("model", help="a model folder, a training run's, or a built-in model's name")
     parser.add_argument("text", nargs="+", help="finished texts; - reads one from standard input")
     parser.add_argument("--share", type=float, default=0.1, help="of the tokens, written anew in a round (default 0.1)")
     parser.add_argument("--rounds", type=int, default=2, help="how often (default 2)")

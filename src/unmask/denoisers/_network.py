@@ -38,6 +38,7 @@ class Network(nn.Module):
     num_classes: int = 0  # classes that `cond` may name, a number for each row; -1 names none
     label_dropout: float = 0.0  # the share of rows that lose their class in training
     checkpoint_activations: bool = False
+    sharded: bool = False  # each process holds a share of each weight: only a part's own forward pass may touch them
     capturable: bool = False  # no call looks at a value on the host, so that a CUDA graph may replay it
 
     @abstractmethod
@@ -82,6 +83,10 @@ class Network(nn.Module):
     def head_linear(self) -> nn.Linear | None:
         """The head where it is one linear map and nothing else: losses and samplers then take shorter ways."""
         return None
+
+    def parts(self) -> list[nn.Module]:
+        """Modules whose weights may be fetched from other processes one after the other, each called as a module."""
+        return []
 
     def before_replay(self) -> None:
         """Called before captured graphs of this network run: what they read besides the weights is made fresh."""

@@ -23,6 +23,7 @@ from unmask.denoisers._network import (
     refuse_options,
     take_rows,
 )
+from unmask.denoisers._norm import Norm
 from unmask.denoisers._rotary import Rope, rope_at, rotary, rotate, tables
 from unmask.denoisers._time import TimeEmbedding
 from unmask.errors import UsageError
@@ -48,6 +49,8 @@ class DiT(Denoiser):
 
     none: no adaLN branch. level: 1 - alpha. sigma: -log alpha, as published time-conditioned nets.
     constant: the branch exists and always sees 0, as published nets without time conditioning.
+    qk_norm: queries and keys have root mean square 1, which bounds the attention's logits and bears larger rates.
+    zero_init: every block starts as the identity, as adaLN's do, without its branch.
     classes: so many labels, which the branch sees as well; `label_dropout` of the rows lose theirs in training, so that
     the network learns to write without one, too, as guidance needs.
     """
@@ -61,6 +64,8 @@ class DiT(Denoiser):
     tied: bool = False
     dropout: float = 0.1
     causal: bool = False
+    qk_norm: bool = False
+    zero_init: bool = False
     classes: int = 0
     label_dropout: float = 0.1
 
@@ -110,7 +115,9 @@ class DiTNetwork(Network):
         self.time = TimeEmbedding(cond_dim) if timed else None
         self.num_classes, self.label_dropout = config.classes, config.label_dropout
         self.label = nn.Embedding(config.classes + 1, cond_dim) if config.classes else None  # the last: no class
-        self.blocks = nn.ModuleList(Block(hidden, self.num_heads, cond_dim, config.dropout) for _ in range(blocks))
+        self.blocks = nn.ModuleList(
+            Block(hidden, self.num_heads, cond_dim, config.dropout, config.qk_norm) for _ in range(blocks)
+        )
         self.norm = Norm(hidden)
         self.modulation = nn.Linear(cond_dim, 2 * hidden) if cond_dim else None
         self.output = nn.Linear(hidden, num_ids)
@@ -126,10 +133,8 @@ class DiTNetwork(Network):
                 nn.init.zeros_(p)  # adaLN starts as the identity, the head as the uniform law
             elif p.ndim > 1:
                 nn.init.normal_(p, std=1.0 if name == "label.weight" else 0.02)  # a class is no small hint
-            if name.startswith("blocks.") and name.endswith(
-                "out.weight"
-            ):  # what is added to the residual stream, 2 a block
-                nn.init.normal_(p, std=0.02 / math.sqrt(2 * len(self.blocks)))
+            if name.startswith("blocks.") and name.endswith("out.weight"):  # added to the residual stream, 2 a block
+                nn.init.normal_(p, std=0.0 if self.config.zero_init else 0.02 / math.sqrt(2 * len(self.blocks)))
 
     def trunk(
         self,
@@ -206,6 +211,9 @@ class DiTNetwork(Network):
     def head_linear(self) -> nn.Linear:
         return self.output
 
+    def parts(self) -> list[nn.Module]:
+        return list(self.blocks)
+
     @property
     def layers(self) -> list[Block]:
         return [cast(Block, block) for block in self.blocks]
@@ -213,7 +221,8 @@ class DiTNetwork(Network):
     def can_fuse(self) -> bool:
         """Used, not trained, on a GPU: the forward pass in _dit_fused.py applies."""
         training = torch.is_grad_enabled() or self.training or torch.is_autocast_enabled("cuda")
-        return not training and not torch.compiler.is_compiling() and kernels.fit(self.embed.weight)
+        plain = not training and not self.sharded and not torch.compiler.is_compiling()
+        return plain and kernels.fit(self.embed.weight)
 
     def can_decode(self) -> bool:
         return self.causal and self.can_fuse()
@@ -327,23 +336,12 @@ class DiTNetwork(Network):
         return self._final(x_BND, c_BC)
 
 
-class Norm(nn.Module):
-    """LayerNorm without bias."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, None, 1e-5)
-
-
 class Block(nn.Module):
     """Attention and MLP, each pre-normed; with conditioning, adaLN shifts, scales and gates both."""
 
-    def __init__(self, hidden: int, heads: int, cond_dim: int, dropout: float) -> None:
+    def __init__(self, hidden: int, heads: int, cond_dim: int, dropout: float, qk_norm: bool) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.dropout, self.qk_norm = heads, dropout, qk_norm
         self.norm1 = Norm(hidden)
         self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
         self.out = nn.Linear(hidden, hidden, bias=False)
@@ -407,6 +405,7 @@ class Block(nn.Module):
             from unmask.kernels.split_rope import split_rope
 
             q, k, v = (self._split(y.view(h_BLD.shape)) for y in split_rope(qkv_BLW.flatten(0, 1), *tables(rope)))
+            q, k = self.normed(q), self.normed(k)
             o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
             return o.transpose(1, 2).flatten(2)
         if qkv_BLW is not None:
@@ -421,13 +420,17 @@ class Block(nn.Module):
             w_q, w_kv = self.qkv.weight[:D], self.qkv.weight[D:]
             q = rotate(self._split(F.linear(gather_positions(h_BLD, at_BK), w_q)), rope_at(rope, at_BK))
             k, v = (self._split(y) for y in F.linear(h_BLD, w_kv).chunk(2, dim=-1))
-        k = rotate(k, rope)
+        q, k = self.normed(q), self.normed(rotate(k, rope))
         if cached is not None:
             (keys, values), start, stop = cached
             keys[:, :, start:stop], values[:, :, start:stop] = k, v
             k, v = keys[:, :, :stop], values[:, :, :stop]
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         return o.transpose(1, 2).flatten(2)
+
+    def normed(self, x_BHLK: Tensor) -> Tensor:
+        """Queries or keys with qk_norm. A rotation keeps lengths, so it may as well come first, in a kernel."""
+        return F.rms_norm(x_BHLK, x_BHLK.shape[-1:], eps=1e-6) if self.qk_norm else x_BHLK
 
     def _split(self, y_BLD: Tensor) -> Tensor:
         """[B, L, D] → [B, heads, L, head_dim]"""

@@ -1,0 +1,143 @@
+"""Put a trained model among the built-in ones, with a card filled from measurements.
+
+    python benchmarks/card.py stories --model FOLDER --recipe stories \
+        --eval eval.json --metrics metrics.jsonl --judge judge.json --opponent eval_ar.json
+
+--model: a model's folder, weights whole or in parts. --eval, --opponent: what `unmask eval --json` printed for it and
+for its autoregressive opponent on the validation texts. --metrics: the run's. --judge: what judge.py wrote. The samples
+are those of seeds 0 to 3, whatever they are. What is not given is left out. With --card-only the weights stay as they
+are. The words beside the figures are in cards/NAME.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from judge import table
+from unmask.atomic import write_file
+from unmask.built_in import CARD, MODELS
+from unmask.config import load_config
+from unmask.model import Model, load
+from unmask.model_folder import unshared, write_folder
+from unmask.samplers.ancestral import Ancestral
+from unmask.weight_parts import WHOLE, weight_files, write_parts
+
+MOST = 15 << 20  # bytes of a part
+SEEDS = (0, 1, 2, 3)
+STEPS = 128
+
+
+def place(model: Model, folder: Path) -> None:
+    """The model's files, its weights as bf16 parts; what was there is replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink()
+    write_folder(folder, model)
+    (folder / WHOLE).unlink()
+    write_parts(folder, {name: t.to(torch.bfloat16) for name, t in unshared(model.denoiser).items()}, MOST)
+
+
+def card(name: str, model: Model, folder: Path, args: argparse.Namespace) -> str:
+    words = tomllib.loads((Path(__file__).parent / "cards" / f"{name}.toml").read_text(encoding="utf-8"))
+    parts = [f"# {name}", words["summary"], facts(model, folder, args)]
+    parts += ["## Data", words["data"].strip(), "## Licence", words["licence"]]
+    if args.eval:
+        parts += ["## Bound", bound(_json(args.eval), _json(args.opponent))]
+    if args.metrics:
+        parts += ["Validation over training (some of its rows, one draw each):", curve(Path(args.metrics))]
+    if args.judge:
+        parts += ["## Texts under a judge", table(_json(args.judge))]
+    return "\n\n".join([*parts, "## Samples", samples(model), "## Limits", words["limits"].strip()]) + "\n"
+
+
+def facts(model: Model, folder: Path, args: argparse.Namespace) -> str:
+    size = sum(path.stat().st_size for path in weight_files(folder))
+    kind = "autoregressive" if model.denoiser.causal else "masked diffusion"
+    rows = {
+        "kind": f"{kind}, {model.num_parameters / 1e6:.1f} M parameters, {size / 1e6:.1f} MB in bf16",
+        "vocabulary": f"{model.tokenizer.num_ids} ids, the mask among them",
+        "window": f"{model.length} tokens; a text has {model.typical_length or model.length} unless told otherwise",
+    }
+    if args.recipe and args.metrics:
+        config = load_config(args.recipe)
+        done = max(line["step"] for line in _lines(Path(args.metrics)))
+        texts = done * config.batch
+        tokens = f", about {texts * model.typical_length / 1e9:.2f} G tokens" if model.typical_length else ""
+        rows["training"] = f"recipe `{args.recipe}`: {done:,} steps of {config.batch} texts{tokens}"
+    return "\n".join(["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in rows.items())])
+
+
+def bound(found: dict[str, Any], opponent: dict[str, Any] | None) -> str:
+    """On validation texts, one text a row; with its interval."""
+
+    def line(name: str, got: dict[str, Any], sign: str) -> str:
+        (lo, hi), (ppl_lo, ppl_hi) = got["bits_per_byte_ci95"], got["ppl_ci95"]
+        return (
+            f"| {name} | {sign} {got['bits_per_byte']:.4f} ({lo:.4f}–{hi:.4f}) | {sign} {got['ppl']:.3f} "
+            f"({ppl_lo:.3f}–{ppl_hi:.3f}) | {got['sequences']:,} | {got['tokens']:,} |"
+        )
+
+    head = ["| | bits per byte (95%) | perplexity of a token (95%) | texts | tokens |", "| --- | --- | --- | --- | --- |"]
+    lines = [*head, line("this model", found, "≤")]
+    if opponent is not None:
+        lines.append(line("autoregressive, same size and course", opponent, "="))
+    note = "The bound is given each text's number of tokens, which the autoregressive value is not."
+    return "\n".join(lines) + f"\n\n{note}"
+
+
+def curve(metrics: Path) -> str:
+    points = [line for line in _lines(metrics) if line.get("valid_bits_per_byte") is not None]
+    chosen = points if len(points) <= 10 else [points[round(i * (len(points) - 1) / 9)] for i in range(10)]
+    steps = " | ".join(f"{point['step']:,}" for point in chosen)
+    values = " | ".join(f"{point['valid_bits_per_byte']:.3f}" for point in chosen)
+    return f"| step | {steps} |\n|{' --- |' * (len(chosen) + 1)}\n| bits per byte | {values} |"
+
+
+def samples(model: Model) -> str:
+    sampler = None if model.denoiser.causal else Ancestral(steps=STEPS)
+    texts = [model.generate(sampler=sampler, seed=seed)[0] for seed in SEEDS]
+    said = f"Seeds {SEEDS[0]} to {SEEDS[-1]}, {STEPS} steps, nothing else set and none picked by hand."
+    return "\n\n".join([said, *(_quoted(text) for text in texts)])
+
+
+def _quoted(text: str) -> str:
+    return "\n>\n".join(f"> {line.strip()}" for line in text.splitlines() if line.strip())
+
+
+def _json(path: str | None) -> Any:
+    return None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("--model", help="the trained model's folder")
+    parser.add_argument("--card-only", action="store_true", help="the model is in place: write its card anew")
+    for name in ("recipe", "eval", "opponent", "metrics", "judge"):
+        parser.add_argument(f"--{name}")
+    args = parser.parse_args()
+    folder = MODELS / args.name
+    if not args.card_only:
+        if not args.model:
+            parser.error("give --model, or --card-only")
+        place(load(args.model, device="cpu"), folder)
+    text = card(args.name, load(folder, device="cpu"), folder, args)  # as users get it: bf16
+    (folder / CARD).unlink(missing_ok=True)
+    write_file(folder / CARD, [text.encode()])
+    print(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""What watches a training run: numbers that are none, losses that jump, and requests to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from unmask.errors import NonFiniteError
+
+
+class Guard:
+    """Looks at every step's numbers. A step whose numbers are none has left the weights alone: it stops the run or,
+    if that is asked for, is skipped, said and counted.
+
+    >>> guard = Guard("skip", limit=1)
+    >>> guard.look(7, math.nan, 1.0, np.arange(4), Path("run"))[0]
+    'loss nan at step 7, batch of rows 0, 1, 2, 3: skipped, 1 of at most 1'
+    """
+
+    DECAY, WARM_UP, DEVIATIONS = 0.98, 50, 6.0
+
+    def __init__(self, on_nonfinite: Literal["stop", "skip"], limit: int) -> None:
+        self.on_nonfinite, self.limit = on_nonfinite, limit
+        self.skipped = 0
+        self.seen, self.mean, self.variance = 0, 0.0, 0.0
+
+    def look(self, step: int, loss: float, grad_norm: float, rows: np.ndarray, folder: Path) -> tuple[str, bool]:
+        """What there is to say of the step ("": nothing), and whether it counts."""
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            return self._nonfinite(step, loss, grad_norm, rows, folder), False
+        return self._spike(step, loss, rows), True
+
+    def _nonfinite(self, step: int, loss: float, grad_norm: float, rows: np.ndarray, folder: Path) -> str:
+        what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {grad_norm}"
+        where = f"{what} at step {step}, batch of rows {_short(rows)}"
+        intact = f"the weights are untouched and the checkpoints in {folder} are intact"
+        if self.on_nonfinite == "stop":
+            raise NonFiniteError(f"{where}; {intact}: lower optim.lr, or look at the rows")
+        self.skipped += 1
+        if self.skipped > self.limit:
+            raise NonFiniteError(f"{where}, after {self.limit} skipped ones; {intact}: lower optim.lr")
+        return f"{where}: skipped, {self.skipped} of at most {self.limit}"
+
+    def _spike(self, step: int, loss: float, rows: np.ndarray) -> str:
+        """A loss far above its running mean; the mean takes it in at most as far as that."""
+        self.seen += 1
+        most = self.mean + self.DEVIATIONS * math.sqrt(self.variance)
+        high = self.seen > self.WARM_UP and loss > most
+        step_size = max(1 - self.DECAY, 1 / self.seen)
+        away = (most if high else loss) - self.mean
+        self.mean += step_size * away
+        self.variance = (1 - step_size) * (self.variance + step_size * away**2)
+        return f"loss {loss:.4g} at step {step} is far above its mean {self.mean:.4g}: rows {_short(rows)}" * high
+
+
+def _short(rows: np.ndarray) -> str:
+    shown = ", ".join(map(str, rows[:4].tolist()))
+    return f"{shown}, … ({len(rows)} in all)" if len(rows) > 4 else shown
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """SIGTERM, SIGUSR1 (SLURM's warning) and the first Ctrl-C only ask: the step is finished and saved.
+
+    A second Ctrl-C interrupts at once.
+    """
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+    signals = [s for name in ("SIGTERM", "SIGINT", "SIGUSR1") if (s := getattr(signal, name, None)) is not None]
+    old = {s: signal.getsignal(s) for s in signals}
+
+    def ask(number: int, frame: Any) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    for s in old:
+        signal.signal(s, ask)
+    try:
+        yield asked.is_set
+    finally:
+        for s, handler in old.items():
+            signal.signal(s, handler)
+
+
+@contextlib.contextmanager
+def steady_gc() -> Iterator[None]:
+    """No collection at moments that the collector chooses: what lives now is frozen, the rest is reference-counted."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()

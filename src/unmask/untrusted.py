@@ -1,0 +1,95 @@
+"""Reading files that nobody vouches for: plain ones alone, no larger than they may be, JSON without surprises."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from unmask.errors import ModelFolderError
+
+MAX_TEXT = 1 << 28  # bytes of a text file; the largest vocabularies take a tenth of it
+
+
+def check_plain(path: Path) -> None:
+    """Refuse what is no plain file: a link leads out of its folder, a pipe never ends.
+
+    >>> check_plain(Path("nowhere.json"))
+    Traceback (most recent call last):
+    unmask.errors.ModelFolderError: nowhere.json is missing
+    """
+    _kind(path, follow=False)
+
+
+def read_text(path: Path, most: int = MAX_TEXT) -> str:
+    """The text of a file of at most `most` bytes. A link is followed, to a plain file: see `check_plain`.
+
+    >>> read_text(Path("nowhere.json"))
+    Traceback (most recent call last):
+    unmask.errors.ModelFolderError: nowhere.json is missing
+    """
+    size = _kind(path, follow=True).st_size
+    if size > most:
+        raise ModelFolderError(f"{path} has {size:,} bytes, more than the {most:,} that it may have")
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as e:
+        raise ModelFolderError(f"cannot read {path}: {e.strerror or e}") from None
+    except UnicodeDecodeError:
+        raise ModelFolderError(f"{path} is damaged: it is not UTF-8 text") from None
+
+
+def read_json(path: Path, most: int = MAX_TEXT) -> dict[str, Any]:
+    """A JSON file that holds an object; anything else is refused by name.
+
+    >>> read_json(Path("nowhere.json"))
+    Traceback (most recent call last):
+    unmask.errors.ModelFolderError: nowhere.json is missing
+    """
+    try:
+        value = parse_json(read_text(path, most))
+    except (ValueError, RecursionError) as error:
+        raise ModelFolderError(f"{path} is damaged: it does not read as JSON ({_short(error)})") from None
+    if not isinstance(value, dict):
+        raise ModelFolderError(f"{path} is damaged: it holds no JSON object")
+    return value
+
+
+def parse_json(text: str) -> Any:
+    """What the text says; ValueError or RecursionError. A key that is there twice says two things, so it is refused.
+
+    >>> parse_json('{"step": 1, "step": 2}')
+    Traceback (most recent call last):
+    ValueError: the key 'step' is there twice
+    """
+    return json.loads(text, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:40]!r} is there twice")
+    return found
+
+
+def _kind(path: Path, *, follow: bool) -> os.stat_result:
+    try:
+        found = path.stat(follow_symlinks=follow)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelFolderError(f"{path} is missing") from None
+    except (OSError, ValueError) as e:  # a link to itself, a name too long, a null in it
+        raise ModelFolderError(f"cannot read {str(path)[:200]!r}: {_short(e)}") from None
+    if stat.S_ISLNK(found.st_mode):
+        raise ModelFolderError(f"{path} is a symbolic link; put the file itself there")
+    if not stat.S_ISREG(found.st_mode):
+        raise ModelFolderError(f"{path} is no plain file")
+    return found
+
+
+def _short(error: BaseException) -> str:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(reason.split())[:120] or type(error).__name__

@@ -1,0 +1,69 @@
+"""Names the process that a hung group waits for, and ends the wait."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+
+class Watchdog:
+    """Each process counts what it does together with the others and posts the count; who stays behind is missing.
+
+    A collective that never comes back cannot be interrupted, so the process ends with a line that says who is missing.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
+        self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
+        self.count = 0
+        self.armed = False  # reading a corpus may take as long as it takes; steps may not
+        self.moved = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="unmask-watchdog", daemon=True)
+
+    def tick(self) -> None:
+        """Something is about to be done together."""
+        self.count += 1
+        self.moved = time.monotonic()
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        every = min(5.0, max(0.2, self.timeout / 10))
+        while not self._stop.wait(every):
+            with contextlib.suppress(Exception):  # the store's own process may be gone; torchrun sees to that
+                self.store.set(f"unmask/{self.rank}", json.dumps([self.count, time.time()]))
+                late = time.monotonic() - self.moved > self.timeout
+                if self.armed and late and (behind := self._behind()):
+                    line = f"unmask: rank {self.rank}: no progress for {self.timeout:.0f} s; {behind}\n"
+                    sys.stderr.write(line)
+                    sys.stderr.flush()
+                    os._exit(1)
+
+    def _behind(self) -> str:
+        """Who has done less than this process, and when it last gave a sign of life."""
+        missing = []
+        for rank in range(self.size):
+            if rank == self.rank:
+                continue
+            key = f"unmask/{rank}"
+            if not self.store.check([key]):
+                missing.append(f"rank {rank} never came")
+                continue
+            count, at = json.loads(self.store.get(key))
+            if count < self.count:
+                missing.append(f"rank {rank} is missing, last alive {max(0.0, time.time() - at):.0f} s ago")
+        return "; ".join(missing)

@@ -1,0 +1,48 @@
+"""SIGKILL at named points of the save path and at random moments of a running training, both ways of saving.
+
+A seeded sample by default; all of it with UNMASK_FAULTS=all, as `make faults` does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
+
+ALL = os.environ.get("UNMASK_FAULTS") == "all"
+NUM_POINTS = 0 if ALL else 6  # 0: every one
+NUM_MOMENTS = 200 if ALL else 5
+
+
+def test_a_killed_run_goes_on(tmp_path: Path, corpus_file: Path, tally: Any) -> None:
+    """What is left is whole, at most one interval is lost, and the end is that of a run which was never killed."""
+    parts = [f"points:{mode}:{NUM_POINTS}" for mode in ("sync", "async")]
+    parts += [f"moments:{mode}:{NUM_MOMENTS}" for mode in ("sync", "async")]
+    program = Path(__file__).with_name("kills.py")
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path), str(corpus_file), *parts],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    reports = {report["part"]: report for report in map(json.loads, done.stdout.splitlines())}
+    assert list(reports) == parts
+    for part, report in reports.items():
+        assert report["wrong"] == [], done.stderr
+        what, mode, _ = part.split(":")
+        cases = set(report["reached"])
+        assert len(cases) == len(report["reached"])
+        tally(f"killed at {what}, {mode}", len(cases))
+    for mode in ("sync", "async"):
+        points = {case.partition(" (")[0] for case in reports[f"points:{mode}:{NUM_POINTS}"]["reached"]}
+        assert len(points) >= (12 if ALL else 5)
+        assert len(reports[f"moments:{mode}:{NUM_MOMENTS}"]["reached"]) == NUM_MOMENTS
