@@ -14,7 +14,7 @@ from test_guidance import chain_from
 from torch import Tensor
 
 from conftest import MakeConfig
-from unmask import samplers
+from unmask import kernels, samplers
 from unmask.batch import make_batch
 from unmask.canvas import Canvas
 from unmask.corpora import Document
@@ -29,6 +29,7 @@ from unmask.packing import build_rows, pack_texts
 from unmask.samplers import Sampler
 from unmask.tokens import load_tokenizer
 from unmask.training import train
+from unmask.weights import write_published
 
 P_MIN = 1e-4
 WORLDS = [World.random(V=2, L=3, seed=seed) for seed in (11, 12, 13)]  # class 0, class 1, no class
@@ -188,6 +189,12 @@ def test_labels_that_a_model_does_not_know_are_refused(two_kinds: Model) -> None
         DiT(classes=2, label_dropout=1.0)
 
 
+def test_a_network_with_classes_is_not_exported_without_them(tmp_path: Path) -> None:
+    net = DiT(hidden=8, blocks=1, heads=2, conditioning="constant", classes=2).build(num_ids=5, mask_id=4)
+    with pytest.raises(UsageError, match="with classes has no published form"):
+        write_published(net, tmp_path / "out", length=16)
+
+
 @pytest.mark.parametrize("conditioning", ["none", "level"])
 def test_no_label_and_a_dropped_label_are_one_thing(conditioning: str) -> None:
     torch.manual_seed(0)
@@ -202,3 +209,25 @@ def test_no_label_and_a_dropped_label_are_one_thing(conditioning: str) -> None:
     flat = torch.tensor([1, 3])
     at = net.head(net.trunk_at(z, level, flat, cond=torch.tensor([0, 2])))
     assert torch.allclose(at, net(z, level, cond=torch.tensor([0, 2])).flatten(0, 1)[flat], atol=1e-6)
+
+
+@pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs triton")
+@pytest.mark.parametrize("conditioning", ["none", "level"])
+def test_the_fused_pass_carries_the_class(conditioning: str) -> None:
+    """Here in Triton's interpreter, on a GPU by its kernels."""
+    from unmask.denoisers._dit_fused import fused_trunk
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    net = DiT(hidden=16, blocks=2, heads=2, classes=3, conditioning=conditioning).build(num_ids=5, mask_id=4)  # type: ignore[arg-type]
+    for p in net.parameters():
+        torch.nn.init.normal_(p, std=0.2)
+    net = net.to(device).eval()
+    z, level = torch.randint(0, 5, (3, 8), device=device), torch.rand(3, device=device)
+    at, label = torch.tensor([[1, 2], [0, 7], [3, 4]], device=device), torch.tensor([0, -1, 2], device=device)
+    with torch.no_grad():
+        plain = net._blocks(z, z, level, None, at_BK=at, cond=label)
+        fused = fused_trunk(net, z, level, at_BK=at, cond=label)
+        other = fused_trunk(net, z, level, at_BK=at)
+    assert torch.allclose(fused, plain, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(other, plain, rtol=1e-1, atol=1e-1)
