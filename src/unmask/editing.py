@@ -285,8 +285,9 @@ def _possible(
             constrained(model.fit_sampler(sampler, len(seen))).start(canvas)
             keep.append(i)
         except UsageError as e:
-            # The way in which the fewest gaps are to blame tells most: that of a fixed length is among them.
-            if owner[i] not in refused or _blamed(e) < _blamed(refused[owner[i]]):
+            # The way in which the fewest gaps are to blame tells most: that of a fixed length is among them. Of equals
+            # the last, which has the longest gaps.
+            if owner[i] not in refused or _blamed(e) <= _blamed(refused[owner[i]]):
                 refused[owner[i]] = e
     for i in refused.keys() - {owner[i] for i in keep}:
         raise refused[i]

@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _plain(edit: Edit) -> dict[str, Any]:
     plain = vars(edit) | {"nats_per_token": edit.nats_per_token}
+    del plain["row"]  # for a page
     return {
         k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in plain.items()
     }  # JSON has no inf
