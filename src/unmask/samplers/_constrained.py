@@ -130,7 +130,7 @@ class Constrained(Sampler):
             return self._write(self.inner, state.inner, *self._draw(state, prediction, opens_BL))
         here_BL = np.zeros_like(state.masked_BL)
         here_BL[:, lo : lo + inner.tokens_BL.shape[1]] = True
-        opens_N = sampler.decide(inner, prediction[_on(prediction, here_BL[state.wanted_BL])])
+        opens_N = sampler.decide(inner, _lines(prediction, here_BL[state.wanted_BL]))
         opens_BL[state.masked_BL & here_BL] = opens_N.cpu().numpy()
         return self._write(self.inner, state.inner, opens_N, *self._draw(state, prediction, opens_BL))
 
@@ -148,8 +148,7 @@ class Constrained(Sampler):
     def _draw(self, state: ConstrainedState, log_p_NI: Tensor, opens_BL: np.ndarray) -> tuple[Tensor, Tensor]:
         together_BL = self._together(state, opens_BL)
         spans = _read_spans(state, np.unique(state.span_BL[opens_BL]), together_BL, opens_BL)
-        if not np.array_equal(together_BL, state.wanted_BL):
-            log_p_NI = log_p_NI[_on(log_p_NI, together_BL[state.wanted_BL])]
+        log_p_NI = _lines(log_p_NI, together_BL[state.wanted_BL])
         state.masked_BL = state.masked_BL & ~opens_BL
         how, _, _ = _innermost(self.inner, state.inner)
         token_N, log_prob_N = draw(state.tables, log_p_NI.to(state.never.device), spans, how, state.never)
@@ -205,8 +204,9 @@ def _innermost(sampler: Any, state: Any) -> tuple[Any, Any, int]:
     return sampler, state, lo
 
 
-def _on(like: Tensor, chosen_N: np.ndarray) -> Tensor:
-    return torch.from_numpy(chosen_N).to(like.device)
+def _lines(log_p_NI: Tensor, chosen_N: np.ndarray) -> Tensor:
+    """Some lines; all of them are not copied, as they are many numbers."""
+    return log_p_NI if chosen_N.all() else log_p_NI[torch.from_numpy(chosen_N).to(log_p_NI.device)]
 
 
 def spans_of(canvas: Canvas, over: str) -> tuple[np.ndarray, np.ndarray]:
