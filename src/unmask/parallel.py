@@ -92,6 +92,11 @@ class World:
         """Wait until all are here."""
         self.gather(None)
 
+    def arm(self) -> None:
+        """From here on nobody takes long: who does hangs."""
+        if self.watchdog is not None:
+            self.watchdog.armed = True
+
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Around whatever needs the others: who does not come, or is gone, is named."""
@@ -174,9 +179,7 @@ class Spread:
         self.work: nn.Module = Work(network)
         if self.kind == "ddp":
             ids = [world.device.index] if world.device.type == "cuda" else None
-            self.work = nn.parallel.DistributedDataParallel(
-                self.work, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
-            )
+            self.work = nn.parallel.DistributedDataParallel(self.work, device_ids=ids, gradient_as_bucket_view=True)
         elif self.kind == "fsdp":
             _shard(self.work, network, world, bf16)
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import math
+import os
 import shlex
 import time
 from collections import deque
@@ -96,6 +97,7 @@ def _loop(run: Run, tell: Announcer) -> None:
             numbers = run.forward_backward(rows, asked_to_stop)
             run.update(lr, *numbers[:2])
             run.note(lr, *numbers)
+            world.arm()
             last = run.step == config.steps
             # A GPU is handed the next step before the last one's numbers are read, so it never waits for us.
             run.announce(tell, keep=0 if run.looks_now() else 1)
@@ -119,10 +121,7 @@ def _loop(run: Run, tell: Announcer) -> None:
                 run.last_read = time.perf_counter()  # validating and saving are no part of a step
             if stopping:
                 world.barrier()  # the first process may still be writing: who leaves now ends it
-                raise Stopped(
-                    f"stopped at step {run.step} of {config.steps}, all is saved; "
-                    f"go on with: unmask train {shlex.quote(str(run.folder))} --resume"
-                )
+                raise run.stopped()
 
 
 class Run:
@@ -346,6 +345,14 @@ class Run:
         }
         self.saver.save(self.step, tensors, state, best=best)
 
+    def stopped(self) -> Stopped:
+        if self.world.first:  # torchrun takes a process that leaves for one that fails, and may start it again
+            atomic_text(self.folder / "stopped", os.environ.get("TORCHELASTIC_RUN_ID", "") + "\n")
+        return Stopped(
+            f"stopped at step {self.step} of {self.config.steps}, all is saved; "
+            f"go on with: unmask train {shlex.quote(str(self.folder))} --resume"
+        )
+
     def _gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors whole, on the first process; the others only give their shares."""
         if self.spread.kind != "fsdp":
@@ -367,7 +374,11 @@ class Run:
             )
         if (self.folder / "config.json").exists() or (self.folder / "model.safetensors").exists():
             raise UsageError(f"{self.folder} is a model's folder, not a run's; give another --out")
-        if self.world.restarts:  # torchrun began again by itself: go on from what there is
+        if self.world.restarts:  # torchrun began again by itself: go on from what there is, unless we were to stop
+            note = self.folder / "stopped"
+            if found is not None and note.exists() and note.read_text().strip() == os.environ["TORCHELASTIC_RUN_ID"]:
+                self.step = found.step
+                raise self.stopped()
             return found
         if not resume:
             if found is not None:

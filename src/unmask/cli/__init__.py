@@ -49,7 +49,15 @@ def run(argv: list[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"unmask: {' '.join(message.split())}", file=sys.stderr)
+    message = " ".join(message.split())
+    rank = os.environ.get("RANK", "0")  # one of several processes
+    if "UNMASK_LAUNCH_NOTES" in os.environ:
+        from unmask.launch import leave_note
+
+        leave_note(code, message)  # who started us says it, once
+    elif rank == "0" or code != UsageError.exit_code:  # a wrong use is everybody's: the first says it
+        where = "" if rank == "0" or message.startswith("rank ") else f"rank {rank}: "
+        print(f"unmask: {where}{message}", file=sys.stderr)
     return code
 
 
@@ -75,7 +83,7 @@ def _dispatch(argv: list[str]) -> int:
     if getattr(module, "TAKES_OVERRIDES", False):
         words, overrides = _split_overrides(words, parser)
     args = parser.parse_args(words)
-    args.overrides = overrides
+    args.overrides, args.words = overrides, argv
     try:
         code: int = module.run(args)
         sys.stdout.flush()

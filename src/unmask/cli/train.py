@@ -6,12 +6,14 @@ Every option of a recipe can be given as --KEY VALUE, dots for the inner ones; p
 Example:
   unmask train demo --out runs/try --steps 500 --optim.lr 1e-3 --objective.noise cosine
   unmask train runs/try --resume
+  unmask train demo --nproc 4 --parallel fsdp
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 
 TAKES_OVERRIDES = True
 
@@ -34,11 +36,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on with the run in the recipe's out folder")
     parser.add_argument("--init", metavar="DIR", help="begin with the weights of this model")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    parser.add_argument("--nproc", type=int, metavar="N", help="train in N processes of this machine (default 1)")
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --nproc: begin again from the last checkpoint up to N times",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="seconds to wait for a process that hangs (default 600)",
+    )
     parser.add_argument("--json", action="store_true", help="print this call's best validation as one JSON object")
     parser.add_argument("--options", action=_ShowOptions, nargs=0, help="list every --KEY with its default and choices")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.nproc is not None and "RANK" not in os.environ:
+        from unmask.launch import launch
+
+        launch(args.words, nproc=args.nproc, max_restarts=args.max_restarts)
+        return 0
     from unmask.bound import Bound
     from unmask.callbacks import Callback
     from unmask.cli._terminal import TrainProgress
@@ -53,7 +75,16 @@ def run(args: argparse.Namespace) -> int:
                 best[:] = [bound]
 
     config = load_config(args.recipe, args.overrides)
-    train(config, callbacks=[TrainProgress(), Remember()], resume=args.resume, init=args.init, device=args.device)
+    train(
+        config,
+        callbacks=[TrainProgress(), Remember()],
+        resume=args.resume,
+        init=args.init,
+        device=args.device,
+        timeout=args.timeout,
+    )
+    if os.environ.get("RANK", "0") != "0":
+        return 0
     if args.json:
         print(json.dumps({"model": config.out, "steps": config.steps} | best[0].summary()))
     else:

@@ -1,0 +1,92 @@
+"""Start a command several times on this machine, as torchrun does, and turn how they end into one line and one code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from unmask.errors import PeerError, Stopped, UsageError
+
+NOTES = "UNMASK_LAUNCH_NOTES"  # where a started process leaves its last words
+
+
+def launch(words: list[str], *, nproc: int, max_restarts: int = 0) -> None:
+    """`unmask WORDS` in `nproc` processes; returns when all are done, raises what the first to fail said.
+
+    >>> launch(["train", "demo"], nproc=2)  # doctest: +SKIP
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    if nproc < 1 or max_restarts < 0:
+        raise UsageError(f"--nproc must be at least 1 and --max-restarts 0 or more, got {nproc} and {max_restarts}")
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // nproc)))
+    for name in logging.root.manager.loggerDict:
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # we say it in a line
+    options: dict[str, Any] = {
+        "run_id": uuid.uuid4().hex,
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "localhost:0",
+        "max_restarts": max_restarts,
+        "signals_to_handle": "SIGTERM,SIGINT,SIGUSR1",
+        "shutdown_timeout": 600,  # a save may take a while
+    }
+    known = {field.name for field in fields(LaunchConfig)}
+    config = LaunchConfig(1, 1, nproc, **{k: v for k, v in options.items() if k in known})
+    with tempfile.TemporaryDirectory(prefix="unmask-") as notes, _environment(NOTES, notes):
+        try:
+            elastic_launch(config, sys.executable)("-m", "unmask", *words)
+        except SignalException:
+            raise _ending(Path(notes), {}) from None
+        except ChildFailedError as e:
+            raise _ending(Path(notes), {rank: failure.exitcode for rank, failure in e.failures.items()}) from None
+
+
+def leave_note(code: int, message: str) -> None:
+    """A started process's last words, for the one that started it; nothing where nobody did."""
+    if NOTES in os.environ:
+        with contextlib.suppress(OSError):
+            path = Path(os.environ[NOTES], os.environ.get("RANK", "0"))
+            path.write_text(json.dumps([code, message]), encoding="utf-8")
+
+
+def _ending(notes: Path, codes: dict[int, int]) -> Exception:
+    """What to tell the user of processes that ended with these codes and notes."""
+    said: dict[int, tuple[int, str]] = {}
+    for path in sorted(notes.iterdir()):
+        with contextlib.suppress(ValueError):
+            said[int(path.name)] = tuple(json.loads(path.read_text(encoding="utf-8")))
+    stopped = [message for code, message in said.values() if code == Stopped.exit_code]
+    if stopped and all(code in (0, Stopped.exit_code, -signal.SIGTERM) for code in codes.values()):
+        return Stopped(stopped[0])
+    # Who was killed comes first; those that only lost a peer say nothing new.
+    for rank, code in sorted(codes.items()):
+        if code < 0 and code != -signal.SIGTERM:
+            return PeerError(f"rank {rank} was killed by {signal.Signals(-code).name}; the others were ended")
+    for rank, (code, message) in sorted(said.items(), key=lambda item: "another process is gone" in item[1][1]):
+        error = UsageError if code == UsageError.exit_code else PeerError
+        return error(message if error is UsageError else f"rank {rank}: {message.removeprefix(f'rank {rank}: ')}")
+    if not codes:
+        return PeerError("stopped by a signal before the processes had begun; nothing is lost")
+    rank, code = min(codes.items())
+    return PeerError(f"rank {rank} ended with exit code {code}")
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Any:
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
