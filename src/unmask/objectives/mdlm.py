@@ -92,6 +92,7 @@ class MDLM(Objective):
 
     def loss(self, denoiser: Network, batch: Batch) -> LossSum:
         self.check(denoiser)
+        batch = batch.forgetting(denoiser.label_dropout)
         noised = self.noised(batch, denoiser.mask_id)
         if self.zero_masking:
             nats = weighted_cross_entropy(denoiser, *self._masked_vectors(denoiser, batch, noised)[:3])
@@ -139,7 +140,8 @@ class MDLM(Objective):
         )
         valid_BL = None if batch.valid_BL is None else put(batch.valid_BL, device)
         z_BL, level_B = put(noised.z_BL, device), put(noised.level_B, device)
-        return denoiser.trunk_at(z_BL, level_B, flat_N, valid_BL=valid_BL), x_N, weight_N, row_N
+        label_B = None if batch.label_B is None else put(batch.label_B, device)
+        return denoiser.trunk_at(z_BL, level_B, flat_N, valid_BL=valid_BL, cond=label_B), x_N, weight_N, row_N
 
     def _masked_positions(self, denoiser: Network, batch: Batch, noised: Noised) -> tuple[Tensor, Term]:
         """The trunk's vectors at the masked positions, and the loss of each."""
@@ -162,7 +164,8 @@ class MDLM(Objective):
         flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)
         device = denoiser.device_for(batch.x_BL)
         flat_N, batch = put(flat_N, device), batch.to(device)
-        h_ND = denoiser.trunk_at(batch.x_BL, torch.zeros_like(batch.time_B), flat_N, valid_BL=batch.valid_BL)
+        clean_B = torch.zeros_like(batch.time_B)
+        h_ND = denoiser.trunk_at(batch.x_BL, clean_B, flat_N, valid_BL=batch.valid_BL, cond=batch.label_B)
         x_N = batch.x_BL.flatten()[flat_N]
         return h_ND, cross_entropy(x_N, denoiser.mask_id, self.zero_masking)
 
@@ -195,6 +198,7 @@ class MDLM(Objective):
         first_row: int = 0,
         num_samples: int = 8,
         estimator: str | None = None,
+        label_B: Tensor | None = None,
     ) -> Bound:
         objective = self.with_estimator(estimator or self.estimator(denoiser))
         objective.check(denoiser)
@@ -211,7 +215,7 @@ class MDLM(Objective):
             group_B = torch.zeros(len(x_BL), dtype=torch.float64 if u_B.dtype == torch.float64 else torch.float32)
             for j in range(strata):
                 key_j_B = fold(key_B, g, j + 1)
-                batch = Batch(x_BL, valid_BL, scored_BL, key_j_B, 1 - (u_B + j / strata) % 1)
+                batch = Batch(x_BL, valid_BL, scored_BL, key_j_B, 1 - (u_B + j / strata) % 1, label_B)
                 with evaluating(denoiser):
                     group_B += objective.row_nats(denoiser, batch).to(group_B) / strata
             groups.append(group_B)
