@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test faults lint bench constraints clean
+.PHONY: demo test faults lint bench constraints load clean
 
 demo: $(READY)
 	$(BIN)/unmask demo
@@ -31,6 +31,11 @@ constraints: $(READY)
 bench: $(READY)
 	$(BIN)/unmask bench train --device cpu --hidden 256 --blocks 4 --length 256 --vocab 32768 --batch 8 --dropout 0
 	$(BIN)/unmask bench sample --device cpu --hidden 256 --blocks 4 --length 256 --vocab 32768 --batch 8 --steps 256 --calls 12
+
+# A server under load for MINUTES, against what docs/serving.md promises.
+MINUTES ?= 10
+load: $(READY)
+	$(BIN)/python benchmarks/load.py --minutes $(MINUTES)
 
 # torch is named with its version first, so that pip settles on the build we test with.
 $(READY): pyproject.toml constraints.txt

@@ -348,18 +348,8 @@ class Model:
         parts = []
         for lo in range(0, len(rows), 32):
             canvas = self.canvas(rows[lo : lo + 32], may_end=True, label=label)
-            parts.append(
-                self.objective.bound(
-                    self.denoiser,
-                    canvas.tokens,
-                    canvas.valid_BL,
-                    seed=seed,
-                    first_row=lo,
-                    num_samples=num_samples,
-                    estimator=estimator,
-                    label_B=canvas.label_B,
-                )
-            )
+            how: dict[str, Any] = {"seed": seed, "num_samples": num_samples, "estimator": estimator}
+            parts.append(self._bound(canvas, first_row=lo, **how))
         windows = join(parts)
         owner_B = torch.tensor(owner)
         draws_BS = torch.zeros(len(texts), windows.draws_BS.shape[1], dtype=windows.draws_BS.dtype)
@@ -369,6 +359,10 @@ class Model:
             num_bytes=sum(len(t.encode()) for t in texts),
             exact=windows.exact,
         )
+
+    def _bound(self, canvas: Canvas, **how: Any) -> Bound:
+        given = (self.denoiser, canvas.tokens, canvas.valid_BL)
+        return self.objective.bound(*given, label_B=canvas.label_B, **how)
 
     # --- keep ---
 

@@ -24,7 +24,7 @@ from unmask.batch import Batch, make_batch
 from unmask.bound import Bound
 from unmask.callbacks import Announcer, Callback, MetricsFile, StepReport, TensorBoard
 from unmask.checkpoint import Checkpoint, load_checkpoint
-from unmask.config import RECIPE_FILE, RunConfig, option_paths, to_dict
+from unmask.config import RECIPE_FILE, RunConfig, from_dict, option_paths, to_dict
 from unmask.denoisers._network import Network
 from unmask.devices import fast_attention
 from unmask.draws import row_keys
@@ -393,11 +393,11 @@ class Run:
         return found
 
     def _check_same_run(self, found: Checkpoint) -> None:
-        config = {k: v for k, v in option_paths(found.state["config"]).items() if k not in MAY_CHANGE}
-        for key, now in option_paths(to_dict(self.config)).items():
-            if key not in MAY_CHANGE and config.get(key) != now:
+        before = option_paths(from_dict(RunConfig, found.state["config"]))  # options that are new since have defaults
+        for key, now in option_paths(self.config).items():
+            if key not in MAY_CHANGE and before.get(key) != now:
                 raise ConfigError(
-                    f"{key} is {now!r}, the run in {self.folder} has {config.get(key)!r}; it cannot change"
+                    f"{key} is {now!r}, the run in {self.folder} has {before.get(key)!r}; it cannot change"
                 )
         if found.state["data"] != self._data():
             raise DataError(f"the data changed since the run in {self.folder} began; restore it, or begin a new run")

@@ -39,6 +39,7 @@ class Network(nn.Module):
     label_dropout: float = 0.0  # the share of rows that lose their class in training
     checkpoint_activations: bool = False
     sharded: bool = False  # each process holds a share of each weight: only a part's own forward pass may touch them
+    takes_padding: bool = True  # rows of different lengths may share a call, by valid_BL
     capturable: bool = False  # no call looks at a value on the host, so that a CUDA graph may replay it
 
     @abstractmethod
@@ -166,6 +167,8 @@ def gather_positions(h_BLD: Tensor, at_BK: Tensor) -> Tensor:
 
 
 class _Wrapped(Network):
+    takes_padding = False
+
     def __init__(self, f: Callable[..., Tensor], num_ids: int, mask_id: int, uses_level: bool, classes: int) -> None:
         super().__init__()
         self.f = f

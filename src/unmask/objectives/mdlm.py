@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -207,17 +208,13 @@ class MDLM(Objective):
         if scored_BL is None:
             scored_BL = torch.ones_like(x_BL, dtype=torch.bool) if valid_BL is None else valid_BL
         key_B = row_keys(seed, torch.arange(first_row, first_row + len(x_BL), device=x_BL.device))
-        # Times are spread evenly inside a group of a row's draws; groups and rows are independent of each other.
-        strata = 4 if num_samples % 4 == 0 and num_samples >= 8 else 1  # two groups at least: one has no spread
         groups = []
-        for g in range(num_samples // strata):
-            u_B = uniform(fold(key_B, g), DRAW_TIME)
-            group_B = torch.zeros(len(x_BL), dtype=torch.float64 if u_B.dtype == torch.float64 else torch.float32)
-            for j in range(strata):
-                key_j_B = fold(key_B, g, j + 1)
-                batch = Batch(x_BL, valid_BL, scored_BL, key_j_B, 1 - (u_B + j / strata) % 1, label_B)
+        for group in bound_draws(key_B, num_samples):
+            group_B = torch.zeros(len(x_BL), dtype=group[0][1].dtype)
+            for key_j_B, time_B in group:
+                batch = Batch(x_BL, valid_BL, scored_BL, key_j_B, time_B, label_B)
                 with evaluating(denoiser):
-                    group_B += objective.row_nats(denoiser, batch).to(group_B) / strata
+                    group_B += objective.row_nats(denoiser, batch).to(group_B) / len(group)
             groups.append(group_B)
         return Bound(draws_BS=torch.stack(groups, dim=1), tokens_B=scored_BL.sum(dim=1).cpu())
 
@@ -242,6 +239,20 @@ class MDLM(Objective):
         from unmask.samplers.posterior import Posterior
 
         return Ancestral(noise=self.noise) if self.zero_masking else Posterior(noise=self.noise)
+
+
+def bound_draws(key_B: Tensor, num_samples: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """The draws behind a bound, in groups: the rows' keys and times of each.
+
+    Times are spread evenly inside a group of a row's draws; groups and rows are independent of each other.
+
+    >>> [len(group) for group in bound_draws(torch.tensor([1]), 16)]
+    [4, 4, 4, 4]
+    """
+    strata = 4 if num_samples % 4 == 0 and num_samples >= 8 else 1  # two groups at least: one has no spread
+    for g in range(num_samples // strata):
+        u_B = uniform(fold(key_B, g), DRAW_TIME)
+        yield [(fold(key_B, g, j + 1), 1 - (u_B + j / strata) % 1) for j in range(strata)]
 
 
 def _position_uniforms(batch: Batch) -> Tensor:

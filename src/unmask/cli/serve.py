@@ -1,0 +1,47 @@
+"""Serve a model: OpenAI-compatible completions, gaps, edits, scores and a page at its address.
+
+It listens on this machine alone. To listen elsewhere an API key is needed, from a file or from UNMASK_API_KEY.
+Ctrl-C or SIGTERM: nobody new is let in, what is being written is finished.
+
+Example:
+  unmask serve runs/demo
+  unmask serve runs/demo --port 8080 --max-batch 32
+  unmask serve runs/demo --host 0.0.0.0 --api-key-file key.txt --allow-host llm.example.org
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from unmask.built_in import DEFAULT
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default=DEFAULT, help="a folder or a built-in model (default stories)")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free one (default 8000)")
+    parser.add_argument("--name", help="what clients call the model (default: the folder's name)")
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], help="default fp32")
+    doors = parser.add_argument_group("doors")
+    doors.add_argument("--api-key-file", metavar="FILE", help="the key is the file's first line")
+    doors.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="a name this server goes by")
+    doors.add_argument("--allow-origin", action="append", default=[], metavar="URL", help="a site whose pages may call")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--max-batch", type=int, default=64, help="rows of one step (default 64)")
+    limits.add_argument("--max-requests", type=int, default=128, help="at work at a time; more get 429 (default 128)")
+    limits.add_argument("--max-length", type=int, default=4096, help="tokens of one text (default 4096)")
+    limits.add_argument("--budget", type=int, default=1 << 22, help="rows x length x network calls of one request")
+    limits.add_argument(
+        "--drain", type=int, default=30, metavar="S", help="seconds to finish in at the end (default 30)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        from unmask.server.running import serve
+    except ImportError as e:
+        from unmask.errors import MissingExtraError
+
+        raise MissingExtraError(e.name or "fastapi", "serve", "unmask serve") from None
+    return serve(args)

@@ -1,0 +1,101 @@
+"""Questions of many requests in one network call, so that no row's answer depends on what stands beside it.
+
+On a CPU a matrix product of few rows takes other ways than one of many, and sums in another order; from four rows on a
+row's result was found to be the same bits in any batch. So a row is padded to a length that its own length decides,
+never its neighbours', and every call asks about several positions at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from unmask.predictor import Predictor, Query
+
+LEAST = 8  # positions asked of a row, and lines answered in a call
+MAX_POSITIONS = 1 << 15  # rows × length of one call
+MAX_NUMBERS = 1 << 26  # lines × vocabulary of one call
+
+
+def bucket(length: int) -> int:
+    """The padded length: 16, then powers of two and the numbers half-way between them.
+
+    >>> [bucket(n) for n in (1, 16, 17, 50, 65, 256)]
+    [16, 16, 24, 64, 96, 256]
+    """
+    power = max(16, 1 << (length - 1).bit_length())
+    return power * 3 // 4 if power > 16 and length <= power * 3 // 4 else power
+
+
+def groups(lengths: Sequence[int], wanted: Sequence[int], num_ids: int, *, padded: bool) -> Iterator[list[int]]:
+    """Which questions share a call: those of one bucket (of one length, where a network takes no padding), cut so that
+    a call fits into memory.
+
+    >>> list(groups([5, 30, 9], [1, 1, 1], 100, padded=True))
+    [[0, 2], [1]]
+    """
+    found: dict[int, list[int]] = {}
+    for i, length in enumerate(lengths):
+        found.setdefault(bucket(length) if padded else length, []).append(i)
+    for length, several in found.items():
+        part: list[int] = []
+        widest = 0
+        for i in several:
+            widest = max(widest, wanted[i])
+            full = (len(part) + 1) * length > MAX_POSITIONS or (len(part) + 1) * widest * num_ids > MAX_NUMBERS
+            if part and full:
+                yield part
+                part, widest = [], wanted[i]
+            part.append(i)
+        yield part
+
+
+def answer(predictor: Predictor, queries: Sequence[Query], device: torch.device, *, padded: bool) -> list[Tensor]:
+    """One call for questions about a row each; every answer lies where its question does."""
+    rows = [_Row(query) for query in queries]
+    length = max(len(row.z_L) for row in rows)
+    length = bucket(length) if padded else length
+    counts = [len(row.at_N) for row in rows]
+    # The last row is asked for more where there are few: what it answers to that stands at the end and is dropped.
+    extra = max(0, LEAST - sum(counts))
+    width = -(-max(*counts, counts[-1] + extra, LEAST) // LEAST) * LEAST
+    z_BL = torch.zeros(len(rows), length, dtype=torch.long)
+    valid_BL = torch.zeros(len(rows), length, dtype=torch.bool)
+    at_BK = torch.zeros(len(rows), width, dtype=torch.long)
+    wanted_BK = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        z_BL[i, : len(row.z_L)], valid_BL[i, : len(row.z_L)] = row.z_L, True
+        at_BK[i, : counts[i]], wanted_BK[i, : counts[i]] = row.at_N, True
+    wanted_BK[-1, counts[-1] : counts[-1] + extra] = True
+    whole = Query(
+        tokens_BL=z_BL.to(device),
+        level_R=torch.cat([query.level_R.to("cpu", torch.float32) for query in queries]).to(device),
+        at_RK=at_BK.to(device),
+        wanted_RK=wanted_BK.to(device),
+        reach=int(at_BK.max()) + 1,
+        valid_BL=valid_BL.to(device) if padded else None,
+        label_B=_labels(queries, device),
+    )
+    answers = torch.split(predictor(whole)[: sum(counts)], counts)
+    moved = answers[0].device != queries[0].tokens_BL.device
+    return [a.to(q.tokens_BL.device) if moved else a for a, q in zip(answers, queries, strict=True)]
+
+
+class _Row:
+    """A question about one row, on the host."""
+
+    def __init__(self, query: Query) -> None:
+        assert len(query.at_RK) == 1
+        self.z_L = query.z_RL[0].cpu()
+        self.at_N = query.at_RK[query.wanted_RK].cpu()
+
+
+def _labels(queries: Sequence[Query], device: torch.device) -> Tensor | None:
+    """The rows' classes, where the model has any; -1 for a row without."""
+    labels = [query.label_R for query in queries]
+    if all(label is None for label in labels):
+        return None
+    none = torch.full((1,), -1)
+    return torch.cat([none if label is None else label.cpu() for label in labels]).to(device)

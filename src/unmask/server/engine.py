@@ -1,0 +1,251 @@
+"""Continuous batching for diffusion: one thread, one network, rows that join and leave at any step.
+
+At each step the engine takes rows from the requests in turn, asks the network once for each bucket of lengths, and
+hands every row its own answer. A row knows no other, so its text does not depend on what else is being written; an
+error in a row's step ends its request and nothing else.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from unmask.errors import UnmaskError
+from unmask.model import Model
+from unmask.predictor import Query
+from unmask.samplers import Step
+from unmask.server.batching import answer, groups
+from unmask.server.metrics import Metrics
+from unmask.server.work import Work, Writing, draw_together
+
+Told = list[tuple[int, Step | None]]  # which of a request's rows went a step, and what it wrote
+
+
+class Cancelled(UnmaskError):
+    """The client has gone; its work stops before the next step."""
+
+
+class Closed(UnmaskError):
+    """The engine has stopped."""
+
+
+class Call:
+    """One request in the engine: what it has cost so far, and the way to end it. It may have work several times."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.steps = 0  # engine steps that it took part in
+        self.steps_at_end: int | None = None  # of them before it was cancelled
+        self.tokens = 0
+        self._ticket: _Ticket | None = None
+        self._lock = threading.Lock()
+
+    def cancel(self) -> None:
+        """From any thread. Whoever waits for the work is told at once."""
+        with self._lock:
+            if self.cancelled:
+                return
+            self.cancelled, self.steps_at_end = True, self.steps
+            if self._ticket is not None:
+                self._ticket.events.put(Cancelled("the request was cancelled"))
+
+    def hold(self, ticket: _Ticket | None) -> None:
+        with self._lock:
+            if self.cancelled:
+                raise Cancelled("the request was cancelled")
+            self._ticket = ticket
+
+
+@dataclass
+class _Ticket:
+    """A request's rows, those that wait for their next step in order, and what its owner is told."""
+
+    call: Call
+    works: Sequence[Work]
+    waiting: deque[int]
+    left: int  # rows that are not done
+    quiet: bool  # its owner waits for the end alone
+    over: bool = False  # failed, or its owner has turned away
+    events: queue.SimpleQueue[Told | BaseException | None] = field(default_factory=queue.SimpleQueue)
+
+
+class Engine:
+    """The one thread that calls the network.
+
+    >>> engine = Engine(model, max_batch=32)  # doctest: +SKIP
+    >>> for told in engine.run(works, Call()):  # doctest: +SKIP
+    ...     ...
+    """
+
+    def __init__(self, model: Model, *, max_batch: int = 64, metrics: Metrics | None = None) -> None:
+        self.model, self.max_batch = model, max_batch
+        self.metrics = metrics or Metrics()
+        self.predictor = model.objective.predictor(model.denoiser)
+        self._ring: deque[_Ticket] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="unmask-engine", daemon=True)
+        self._thread.start()
+
+    def run(self, works: Sequence[Work], call: Call, *, quiet: bool = False) -> Iterator[Told]:
+        """Have the works done; yields after each engine step what it did for them, quiet: nothing. It blocks."""
+        open_ = [i for i, work in enumerate(works) if not work.done]
+        if not open_:
+            return
+        ticket = _Ticket(call, works, deque(open_), len(open_), quiet)
+        call.hold(ticket)
+        with self._wake:
+            if self._closed:
+                raise Closed("the server is stopping")
+            self._ring.append(ticket)
+            self._wake.notify()
+        try:
+            while (event := ticket.events.get()) is not None:
+                if isinstance(event, BaseException):
+                    raise event
+                yield event
+        finally:
+            ticket.over = True
+        call.hold(None)
+
+    def close(self) -> None:
+        """Stop; whoever still waits is told."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        self._thread.join(timeout=30)
+
+    @property
+    def waiting(self) -> int:
+        """Rows in the engine."""
+        with self._wake:
+            return sum(ticket.left for ticket in self._ring)
+
+    # --- the thread ---
+
+    def _loop(self) -> None:
+        while True:
+            with self._wake:
+                self._sweep()
+                while not self._ring and not self._closed:
+                    self._wake.wait()
+                    self._sweep()
+                if self._closed:
+                    for ticket in self._ring:
+                        ticket.events.put(Closed("the server is stopping"))
+                    self._ring.clear()
+                    return
+                batch = self._pick()
+            try:
+                self._step(batch)
+            except Exception as e:  # nothing that a request brings may end the engine
+                for ticket in {id(t): t for t, _ in batch}.values():
+                    self._fail(ticket, e)
+
+    def _sweep(self) -> None:
+        """Drop what is done, failed or cancelled."""
+        for _ in range(len(self._ring)):
+            ticket = self._ring.popleft()
+            call = ticket.call
+            if call.cancelled:
+                self.metrics.stopped(call.steps - (call.steps_at_end or 0))
+            elif ticket.left and not ticket.over:
+                self._ring.append(ticket)
+
+    def _pick(self) -> list[tuple[_Ticket, int]]:
+        """Rows for the next step: one of each request in turn, beginning behind the last one served."""
+        batch: list[tuple[_Ticket, int]] = []
+        idle = 0
+        while len(batch) < self.max_batch and idle < len(self._ring):
+            ticket = self._ring[0]
+            self._ring.rotate(-1)
+            if ticket.waiting:
+                batch.append((ticket, ticket.waiting.popleft()))
+                idle = 0
+            else:
+                idle += 1
+        return batch
+
+    def _step(self, batch: list[tuple[_Ticket, int]]) -> None:
+        began = time.perf_counter()
+        told: dict[int, tuple[_Ticket, Told]] = {}
+        opened = 0
+        answers = self._answers(batch)
+        drawn = draw_together(
+            [ticket.works[i] for ticket, i in batch],
+            [None if isinstance(given, Exception) else given for given in answers],
+        )
+        for k, ((ticket, i), predictions) in enumerate(zip(batch, answers, strict=True)):
+            if ticket.over:
+                continue  # another of its rows has failed in this step
+            try:
+                if isinstance(predictions, Exception):
+                    raise predictions
+                work = ticket.works[i]
+                if predictions is None:
+                    step = work.alone()
+                elif k in drawn:
+                    assert isinstance(work, Writing)
+                    step = work.take(predictions, drawn[k])
+                else:
+                    step = work.take(predictions)
+            except Exception as e:
+                self._fail(ticket, e)
+                continue
+            told.setdefault(id(ticket), (ticket, []))[1].append((i, step))
+            opened += 0 if step is None else len(step.token_N)
+            ticket.call.tokens += 0 if step is None else len(step.token_N)
+            if work.done:
+                ticket.left -= 1
+            else:
+                ticket.waiting.append(i)
+        for ticket, event in told.values():
+            ticket.call.steps += 1
+            if not ticket.over and not ticket.quiet:
+                ticket.events.put(event)
+            if ticket.left == 0:
+                ticket.events.put(None)
+        self.metrics.stepped(rows=len(batch), room=self.max_batch, tokens=opened, seconds=time.perf_counter() - began)
+
+    def _fail(self, ticket: _Ticket, error: Exception) -> None:
+        ticket.over = True
+        ticket.events.put(error)
+
+    def _answers(self, batch: list[tuple[_Ticket, int]]) -> list[list[Tensor] | Exception | None]:
+        """For each row its predictions; None where it must be alone with the network, or what went wrong."""
+        queries = [(k, query) for k, (ticket, i) in enumerate(batch) for query in ticket.works[i].questions]
+        found: list[list[Tensor] | Exception | None] = [
+            [] if ticket.works[i].questions else None for ticket, i in batch
+        ]
+        padded = self.model.denoiser.takes_padding
+        lengths = [query.tokens_BL.shape[1] for _, query in queries]
+        wanted = [query.at_RK.shape[1] for _, query in queries]
+        results: list[Tensor | Exception] = [Closed("no answer")] * len(queries)
+        for part in groups(lengths, wanted, self.model.denoiser.num_ids, padded=padded):
+            for j, result in zip(part, self._ask([queries[j][1] for j in part], padded), strict=True):
+                results[j] = result
+        for (k, _), result in zip(queries, results, strict=True):
+            row = found[k]
+            if isinstance(result, Exception):
+                found[k] = result
+            elif isinstance(row, list):
+                row.append(result)
+        return found
+
+    def _ask(self, queries: list[Query], padded: bool) -> Sequence[Tensor | Exception]:
+        self.metrics.calls.add(1)
+        try:
+            with torch.no_grad():
+                return answer(self.predictor, queries, self.model.device, padded=padded)
+        except Exception as e:
+            if len(queries) == 1:
+                return [e]
+            # One of them is to blame: each by itself shows which.
+            return [self._ask([query], padded)[0] for query in queries]

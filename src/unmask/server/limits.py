@@ -1,0 +1,42 @@
+"""How much one request may ask for, and how many requests there may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unmask.errors import UsageError
+
+MAX_BODY = 1 << 20
+MAX_TEXTS = 8  # n, prompts, texts to score
+MAX_STOPS = 4
+MAX_PATTERN = 2000
+MAX_CONSTRAINTS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """budget: rows × length × network calls of one request. requests: at work at a time; more are answered with 429.
+
+    >>> Limits(budget=1000).check(rows=2, length=100, calls=10)
+    Traceback (most recent call last):
+    unmask.errors.UsageError: this asks for 2 rows x 100 tokens x 10 network calls, the server allows 1000 in all: \
+ask for less
+    """
+
+    budget: int = 1 << 22
+    requests: int = 128
+    length: int = 4096  # tokens of a row
+    body_seconds: float = 30.0  # for a body to arrive
+
+    def check(self, *, rows: int, length: int, calls: int) -> None:
+        """Refuse what is beyond the budget."""
+        if rows * length * calls > self.budget:
+            raise UsageError(
+                f"this asks for {rows} rows x {length} tokens x {calls} network calls, the server allows {self.budget} "
+                "in all: ask for less"
+            )
+
+    def check_length(self, length: int) -> None:
+        """Refuse a row before it is made."""
+        if length > self.length:
+            raise UsageError(f"a text may have {self.length} tokens here, this asks for more: ask for less")

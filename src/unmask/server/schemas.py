@@ -1,0 +1,152 @@
+"""What may be asked, field by field. Everything else is refused before any work begins."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from unmask.server.limits import MAX_CONSTRAINTS, MAX_PATTERN, MAX_STOPS, MAX_TEXTS
+
+Text = Annotated[str, Field(max_length=200_000)]
+Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
+Stop = Annotated[str, Field(min_length=1, max_length=200)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Scalar = Annotated[str, Field(max_length=200)] | bool | int | float
+
+
+class Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Constrained(Request):
+    """What the text, or each of its gaps, must be. Several must all hold."""
+
+    regex: Pattern | None = Field(None, description="all of it matches this regular expression")
+    json_schema: dict[str, Any] | None = Field(None, description="it is JSON that this schema allows")
+    choices: list[Annotated[str, Field(min_length=1, max_length=1000)]] | None = Field(
+        None, min_length=1, max_length=100, description="it is one of these"
+    )
+    constraints: list[dict[str, Any]] | None = Field(
+        None, max_length=MAX_CONSTRAINTS, description="any constraints by name with their options"
+    )
+    over: Literal["gap", "text"] = Field("gap", description="asked of each gap, or of the whole text")
+
+
+class Sampling(Constrained):
+    """How it is written."""
+
+    sampler: Annotated[str, Field(max_length=40)] | None = Field(None, description="its name; the model's own if none")
+    steps: Annotated[int, Field(ge=1, le=4096)] | Literal["inf"] | None = Field(
+        None, description="network calls at most; inf: one token a call"
+    )
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0, le=1_000_000)
+    guidance: float | None = Field(None, ge=-10, le=100, description="follow what is given more closely")
+    options: dict[Annotated[str, Field(max_length=40)], Scalar] = Field(
+        default_factory=dict, max_length=20, description="any further option of the sampler"
+    )
+
+
+class Writing(Sampling):
+    n: int = Field(1, ge=1, le=MAX_TEXTS, description="how many texts, each with draws of its own")
+    seed: Seed = Field(0, description="same seed, same text")
+    runners_up: int = Field(0, ge=0, le=10, description="so many other likely tokens beside each one written")
+    score: bool = Field(False, description="tell each text's bound as well")
+
+
+class Fill(Writing):
+    """A text with gaps, or its tokens with null for a mask. [MASK] is one token, [MASK:5] five, [MASK:3..8] any."""
+
+    text: Text | None = Field(None, examples=["The [MASK:3] sat on the [MASK]."])
+    tokens: list[Annotated[int, Field(ge=0)] | None] | None = Field(None, max_length=100_000)
+
+
+class Trace(Fill):
+    """As fill; or, with neither text nor tokens, a text from its prompt and suffix."""
+
+    prompt: Text = ""
+    suffix: Text = ""
+    length: int | None = Field(None, ge=1, le=1_000_000, description="tokens, prompt and suffix included")
+
+
+class EditSpan(Sampling):
+    """A text and which words of it are written anew."""
+
+    text: Text = Field(examples=["The cat sat on the mat."])
+    replace: Annotated[str, Field(min_length=1, max_length=200_000)] = Field(examples=["cat"])
+    occurrence: int | None = Field(None, ge=1, le=200_000)
+    with_length: Annotated[int, Field(ge=1, le=1_000_000)] | list[Annotated[int, Field(ge=1, le=1_000_000)]] | None = (
+        Field(None, description="tokens of the replacement: a number, or [least, most]")
+    )
+    n: int = Field(1, ge=1, le=MAX_TEXTS)
+    rank: Literal["text", "token"] = "text"
+    seed: Seed = 0
+
+
+class Score(Request):
+    texts: list[Text] = Field(min_length=1, max_length=MAX_TEXTS, examples=[["The cat sat on the mat."]])
+    num_samples: int = Field(16, ge=1, le=256, description="draws of masks behind each bound")
+    seed: Seed = 0
+
+
+class Fit(Constrained):
+    """Can the constraint hold here? A text with gaps, or the length of a gap by itself."""
+
+    text: Text | None = None
+    length: int | None = Field(None, ge=1, le=1_000_000)
+
+
+class Tokenize(Request):
+    text: Text
+    spans: list[list[Annotated[int, Field(ge=0)]]] = Field(
+        default_factory=list, max_length=1000, description="[start, end] in characters, to be turned into gaps"
+    )
+
+
+class JsonSchemaFormat(BaseModel):
+    model_config = ConfigDict(strict=True, populate_by_name=True)
+
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["text", "json_schema", "json_object"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool = False
+
+
+class Completion(Sampling):
+    """OpenAI's fields, and those of unmask's samplers and constraints."""
+
+    model: Annotated[str, Field(max_length=200)] | None = None
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)] = ""
+    suffix: Text | None = Field(None, description="what stands behind: then the gap between is filled")
+    max_tokens: int | None = Field(16, ge=1, le=1_000_000)
+    n: int | None = Field(1, ge=1, le=MAX_TEXTS)
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    logprobs: int | None = Field(None, ge=0, le=10)
+    echo: bool | None = False
+    seed: Seed | None = None
+    best_of: int | None = Field(None, ge=1, le=MAX_TEXTS)
+    user: Annotated[str, Field(max_length=1000)] | None = None
+    presence_penalty: float | None = Field(None, ge=0, le=0, description="diffusion has none: leave it out")
+    frequency_penalty: float | None = Field(None, ge=0, le=0, description="diffusion has none: leave it out")
+    response_format: ResponseFormat | None = None
+
+
+class Chat(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    messages: list[dict[str, Any]] = Field(max_length=1000)
+    model: Annotated[str, Field(max_length=200)] | None = None

@@ -1,0 +1,183 @@
+"""A model whose every network call goes through the engine: the library's own generate, fill, edit and score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import Semaphore
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.bound import Bound
+from unmask.canvas import Canvas
+from unmask.constraints import Constraint
+from unmask.generate import check_pair
+from unmask.guidance import Guidance
+from unmask.model import Model, Watch
+from unmask.objectives.mdlm import MDLM
+from unmask.samplers import RunnersUp, Sampler, Step
+from unmask.samplers._constrained import constrained
+from unmask.samplers._planned import PlannedSampler
+from unmask.server.compiling import Compiler
+from unmask.server.engine import Call, Engine, Told
+from unmask.server.limits import Limits
+from unmask.server.work import Calling, Scoring, Work, Writing, row_of
+
+
+class Served(Model):
+    """The engine's model for one request. Its methods block until the engine is done, or raise when it is cancelled.
+
+    >>> Served(engine, compiler, Limits(), Call()).fill("The [MASK:3] sat.")  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, engine: Engine, compiler: Compiler, limits: Limits, call: Call, turns: Semaphore | None = None
+    ) -> None:
+        vars(self).update(vars(engine.model))  # the same parts, whatever a model is made of
+        self.engine, self.compiler, self.limits, self.call = engine, compiler, limits, call
+        # Of many threads that have something to do only a few do it at a time: the others would keep the event loop and
+        # the engine from their turns. Whoever waits for the engine gives its turn away.
+        self.turns = turns or Semaphore()
+        self.scorings: list[Scoring] = []  # of the last score, window by window
+        self._has_turn = False
+        self.rows: list[list[int]] = []  # that the last run wrote
+        self.on_canvas: Callable[[Canvas], None] | None = None  # told of each canvas before it is written
+
+    def canvas(
+        self,
+        rows: list[list[int]],
+        constraint: Constraint | Any | None = None,
+        **how: Any,
+    ) -> Canvas:
+        """As the model's; constraints are compiled elsewhere."""
+        self.limits.check_length(max(map(len, rows)))
+        canvas = super().canvas(rows, None, **how)
+        if constraint is None:
+            return canvas
+        with self._waiting():
+            automaton = self.compiler(constraint, may_end=how["may_end"])
+        return replace(canvas, constraint=automaton)
+
+    def run(
+        self,
+        canvas: Canvas,
+        sampler: Sampler | None = None,
+        *,
+        guidance: float | None = None,
+        watch: Watch | None = None,
+        runners_up: int = 0,
+    ) -> list[list[int]]:
+        """As the model's, row by row through the engine."""
+        num, length = canvas.tokens.shape
+        fitted = self.fit_sampler(sampler, length)
+        self.limits.check(rows=num, length=length, calls=fitted.max_calls(length))
+        check_pair(self.engine.predictor, fitted, canvas)
+        held = fitted if canvas.constraint is None else constrained(fitted)
+        if isinstance(fitted, PlannedSampler):
+            canvas = canvas.to("cpu")  # it has few numbers to look at, and a GPU's small steps are slow
+        works = [self._writing(row_of(canvas, i), held, guidance, runners_up if watch else 0) for i in range(num)]
+        if self.on_canvas is not None:
+            self.on_canvas(canvas)
+        tokens_BL = canvas.tokens.clone()
+        for told in self._done(works, quiet=watch is None):
+            for i, step in told:
+                assert step is not None
+                tokens_BL[i, : step.tokens_BL.shape[1]] = step.tokens_BL[0]
+            if watch is not None:
+                watch(together(told, tokens_BL.clone()))
+        self.rows = [work.tokens_1L[0].tolist() for work in works]
+        return self.rows
+
+    def _writing(self, row: Canvas, sampler: Sampler, guidance: float | None, runners_up: int) -> Writing:
+        predictor = self.engine.predictor
+        if predictor.left_to_right:
+            predictor = self.objective.predictor(self.denoiser)
+        condition_1L = ~row.open_BL
+        condition_1L[:, : len(self.begin)] = False  # the begin token is no wish of the user's
+        how = None if guidance is None else Guidance(guidance, condition_1L)
+        return Writing(row, sampler, predictor, guidance=how, runners_up=runners_up)
+
+    def _bound(self, canvas: Canvas, **how: Any) -> Bound:
+        num, length = canvas.tokens.shape
+        self.limits.check(rows=num, length=length, calls=how["num_samples"])
+        objective = self.objective
+        plain = type(objective) is MDLM and objective.carry_over and objective.zero_masking
+        if not plain or canvas.label_B is not None:
+            calling = Calling(lambda: super(Served, self)._bound(canvas, **how))
+            self._finish([calling])
+            assert isinstance(calling.result, Bound)
+            return calling.result
+        assert isinstance(objective, MDLM)
+        form = objective.with_estimator(how["estimator"] or objective.estimator(self.denoiser))
+        form.check(self.denoiser)
+        rows = [row_of(canvas.to("cpu"), i).tokens for i in range(num)]
+        draws: dict[str, Any] = {"seed": how["seed"], "num_samples": how["num_samples"]}
+        works = [
+            Scoring(x_1L, form, self.tokenizer.mask_id, row=how["first_row"] + i, **draws)
+            for i, x_1L in enumerate(rows)
+        ]
+        self._finish(works)
+        self.scorings = works if how["first_row"] == 0 else [*self.scorings, *works]
+        nats_BS = torch.tensor([work.nats_S for work in works], dtype=torch.float64)
+        return Bound(draws_BS=nats_BS, tokens_B=torch.tensor([x.shape[1] for x in rows]))
+
+    def _finish(self, works: list[Any]) -> None:
+        for _ in self._done(works, quiet=True):
+            pass
+
+    def _done(self, works: Sequence[Work], *, quiet: bool) -> Iterator[Told]:
+        events = self.engine.run(works, self.call, quiet=quiet)
+        while True:
+            with self._waiting():
+                told = next(events, None)
+            if told is None:
+                return
+            yield told
+
+    def in_turn(self, job: Callable[[Served], Any]) -> Any:
+        """The job, done when it is this request's turn."""
+        with self.turns:
+            self._has_turn = True
+            return job(self)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        if not self._has_turn:
+            yield
+            return
+        self.turns.release()
+        try:
+            yield
+        finally:
+            self.turns.acquire()
+
+
+def together(told: Told, tokens_BL: Tensor) -> Step:
+    """What several rows of one canvas wrote in the same engine step, as one step of the canvas."""
+    steps = [(i, step) for i, step in told if step is not None]
+
+    def cat(parts: list[Tensor]) -> Tensor:
+        return torch.cat([part.to(tokens_BL.device) for part in parts])
+
+    others = [step.others for _, step in steps]
+    remasked = [(torch.full_like(step.remasked[0], i), step.remasked[1]) for i, step in steps if step.remasked]
+    return Step(
+        row_N=cat([torch.full_like(step.row_N, i) for i, step in steps]),
+        position_N=cat([step.position_N for _, step in steps]),
+        token_N=cat([step.token_N for _, step in steps]),
+        log_prob_N=cat([step.log_prob_N for _, step in steps]),
+        tokens_BL=tokens_BL,
+        remasked=(cat([r for r, _ in remasked]), cat([p for _, p in remasked])) if remasked else None,
+        others=_beside([other for other in others if other is not None]) if all(others) and others else None,
+    )
+
+
+def _beside(others: list[RunnersUp]) -> RunnersUp:
+    return RunnersUp(
+        torch.cat([o.token_NK for o in others]),
+        torch.cat([o.prob_NK for o in others]),
+        torch.cat([o.prob_N for o in others]),
+    )

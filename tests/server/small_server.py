@@ -1,0 +1,74 @@
+"""A small model with random weights, and a server around one on a port of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import uvicorn
+
+from unmask.denoisers.dit import DiT
+from unmask.model import Model
+from unmask.objectives.mdlm import MDLM
+from unmask.server.app import make_app
+from unmask.server.desk import Desk
+from unmask.server.doors import Doors
+from unmask.server.limits import Limits
+from unmask.tokens import load_tokenizer
+
+WINDOW = 32
+
+
+def random_model(hidden: int = 32, blocks: int = 1, heads: int = 2, seed: int = 0) -> Model:
+    """Bytes, weights of a size at which every input matters; letters beyond ASCII are unlikely."""
+    torch.manual_seed(seed)
+    tokenizer = load_tokenizer("bytes")
+    network = DiT(hidden=hidden, blocks=blocks, heads=heads, dropout=0).build(
+        num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id
+    )
+    with torch.no_grad():
+        for p in network.parameters():
+            p.normal_(std=0.3)
+        network.output.bias[:32] = network.output.bias[127:] = -9.0
+    return Model(denoiser=network, tokenizer=tokenizer, objective=MDLM(form="count"), length=WINDOW)
+
+
+@dataclass
+class Running:
+    """A server in a thread of this process."""
+
+    url: str
+    port: int
+    desk: Desk
+    server: uvicorn.Server
+    thread: threading.Thread
+
+
+@contextmanager
+def running(
+    model: Model, *, doors: Doors = Doors(), limits: Limits = Limits(), max_batch: int = 16
+) -> Iterator[Running]:
+    app = make_app(model, name="small", doors=doors, limits=limits, max_batch=max_batch)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(512)
+    port = listener.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=20))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+        assert thread.is_alive()
+    try:
+        yield Running(f"http://127.0.0.1:{port}", port, app.desk, server, thread)
+    finally:
+        server.should_exit = True
+        thread.join(timeout=60)
+        listener.close()
+        assert not thread.is_alive()

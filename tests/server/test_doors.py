@@ -1,0 +1,232 @@
+"""Who may come in: keys on every route, Host and Origin, and where the command is willing to listen."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.testclient import TestClient
+
+from unmask.model import Model
+from unmask.server.app import make_app
+from unmask.server.doors import Doors, Gate, is_loopback
+
+KEY = "a-key-of-some-length"
+
+
+@pytest.fixture(scope="module")
+def locked(small: Model) -> Iterator[TestClient]:
+    """With a key, one more name, one more site."""
+    doors = Doors(key=KEY, hosts=frozenset({"llm.example.org"}), origins=frozenset({"https://pages.example.org"}))
+    with TestClient(make_app(small, doors=doors), base_url="http://localhost:8000") as found:
+        yield found
+
+
+def routes(client: TestClient) -> list[tuple[str, str]]:
+    gate: Any = client.app
+    assert isinstance(gate, Gate)
+    app: Any = gate.app
+    assert isinstance(app, FastAPI)
+    found = [(method, route.path) for route in app.routes if hasattr(route, "methods") for method in route.methods]  # type: ignore[attr-defined]
+    assert len([route for route in app.routes if isinstance(route, APIRoute)]) >= 14
+    return sorted(found)
+
+
+BAD_KEYS: list[dict[str, str]] = [
+    {},
+    {"authorization": ""},
+    {"authorization": "Bearer"},
+    {"authorization": "Bearer "},
+    {"authorization": f"Bearer {KEY}x"},
+    {"authorization": f"Bearer {KEY[:-1]}"},
+    {"authorization": f"Bearer {KEY.upper()}"},
+    {"authorization": KEY},
+    {"authorization": f"Token {KEY}"},
+    {"authorization": "Basic !!!"},
+    {"authorization": "Basic " + base64.b64encode(KEY.encode()).decode()},
+    {"authorization": "Basic " + base64.b64encode(f"{KEY}:x".encode()).decode()},
+    {"x-api-key": KEY},
+]
+
+
+def test_every_route_but_health_needs_the_key(locked: TestClient) -> None:
+    for method, path in [*routes(locked), ("GET", "/no/such/route"), ("POST", "/metrics"), ("OPTIONS", "/fill")]:
+        url = path.replace("{name}", "index.html")
+        for headers in BAD_KEYS:
+            answer = locked.request(method, url, headers=headers, json={} if method == "POST" else None)
+            if url == "/health" and method == "GET":
+                assert answer.status_code == 200
+            elif url != "/health":
+                assert answer.status_code == 401, (method, url, headers)
+                assert answer.headers["www-authenticate"].startswith("Basic")
+                assert KEY not in answer.text
+
+
+def test_with_the_key_the_door_opens(locked: TestClient) -> None:
+    basic = base64.b64encode(f"anybody:{KEY}".encode()).decode()
+    for given in (f"Bearer {KEY}", f"bearer {KEY}", f"Basic {basic}"):
+        assert locked.get("/v1/models", headers={"authorization": given}).status_code == 200
+        assert locked.get("/", headers={"authorization": given}).status_code == 200
+    two = [("authorization", f"Bearer {KEY}"), ("authorization", f"Bearer {KEY}")]
+    assert locked.get("/v1/models", headers=two).status_code == 401
+
+
+def test_the_key_is_checked_before_the_body(locked: TestClient) -> None:
+    assert locked.post("/fill", content=b"x" * (2 << 20)).status_code == 401
+
+
+GOOD_HOSTS = ["localhost", "localhost:8000", "LOCALHOST:1", "127.0.0.1", "127.0.0.1:9999", "[::1]", "[::1]:80"]
+GOOD_HOSTS += ["llm.example.org", "LLM.Example.org:443"]
+BAD_HOSTS = [
+    "evil.example",
+    "evil.example:8000",
+    "localhost.evil.example",
+    "127.0.0.1.evil.example",
+    "localhost@evil.example",
+    "evil.example@localhost",
+    "localhost:8000@evil.example",
+    "localhost:",
+    "localhost:port",
+    "localhost:99999",
+    "localhost:-1",
+    "localhost:80:80",
+    "local host",
+    "localhost/evil",
+    "localhost\\evil",
+    "localhost,evil.example",
+    "localhost.",
+    "0.0.0.0",
+    "192.168.1.10",
+    "10.0.0.1:8000",
+    "2130706433",
+    "0x7f000001",
+    "127.1",
+    "[::1",
+    "::1",
+    "[localhost]",
+    "[::ffff:127.0.0.1]",
+    "[::1]x",
+    "",
+]
+
+
+@pytest.mark.parametrize("host", GOOD_HOSTS)
+def test_names_it_goes_by(locked: TestClient, host: str) -> None:
+    assert locked.get("/health", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", BAD_HOSTS)
+def test_names_it_does_not_go_by(locked: TestClient, host: str) -> None:
+    """A foreign name that was made to point here (DNS rebinding) says itself in the Host header."""
+    headers = {"host": host, "authorization": f"Bearer {KEY}"}
+    for method, url in (("GET", "/health"), ("GET", "/"), ("POST", "/fill")):
+        answer = locked.request(method, url, headers=headers)
+        assert answer.status_code == 421
+        assert host == "" or host not in answer.text
+
+
+def test_two_hosts_are_none(locked: TestClient) -> None:
+    assert locked.get("/health", headers=[("host", "localhost"), ("host", "evil.example")]).status_code == 421
+
+
+BAD_ORIGINS = [
+    "http://evil.example",
+    "https://evil.example",
+    "null",
+    "",
+    "http://localhost",  # another port is another site
+    "http://localhost:3000",
+    "https://localhost",
+    "http://127.0.0.1:8000",  # the page was loaded under another name
+    "http://localhost:8000.evil.example",
+    "http://localhost.evil.example:8000",
+    "http://localhost:8000@evil.example",
+    "http://evil.example@localhost:8000",
+    "http://localhost:8000/",
+    "http://localhost:8000/x",
+    "http://localhost:8000?x",
+    "http://localhost:8000#x",
+    "http://localhost:8000 http://evil.example",
+    "file://",
+    "file://localhost:8000",
+    "ftp://localhost:8000",
+    "chrome-extension://abcdefgh",
+    "localhost:8000",
+    "//localhost:8000",
+    "http://[::1]:8000",
+    "http://localhost:80000",
+    "http://localhost:abc",
+    "http://pages.example.org",  # the right name, the wrong scheme
+    "https://pages.example.org:444",
+    "https://xpages.example.org",
+    "https://pages.example.org.evil.example",
+]
+
+
+@pytest.mark.parametrize("origin", BAD_ORIGINS)
+def test_pages_of_other_sites(locked: TestClient, origin: str) -> None:
+    headers = {"origin": origin, "authorization": f"Bearer {KEY}", "host": "localhost:8000"}
+    for method, url in (("POST", "/fill"), ("GET", "/v1/models"), ("OPTIONS", "/fill"), ("GET", "/health")):
+        answer = locked.request(method, url, headers=headers)
+        assert answer.status_code == 403
+        assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [
+        ("http://localhost:8000", "localhost:8000"),
+        ("http://LOCALHOST:8000", "localhost:8000"),
+        ("http://127.0.0.1:8000", "127.0.0.1:8000"),
+        ("http://[::1]:8000", "[::1]:8000"),
+        ("http://localhost", "localhost:80"),
+        ("http://localhost", "localhost"),
+        ("https://llm.example.org", "llm.example.org"),
+    ],
+)
+def test_the_servers_own_page(locked: TestClient, origin: str, host: str) -> None:
+    headers = {"origin": origin, "host": host, "authorization": f"Bearer {KEY}"}
+    assert locked.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_a_site_that_is_allowed(locked: TestClient) -> None:
+    origin = {"origin": "https://pages.example.org"}
+    before = locked.options("/fill", headers={**origin, "access-control-request-method": "POST"})
+    assert before.status_code == 204
+    assert before.headers["access-control-allow-origin"] == "https://pages.example.org"
+    assert locked.post("/fill", headers=origin, json={}).status_code == 401
+    answer = locked.get("/v1/models", headers={**origin, "authorization": f"Bearer {KEY}"})
+    assert answer.headers["access-control-allow-origin"] == "https://pages.example.org"
+    two = [("origin", "https://pages.example.org"), ("origin", "https://pages.example.org")]
+    assert locked.get("/health", headers=two).status_code == 403
+
+
+def test_on_a_public_address_any_bare_address_is_a_name(small: Model) -> None:
+    with TestClient(make_app(small, doors=Doors(key=KEY, any_address=True)), base_url="http://localhost") as client:
+        for host in ("192.168.1.10", "192.168.1.10:8000", "[fe80::1]:8000"):
+            assert client.get("/health", headers={"host": host}).status_code == 200
+        for host in ("evil.example", "localhost.evil.example", "192.168.1.10.evil.example"):
+            assert client.get("/health", headers={"host": host}).status_code == 421
+
+
+def test_loopback() -> None:
+    assert all(is_loopback(host) for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"))
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "192.168.1.1", "example.org", ""))
+
+
+def test_every_answer_has_the_same_headers(locked: TestClient) -> None:
+    for answer in (
+        locked.get("/health"),
+        locked.get("/metrics"),
+        locked.get("/health", headers={"host": "evil.example"}),
+        locked.get("/nowhere", headers={"authorization": f"Bearer {KEY}"}),
+    ):
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert answer.headers["cache-control"] == "no-store"
+        assert not re.search("uvicorn|fastapi|starlette", str(answer.headers), re.IGNORECASE)

@@ -1,0 +1,395 @@
+"""The engine: a row's text is its own affair, everybody gets a turn, and one row's error is nobody else's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import scipy.stats
+import torch
+from torch import Tensor
+
+import unmask
+from unmask.bound import Bound
+from unmask.canvas import Canvas
+from unmask.model import Model
+from unmask.samplers import Sampler, Step
+from unmask.samplers.ancestral import Ancestral
+from unmask.samplers.confidence import Confidence
+from unmask.server.compiling import Compiler
+from unmask.server.engine import Call, Cancelled, Closed, Engine
+from unmask.server.limits import Limits
+from unmask.server.served import Served
+from unmask.server.work import Work, Writing, row_of
+
+ONE_A_CALL = Ancestral(steps=None)
+
+
+@pytest.fixture(scope="module")
+def compiler(small: Model) -> Iterator[Compiler]:
+    made = Compiler(small.tokenizer)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def engine(small: Model) -> Iterator[Engine]:
+    made = Engine(small, max_batch=6)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def serve(engine: Engine, compiler: Compiler) -> Callable[[], Served]:
+    return lambda: Served(engine, compiler, Limits(), Call())
+
+
+# --- a row's text -----------------------------------------------------------------------------------------------------
+
+TASKS: list[dict[str, Any]] = [
+    {"length": 5, "seed": 1},
+    {"length": 32, "seed": 2, "sampler": ONE_A_CALL},
+    {"length": 17, "seed": 3, "prompt": "hello ", "sampler": Ancestral(steps=5, temperature=0.7, top_p=0.9)},
+    {"length": 30, "seed": 4, "sampler": Confidence(tokens=3)},
+    {"length": 20, "seed": 5, "sampler": unmask.samplers.EntropyBounded(gamma=3.0, top_k=20)},
+    {"length": 24, "seed": 6, "sampler": unmask.samplers.ReMDM(steps=9)},
+    {"length": 12, "seed": 7, "constraint": unmask.constraints.Regex(pattern="[a-f]+x[0-9]+")},
+    {"length": 21, "seed": 8, "prompt": "ab", "guidance": 1.5},
+    {"length": 70, "seed": 9, "sampler": Ancestral(steps=6)},
+    {"length": 16, "seed": 10, "suffix": "the end", "num": 3},
+    {"length": 28, "seed": 11, "sampler": unmask.samplers.Block(size=7)},
+    {"length": 19, "seed": 12, "sampler": unmask.samplers.Refine(inner=Ancestral(steps=4))},
+    {"length": 9, "seed": 13, "sampler": unmask.samplers.Posterior(steps=7)},
+]
+
+
+def test_alone_and_under_load_the_same_text(serve: Callable[[], Served]) -> None:
+    alone = [serve().generate(**task) for task in TASKS]
+    with ThreadPoolExecutor(len(TASKS) * 3) as pool:
+        for round in range(2):
+            order = TASKS * 3 if round == 0 else TASKS[::-1] * 3
+            texts = list(pool.map(lambda task: serve().generate(**task), order))
+            for task, text in zip(order, texts, strict=True):
+                assert text == alone[TASKS.index(task)], task
+
+
+def test_as_the_library_writes_it(serve: Callable[[], Served], small: Model) -> None:
+    """With a network this small no rounding is near a border: the library's text is the engine's."""
+    for task in TASKS:
+        # On an empty canvas all positions are alike: there rounding alone would decide which is the surest.
+        task = {"prompt": "one two", **task} if "sampler" in task else task
+        assert serve().generate(**task) == small.generate(**task), task
+    assert serve().fill("a[MASK:2..3]b", seed=3) == small.fill("a[MASK:2..3]b", seed=3)
+    mine, theirs = (m.edit("the cat sat", "cat", with_length=(2, 3)) for m in (serve(), small))
+    assert [e.text for e in mine] == [e.text for e in theirs]
+
+
+def test_scores_are_the_librarys(serve: Callable[[], Served], small: Model) -> None:
+    texts = ["hello", "a", "x" * 50]
+    for num_samples in (1, 6, 16):
+        served = serve()
+        mine, theirs = (m.score(texts, seed=5, num_samples=num_samples) for m in (served, small))
+        assert mine.draws_BS.shape == theirs.draws_BS.shape
+        torch.testing.assert_close(mine.draws_BS, theirs.draws_BS.double(), rtol=1e-4, atol=1e-4)
+        assert mine.tokens_B.tolist() == theirs.tokens_B.tolist() == [6, 2, 51]
+        split = sum(float(s.nats_L.sum()) for s in served.scorings)
+        assert split == pytest.approx(mine.nats, rel=1e-6)
+
+
+def test_an_autoregressive_model_is_served_row_by_row(ar_model: Model, compiler: Compiler) -> None:
+    engine = Engine(ar_model, max_batch=4)
+    try:
+        task: dict[str, Any] = {"num": 3, "length": 14, "prompt": "the ", "seed": 2}
+        served = Served(engine, compiler, Limits(), Call())
+        assert served.generate(**task) == ar_model.generate(**task)
+        bound: Bound = served.score(["the cat"])
+        assert bound.exact
+        assert bound.nats == pytest.approx(ar_model.score(["the cat"]).nats)
+    finally:
+        engine.close()
+
+
+# --- the law ----------------------------------------------------------------------------------------------------------
+
+
+def test_texts_of_a_busy_engine_follow_the_models_law(compiler: Compiler) -> None:
+    """A table of 3 tokens at 2 positions, whose second token depends on the first: chi-square over 600 rows, written
+    beside rows of other lengths and samplers by an engine that has room for 5 at a time."""
+    first, second = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]])
+    joint = first[:, None] * second
+
+    def logits(z_BL: Tensor, level_B: Tensor | None) -> Tensor:
+        found = torch.full((*z_BL.shape, 4), -1e9)
+        for b, row in enumerate(z_BL.tolist()):
+            for at in range(len(row)):
+                if len(row) != 2:
+                    p = first
+                else:
+                    other = row[1 - at]
+                    table = joint if at == 0 else joint.T
+                    p = table.sum(dim=1) if other == 3 else table[:, other] / table[:, other].sum()
+                found[b, at, :3] = p.log()
+        return found
+
+    table = unmask.as_denoiser(logits, vocab_size=3, mask_id=3)
+
+    class Toy:
+        """Just what the engine looks at of a model."""
+
+        denoiser, device = table, torch.device("cpu")
+        objective = unmask.objectives.MDLM()
+
+    engine = Engine(Toy(), max_batch=5)  # type: ignore[arg-type]
+    counts: Counter[tuple[int, ...]] = Counter()
+
+    def write(seed: int) -> list[tuple[int, ...]]:
+        canvas = Canvas.blank(num=4, length=2, mask_id=3, seed=seed)
+        sampler: Sampler = ONE_A_CALL if seed % 2 else Confidence(random=1.0)
+        works = [Writing(row_of(canvas, i), sampler, engine.predictor) for i in range(4)]
+        noise = Canvas.blank(num=1, length=3 + seed % 3, mask_id=3, seed=seed)
+        works.append(Writing(noise, Ancestral(steps=2), engine.predictor))
+        for _ in engine.run(works, Call()):
+            pass
+        return [tuple(work.tokens_1L[0].tolist()) for work in works[:4]]
+
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            for rows in pool.map(write, range(150)):
+                counts.update(rows)
+    finally:
+        engine.close()
+    assert sum(counts.values()) == 600
+    seen = [counts[(a, b)] for a in range(3) for b in range(3)]
+    assert scipy.stats.chisquare(seen, (joint.double() / joint.double().sum()).flatten() * 600).pvalue > 1e-3
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+class Steps(Work):
+    """Work of `num` steps that notes when each happens."""
+
+    def __init__(self, name: str, num: int, log: list[str], fails_at: int | None = None) -> None:
+        self.name, self.left, self.log, self.fails_at = name, num, log, fails_at
+        self.questions = []
+
+    def take(self, predictions: list[Tensor]) -> Step | None:
+        raise NotImplementedError
+
+    def alone(self) -> Step | None:
+        self.log.append(self.name)
+        self.left -= 1
+        self.done = self.left == 0
+        if self.fails_at == self.left:
+            raise RuntimeError("a sampler's own error")
+        return None
+
+
+def together(engine: Engine, jobs: list[list[Work]]) -> list[BaseException | None]:
+    """Run the jobs as requests that are all there before the first step."""
+    found: list[BaseException | None] = [None] * len(jobs)
+
+    def one(i: int) -> None:
+        try:
+            for _ in engine.run(jobs[i], Call()):
+                pass
+        except Exception as e:
+            found[i] = e
+
+    block = Block()
+    holder = threading.Thread(target=lambda: list(engine.run([block], Call())))
+    holder.start()
+    block.began.wait(10)
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(jobs))]
+    for thread in threads:
+        waiting = engine.waiting
+        thread.start()
+        while engine.waiting == waiting:
+            time.sleep(0.001)
+    block.go.set()
+    for thread in [holder, *threads]:
+        thread.join(20)
+        assert not thread.is_alive()
+    return found
+
+
+class Block(Work):
+    """Holds the engine until it is let go."""
+
+    def __init__(self) -> None:
+        self.questions = []
+        self.began, self.go = threading.Event(), threading.Event()
+
+    def take(self, predictions: list[Tensor]) -> Step | None:
+        raise NotImplementedError
+
+    def alone(self) -> Step | None:
+        self.began.set()
+        self.go.wait(20)
+        self.done = True
+        return None
+
+
+def test_requests_take_turns_however_many_rows_they_bring(small: Model) -> None:
+    engine = Engine(small, max_batch=2)
+    log: list[str] = []
+    try:
+        many: list[Work] = [Steps("many", 4, log) for _ in range(10)]
+        together(engine, [many, [Steps("one", 4, log)], [Steps("two", 4, log)]])
+    finally:
+        engine.close()
+    assert Counter(log) == {"many": 40, "one": 4, "two": 4}
+    # With three requests and two places each gets two turns in three steps: the small ones are done after 12 turns.
+    assert max(i for i, name in enumerate(log) if name != "many") < 14
+
+
+def test_everybody_goes_on_in_every_step_while_there_is_room(small: Model) -> None:
+    engine = Engine(small, max_batch=8)
+    log: list[str] = []
+    try:
+        together(engine, [[Steps(str(i), 3, log)] for i in range(8)])
+        steps = engine.metrics.steps.values[()]
+    finally:
+        engine.close()
+    assert steps == 1 + 3
+    assert all(Counter(log[i : i + 8]) == Counter(map(str, range(8))) for i in (0, 8, 16))
+
+
+def test_rows_join_and_leave_at_any_step(small: Model, compiler: Compiler) -> None:
+    engine = Engine(small, max_batch=8)
+    served = Served(engine, compiler, Limits(), Call())
+    sizes: list[int] = []
+    texts: list[str] = []
+
+    def late() -> None:
+        texts.extend(Served(engine, compiler, Limits(), Call()).generate(1, 8, seed=5, sampler=ONE_A_CALL))
+
+    joined = threading.Thread(target=late)
+
+    def watch(step: Step) -> None:
+        sizes.append(engine.waiting)
+        if len(sizes) == 3:
+            joined.start()
+        if len(sizes) > 3 and joined.is_alive():
+            time.sleep(0.002)
+
+    try:
+        served.generate(1, 32, seed=1, sampler=ONE_A_CALL, watch=watch)
+        joined.join(10)
+        assert texts == small.generate(1, 8, seed=5, sampler=ONE_A_CALL)
+        assert max(sizes) == 2
+        assert sizes[0] == 1
+    finally:
+        engine.close()
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_in_a_row_ends_its_request_alone(small: Model) -> None:
+    engine = Engine(small, max_batch=8)
+    log: list[str] = []
+    try:
+        bad: list[Work] = [Steps("bad", 5, log, fails_at=2), Steps("beside", 50, log)]
+        errors = together(engine, [bad, [Steps("good", 6, log)]])
+        assert isinstance(errors[0], RuntimeError)
+        assert errors[1] is None
+        assert Counter(log)["good"] == 6
+        assert Counter(log)["beside"] <= 4  # its request has ended
+        assert together(engine, [[Steps("after", 2, log)]]) == [None]
+    finally:
+        engine.close()
+
+
+def test_a_network_error_ends_the_request_that_causes_it(small: Model, serve: Callable[[], Served]) -> None:
+    engine = serve().engine
+    wanted = small.generate(1, 12, seed=4)
+    bad = Canvas(torch.full((1, 12), 257), 257, torch.zeros(1, dtype=torch.long))
+    work = Writing(bad, ONE_A_CALL, engine.predictor)
+    work.questions[0].tokens_BL[0, 0] = 5000  # no such id: the embedding fails
+    with ThreadPoolExecutor(2) as pool:
+        good = pool.submit(lambda: [serve().generate(1, 12, seed=4) for _ in range(5)])
+        with pytest.raises(IndexError):
+            for _ in engine.run([work], Call()):
+                pass
+        assert good.result() == [wanted] * 5
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_cancelling_stops_before_the_next_step(serve: Callable[[], Served], after: int) -> None:
+    served = serve()
+    seen: list[int] = []
+
+    def watch(step: Step) -> None:
+        seen.append(served.call.steps)
+        if len(seen) == after + 1:
+            served.call.cancel()
+
+    with pytest.raises(Cancelled):
+        served.generate(2, 32, sampler=ONE_A_CALL, watch=watch)
+    at = served.call.steps_at_end
+    assert at is not None
+    for _ in range(3):  # whoever comes later finds the engine free
+        serve().generate(1, 4)
+    assert served.call.steps - at <= 1
+    assert served.engine.waiting == 0
+    assert served.engine.metrics.late_most <= 1
+    with pytest.raises(Cancelled):
+        served.generate(1, 4)
+
+
+def test_closing_tells_whoever_waits(small: Model) -> None:
+    engine = Engine(small)
+    log: list[str] = []
+    errors: list[Exception] = []
+    endless = Steps("endless", -1, log)
+
+    def wait() -> None:
+        try:
+            for _ in engine.run([endless], Call()):
+                time.sleep(0.001)
+        except Closed as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not log:
+        time.sleep(0.001)
+    engine.close()
+    thread.join(10)
+    assert len(errors) == 1
+    with pytest.raises(Closed):
+        list(engine.run([Steps("late", 1, log)], Call()))
+
+
+# --- constraints of strangers -----------------------------------------------------------------------------------------
+
+
+def test_a_pattern_that_explodes_is_given_up_and_the_next_one_works(small: Model) -> None:
+    compiler = Compiler(small.tokenizer, seconds=1.5)
+    try:
+        with pytest.raises(unmask.UsageError, match="too long or too much memory"):
+            compiler([unmask.constraints.Regex(pattern="[ab]*a[ab]{20}")], may_end=False)
+        good = [unmask.constraints.Regex(pattern="[0-9]{2}")]
+        assert compiler(good, may_end=False).accepts([48, 49])
+        assert compiler(good, may_end=False) is compiler(good, may_end=False)
+        with pytest.raises(unmask.UsageError, match="regular expression"):
+            compiler([unmask.constraints.Regex(pattern="(")], may_end=False)
+    finally:
+        compiler.close()
+
+
+def test_the_budget_is_checked_before_any_work(engine: Engine, compiler: Compiler) -> None:
+    served = Served(engine, compiler, Limits(budget=100, length=64), Call())
+    with pytest.raises(unmask.UsageError, match="ask for less"):
+        served.generate(2, 20, sampler=ONE_A_CALL)
+    with pytest.raises(unmask.UsageError, match="64 tokens"):
+        served.generate(1, 65)
+    with pytest.raises(unmask.UsageError, match="ask for less"):
+        served.score("x" * 20, num_samples=64)
+    assert engine.metrics.steps.values[()] == 0
