@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test faults lint bench load clean
+.PHONY: demo test faults lint bench constraints load clean
 
 demo: $(READY)
 	$(BIN)/unmask demo
@@ -23,6 +23,10 @@ lint: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/mypy
+
+# 200 constrained draws of each pattern by each of three models; in `make test` it is 48.
+constraints: $(READY)
+	UNMASK_DRAWS=200 $(BIN)/python -m pytest -q tests/test_constraints.py -k every_draw
 
 bench: $(READY)
 	$(BIN)/unmask bench train --device cpu --hidden 256 --blocks 4 --length 256 --vocab 32768 --batch 8 --dropout 0

@@ -84,8 +84,8 @@ def bound(found: dict[str, Any], opponent: dict[str, Any] | None) -> str:
             f"({ppl_lo:.3f}–{ppl_hi:.3f}) | {got['sequences']:,} | {got['tokens']:,} |"
         )
 
-    head = ["| | bits per byte (95%) | perplexity of a token (95%) | texts | tokens |", "| --- | --- | --- | --- | --- |"]
-    lines = [*head, line("this model", found, "≤")]
+    head = "| | bits per byte (95%) | perplexity of a token (95%) | texts | tokens |"
+    lines = [head, "| --- | --- | --- | --- | --- |", line("this model", found, "≤")]
     if opponent is not None:
         lines.append(line("autoregressive, same size and course", opponent, "="))
     note = "The bound is given each text's number of tokens, which the autoregressive value is not."

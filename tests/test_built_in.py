@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,13 @@ def test_parts_join_to_what_was_cut(tmp_path: Path) -> None:
         back = joined(read_tensors, weight_files(folder))
         assert back.keys() == tensors.keys()
         assert all(back[name].equal(t) for name, t in tensors.items())
+
+
+def test_a_load_leaves_the_compiler_alone(shelf: Path) -> None:
+    """torch's compiler takes seconds to import, and a draw on the meta device does so."""
+    code = f"import sys, unmask; unmask.load({str(shelf / 'stories')!r}); print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_the_command_lists_and_shows(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:

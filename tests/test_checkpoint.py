@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.atomic import atomic_folder, find_folder
-from unmask.checkpoint import best_checkpoint, load_checkpoint, save_checkpoint
+from unmask.checkpoint import _sealed, best_checkpoint, load_checkpoint, save_checkpoint
 from unmask.errors import ModelFolderError, UnmaskError, UsageError
 from unmask.optim import flatten_optimizer, restore_optimizer
 from unmask.tensor_file import read_tensors, write_tensors
@@ -111,7 +111,7 @@ def break_manifest(folder: Path) -> None:
 
 
 def newer_format(folder: Path) -> None:
-    edit_manifest(folder, format_version=2)
+    edit_manifest(folder, format_version=3)
 
 
 def other_step(folder: Path) -> None:
@@ -125,8 +125,11 @@ def point_outside(folder: Path) -> None:
 
 
 def edit_manifest(folder: Path, **changes: object) -> None:
+    """As somebody would who knows how a manifest is sealed."""
     path = folder / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    manifest = {**json.loads(path.read_text()), **changes}
+    del manifest["sha256"]
+    path.write_text(_sealed(manifest))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ def edit_manifest(folder: Path, **changes: object) -> None:
         (link, "model.safetensors is a symbolic link"),
         (lose_manifest, "manifest.json is missing"),
         (break_manifest, "manifest.json is damaged"),
-        (newer_format, "manifest.json has format_version 2"),
+        (newer_format, "manifest.json has format_version 3"),
         (other_step, "manifest.json is damaged or of another step"),
         (point_outside, "outside its folder"),
     ],
@@ -163,6 +166,14 @@ def test_damage_is_named_and_the_previous_one_serves(
     shutil.rmtree(tmp_path / "checkpoints" / "step-00000001")
     with pytest.raises(ModelFolderError, match="no whole checkpoint"):
         load_checkpoint(tmp_path)
+
+
+def test_a_manifest_of_the_first_format_is_read(tmp_path: Path) -> None:
+    path = save(tmp_path, 2) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["sha256"]
+    path.write_text(json.dumps(manifest | {"format_version": 1}))
+    assert load_checkpoint(path.parent) is not None
 
 
 def test_a_damaged_tensor_file_is_named(tmp_path: Path) -> None:

@@ -263,30 +263,16 @@ def test_export_and_import_are_inverse(tmp_path: Path, capsys: Capture, make_con
     assert "exists and is not empty" in capsys.readouterr().err
 
 
-def test_the_demo_in_small(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, corpus_file: Path) -> None:
-    """The whole of it on a small corpus: trains, says the bound before and after, writes, fills; once is enough."""
-    import unmask.config
-
-    real = unmask.config.load_config
-
-    def small(path: str, overrides: dict[str, str]) -> Any:
-        net = {"denoiser.hidden": "32", "denoiser.blocks": "1", "denoiser.heads": "2", "valid_rows": "4", "batch": "4"}
-        data = {"data.train": "text", "data.train.path": str(corpus_file), "data.held_out": "0.1"}
-        return real(path, overrides | net | data)
-
-    monkeypatch.setattr(unmask.config, "load_config", small)
-    words = ["demo", "--out", str(tmp_path / "demo"), "--steps", "4", "--device", "cpu"]
-    assert run(words) == 0
+def test_the_demo_in_small(trained: Any, capsys: Capture) -> None:
+    """The whole of it with a small model: writes, fills, and says what to try next."""
+    assert run(["demo", "--model", str(trained.folder), "--device", "cpu"]) == 0
     out, err = capsys.readouterr()
-    assert re.search(r"validation bound: \d\.\d+ bits/byte before training, \d\.\d+ after", out)
-    assert "generated from 'def read(self, size):\\n':\ndef read(self, size):\n" in out
-    assert re.search(r"filled:\n    def .+\(self, ", out, re.DOTALL)
-    assert f" generate {tmp_path / 'demo'}" in out
-    assert load(tmp_path / "demo", device="cpu")
-    assert run(words) == 0
-    again, err = capsys.readouterr()
-    assert "is trained already (4 steps)" in " ".join(err.split())
-    assert again == out  # the same numbers and the same texts, without training
+    assert err == ""
+    assert "a story of 32 tokens in 32 steps:\nOnce upon a time" in out
+    assert re.search(r"filled:\nThe .* was very sad because ", out, re.DOTALL)
+    assert len(re.findall(rf"^  .+ (generate|fill|edit) {re.escape(str(trained.folder))}", out, re.MULTILINE)) == 3
+    assert run(["demo", "--model", str(trained.folder), "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == out
 
 
 # --- from outside -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -285,3 +286,25 @@ def test_errors_are_one_line(trained: Any, words: list[str], message: str, capsy
     assert out == ""
     assert message in err
     assert err.count("\n") == 1
+
+
+# --- a window around the gaps -----------------------------------------------------------------------------------------
+
+
+def test_a_text_beyond_the_window_does_not_fail_the_others(model: Model) -> None:
+    """Gaps are constrained in the window around them; the rest of a long text is kept."""
+    digits = unmask.constraints.Regex(pattern="[0-9]+")
+    long = "the cat sat. " * 6
+    texts = [f"x = [MASK:3]{long}", "y = [MASK:2]", f"{long}z = [MASK:4], {long}", f"{long}[MASK:1..3]"]
+    filled = model.fill(texts, constraint=digits)
+    for asked, text in zip(texts, filled, strict=True):
+        pattern = re.sub(r"\\\[MASK:.*?\\\]", "[0-9]+", re.escape(asked))
+        assert re.fullmatch(pattern, text), (pattern, text)
+    with pytest.raises(UsageError, match="held within one window"):
+        model.fill(f"[MASK:2]{long}[MASK:2]", constraint=digits)
+
+
+def test_the_gap_that_cannot_be_is_the_one_that_is_told(model: Model) -> None:
+    two = unmask.constraints.Regex(pattern="[0-9]{2}")
+    with pytest.raises(UsageError, match="a gap of 9 tokens"):
+        model.fill("a[MASK:1..3]b[MASK:9]", constraint=two)

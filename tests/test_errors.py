@@ -155,7 +155,7 @@ CASES: list[tuple[str, int, str]] = [
     ("generate model --steps 0", 2, "steps must lie in 1.."),
     ("generate model --steps few", 2, "'few' is neither a number of steps nor inf"),
     ("generate model --sampler ancestal", 2, "--sampler: 'ancestal' is not a choice; did you mean 'ancestral'?"),
-    ("generate model --sampler left_to_right --steps 5", 2, "the sampler LeftToRight has no option --steps"),
+    ("generate model --sampler left_to_right --gamma 5", 2, "the sampler LeftToRight has no option --gamma"),
     ("generate model --window 5", 2, "the sampler Ancestral has no option --window"),
     ("generate model --sampler semi_ar --window 1", 2, "window must be at least 2"),
     ("generate model --sampler semi_ar --window 33", 2, "a window of 33 is beyond the 32 tokens"),
@@ -172,7 +172,7 @@ CASES: list[tuple[str, int, str]] = [
     ("generate model --device cuda:99", 2, "cuda:99 was asked for, but this machine has"),
     ("train r.json --device cuda:99", 2, "cuda:99 was asked for, but this machine has"),
     ("eval model --data lines.txt --device cuda:99", 2, "cuda:99 was asked for"),
-    ("demo --steps 0", 2, "steps must be at least 1, got 0"),
+    ("demo --model gone", 1, "no model folder 'gone'"),
 ]
 
 

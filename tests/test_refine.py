@@ -64,4 +64,4 @@ def test_what_cannot_be_refined_is_refused(trained: Any, trained_ar: Any, capsys
     with pytest.raises(UsageError, match="left to right"):
         load(trained_ar.folder, device="cpu").refine("the cat")
     assert run(["refine", str(trained.folder), "the cat", "--guidance", "1", "--device", "cpu"]) == 2
-    assert "neither constraints nor guidance" in capsys.readouterr().err
+    assert "takes no constraint, guidance or label" in capsys.readouterr().err

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -119,6 +122,25 @@ def test_close_joins_and_leaves_the_first_error_alone(tmp_path: Path, monkeypatc
     assert list(saver.close()) == []
 
 
+def test_a_process_that_ends_waits(tmp_path: Path) -> None:
+    program = """
+import sys, time, torch, unmask.saving
+real = unmask.saving.save_checkpoint
+def slow(*args, **options):
+    time.sleep(0.5)
+    return real(*args, **options)
+unmask.saving.save_checkpoint = slow
+saver = unmask.saving.Saver(__import__("pathlib").Path(sys.argv[1]), keep=1, background=True)
+saver.save(3, {"model": {"w": torch.ones(2)}}, {}, best=False)
+sys.exit(7)
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    assert done.returncode == 7
+    found = load_checkpoint(tmp_path)
+    assert found is not None
+    assert found.step == 3
+
+
 # --- in a run ---------------------------------------------------------------------------------------------------------
 
 
@@ -185,3 +207,27 @@ def test_a_failing_save_stops_the_run_with_its_line(
     assert found.step == 4
     monkeypatch.undo()
     train(make_config(tmp_path / "run", steps=12, valid_every=100, save_every=4), resume=True, device="cpu")
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_disk_without_room_stops_the_run_at_that_step(
+    tmp_path: Path, make_config: Any, record: Any, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    real = shutil.disk_usage
+
+    def filling(place: Any) -> Any:
+        begun = any(event[0] == "step" and event[1] >= 8 for event in record.events)
+        return real(place)._replace(free=12_345) if begun else real(place)
+
+    monkeypatch.setattr(shutil, "disk_usage", filling)
+    config = make_config(tmp_path / "run", async_save=background, valid_every=100, save_every=4, steps=100)
+    with pytest.raises(
+        UnmaskError, match=r"step-00000008 needs [0-9,]+ bytes and 12,345 are free; free space"
+    ) as error:
+        train(config, callbacks=[record], device="cpu")
+    assert "\n" not in str(error.value)
+    assert max(event[1] for event in record.events if event[0] == "step") == 8
+    assert record.events[-1] == ("end",)
+    found = load_checkpoint(tmp_path / "run")
+    assert found is not None
+    assert (found.step, found.skipped) == (4, [])

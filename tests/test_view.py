@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html.parser
 import json
 import math
@@ -64,6 +65,7 @@ SAMPLERS: list[Sampler] = [
     ReMDM(steps=6),
     SemiAR(window=4, stride=4, inner=ReMDM(steps=6)),
     Refine(rounds=2, share=0.5),
+    Refine(rounds=1, share=0.5, inner=SemiAR(window=4, stride=2, inner=Ancestral(steps=3))),
 ]
 
 
@@ -86,7 +88,10 @@ def test_each_step_tells_the_networks_runners_up(sampler: Sampler) -> None:
         assert step.others is not None
         assert step.others.token_NK.shape == (len(step.row_N), 2)
         assert step.remasked is not None
-        masked_again = (before != M) & (step.tokens_BL == M)
+        # what was written before and opens now was masked again in between
+        masked_again = (before != M) & (step.tokens_BL == M).index_put(
+            (step.row_N, step.position_N), torch.tensor(True)
+        )
         assert torch.stack(step.remasked, dim=1).equal(masked_again.nonzero())
         for n, (row, position) in enumerate(zip(step.row_N.tolist(), step.position_N.tolist(), strict=True)):
             if exact:
@@ -98,6 +103,16 @@ def test_each_step_tells_the_networks_runners_up(sampler: Sampler) -> None:
                 assert step.others.prob_NK[n].tolist() == pytest.approx(p.topk(2).values.tolist(), abs=1e-6)
             assert int(step.token_N[n]) not in step.others.token_NK[n].tolist()
         before = step.tokens_BL
+
+
+def test_what_is_masked_again_between_two_calls_is_told() -> None:
+    canvas = Canvas.of(torch.tensor([[0, 1, 2, 3, 0, 1]]), mask_id=M, seed=1)
+    canvas = dataclasses.replace(canvas, draft_BL=torch.ones(1, 6, dtype=torch.bool))
+    told = list(unmask.steps(NETWORK, canvas, Refine(rounds=2, share=0.5, inner=LeftToRight()), runners_up=1))
+    again = [0 if step.remasked is None else len(step.remasked[0]) for step in told]
+    opened = [len(step.row_N) for step in told]
+    assert sum(again) == sum(opened) == 6  # three tokens in each of two rounds
+    assert max(again) == 3  # told at once, with the first of them that opens
 
 
 def test_no_more_runners_up_than_there_are_tokens_and_no_fewer_than_none() -> None:

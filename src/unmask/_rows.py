@@ -15,6 +15,7 @@ from unmask.errors import DataError
 Ints = NDArray[np.int64]
 Policy = Literal["wrap", "pad", "sentence"]
 FILES = ("tokens", "ends", "prefixes", "bytes")  # bytes: of the scored text of each row
+LABELS = "labels"  # one more file where documents carry one: the class of each row plus 1, 0 for none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class Rows:
     def __init__(self, parts: Mapping[str, Any], report: Report, eot_id: int, num_ids: int) -> None:
         self.report, self.length = report, report.length
         self._tokens, self._prefixes, self._bytes = parts["tokens"], parts["prefixes"], parts["bytes"]
-        self._ends = parts["ends"]
+        self._ends, self._labels = parts["ends"], parts.get(LABELS)
         self._eot_id, self._num_ids = eot_id, num_ids
         self._lo, self._hi = 0, len(self._ends)
         self.key = ""  # the cache's: what the corpus holds, the tokenizer and the packing decide it
@@ -117,6 +118,23 @@ class Rows:
         counts: Ints = self._bytes[self._at(indices)].astype(np.int64)
         return counts
 
+    def labels_of(self, indices: Ints) -> Ints | None:
+        """The classes of these rows, -1 for none; None where the documents carry no labels."""
+        if self._labels is None:
+            return None
+        labels: Ints = self._labels[self._at(indices)].astype(np.int64) - 1
+        return labels
+
+    def check_labels(self, classes: int) -> None:
+        """Refuse rows and a denoiser that do not agree on the classes there are."""
+        most = 0 if self._labels is None else int(self._labels[self._lo : self._hi].max(initial=0))
+        if classes and self._labels is None:
+            raise DataError(
+                "the denoiser has classes and the corpus no labels: name its label_field, or leave out classes"
+            )
+        if most > classes:
+            raise DataError(f"the corpus has labels up to {most - 1}: set denoiser.classes = {most} or more")
+
     def between(self, lo: int, hi: int, *, split_rows: bool = False) -> Rows:
         """The rows lo..hi as rows of their own, with their own counts; what was cut or dropped stays with the whole."""
         view = Rows.__new__(Rows)
@@ -146,26 +164,29 @@ def _damaged() -> DataError:
 
 def dtypes(num_ids: int) -> dict[str, np.dtype[Any]]:
     """How each file's numbers are stored; little-endian everywhere, since caches are copied between machines."""
-    kinds = ("<u2" if num_ids <= 1 << 16 else "<u4", "<u8", "<u4", "<u4")
-    return {name: np.dtype(kind) for name, kind in zip(FILES, kinds, strict=True)}
+    kinds = ("<u2" if num_ids <= 1 << 16 else "<u4", "<u8", "<u4", "<u4", "<u4")
+    return {name: np.dtype(kind) for name, kind in zip((*FILES, LABELS), kinds, strict=True)}
 
 
 class RowWriter:
-    """Appends rows to four streams of numbers, a buffer at a time."""
+    """Appends rows to streams of numbers, a buffer at a time."""
 
     def __init__(self, files: Mapping[str, BinaryIO], num_ids: int) -> None:
         self._files, self._dtypes = files, dtypes(num_ids)
-        self._buffers: dict[str, list[Any]] = {name: [] for name in FILES}
+        self._buffers: dict[str, list[Any]] = {name: [] for name in (*FILES, LABELS)}
         self._buffered = 0
+        self.labelled = False
         self.rows = self.total = self.prefix_total = self.byte_total = 0
 
-    def add(self, tokens: Ints, prefix: int, num_bytes: int) -> None:
+    def add(self, tokens: Ints, prefix: int, num_bytes: int, label: int | None = None) -> None:
         """One row, without its padding."""
         self.rows += 1
         self.total += len(tokens)
         self.prefix_total += prefix
         self.byte_total += num_bytes
-        for name, value in zip(FILES, (tokens, self.total, prefix, num_bytes), strict=True):
+        self.labelled |= label is not None
+        values = (tokens, self.total, prefix, num_bytes, 0 if label is None else label + 1)
+        for name, value in zip((*FILES, LABELS), values, strict=True):
             self._buffers[name].append(value)
         self._buffered += len(tokens) + 8
         if self._buffered > 1 << 20:

@@ -43,7 +43,10 @@ def atomic_folder(final: Path) -> Iterator[Path]:
     _writing.add(temp.name)
     try:
         with _one_line_errors(final):
+            new = [place for place in (final.parent, *final.parent.parents) if not place.exists()]
             final.parent.mkdir(parents=True, exist_ok=True)
+            for place in new:  # a folder is as durable as its name in the folder above
+                _sync(place.parent)
             clean(final.parent, final.name)
             temp.mkdir()
             yield temp

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from unmask.devices import put
 from unmask.draws import fold, row_keys, uniform
 
 # Which draw of a row's key is for what; a new purpose gets a new number, so that no two ever share bits.
-DRAW_TIME, DRAW_MASK, DRAW_ORDER, DRAW_TOKEN, DRAW_PARTICLE, DRAW_REMASK = 0, 1, 2, 3, 4, 5
+DRAW_TIME, DRAW_MASK, DRAW_ORDER, DRAW_TOKEN, DRAW_PARTICLE, DRAW_REMASK, DRAW_LABEL = 0, 1, 2, 3, 4, 5, 6
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Batch:
     """Rows of the global batch, or a slice of them: the numbers do not depend on how the batch is cut.
 
     x_BL: clean tokens. valid_BL: not padding (None: all). scored_BL: noised and scored; prompts and padding are not.
-    key_B: drives the row's masks. time_B: the row's time in (0, 1].
+    key_B: drives the row's masks. time_B: the row's time in (0, 1]. label_B: the row's class, -1 for none (None: none).
     """
 
     x_BL: Tensor
@@ -27,6 +27,7 @@ class Batch:
     scored_BL: Tensor
     key_B: Tensor
     time_B: Tensor
+    label_B: Tensor | None = None
 
     @property
     def num_tokens(self) -> Tensor:
@@ -35,13 +36,23 @@ class Batch:
     def rows(self, lo: int, hi: int) -> Batch:
         """A slice: one micro-batch, or one worker's share."""
         valid_BL = None if self.valid_BL is None else self.valid_BL[lo:hi]
-        return Batch(self.x_BL[lo:hi], valid_BL, self.scored_BL[lo:hi], self.key_B[lo:hi], self.time_B[lo:hi])
+        label_B = None if self.label_B is None else self.label_B[lo:hi]
+        rest = (t[lo:hi] for t in (self.scored_BL, self.key_B, self.time_B))
+        return replace(Batch(self.x_BL[lo:hi], valid_BL, *rest), label_B=label_B)
+
+    def forgetting(self, share: float) -> Batch:
+        """The same rows, of which about this share has lost its label: so a network learns to do without one, too."""
+        if self.label_B is None or not share:
+            return self
+        lost_B = uniform(self.key_B, DRAW_LABEL) < share
+        return replace(self, label_B=self.label_B.masked_fill(lost_B, -1))
 
     def to(self, device: torch.device) -> Batch:
         """The same rows on a device. A batch that is made and noised on the host never makes a GPU wait for a count."""
         valid_BL = None if self.valid_BL is None else put(self.valid_BL, device)
         rest = (put(t, device) for t in (self.scored_BL, self.key_B, self.time_B))
-        return Batch(put(self.x_BL, device), valid_BL, *rest)
+        label_B = None if self.label_B is None else put(self.label_B, device)
+        return replace(Batch(put(self.x_BL, device), valid_BL, *rest), label_B=label_B)
 
 
 def low_discrepancy_times(key: Tensor, rows_B: Tensor, num_rows: int) -> Tensor:
@@ -62,6 +73,7 @@ def make_batch(
     step: int,
     first_row: int = 0,
     num_rows: int | None = None,
+    label_B: Tensor | None = None,
 ) -> Batch:
     """Rows `first_row..` of the global batch of `num_rows` at this step.
 
@@ -86,4 +98,5 @@ def make_batch(
         scored_BL=scored_BL,
         key_B=fold(step_key, rows_B + 1),
         time_B=low_discrepancy_times(step_key, rows_B, num_rows or B),
+        label_B=label_B,
     )

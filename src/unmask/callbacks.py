@@ -63,7 +63,7 @@ class MetricsFile(Callback):
 
         self.log_every = log_every
         kept: list[str] = []
-        if resumed_step and path.exists():
+        if resumed_step and path.is_file():
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
                     if json.loads(line)["step"] <= resumed_step:

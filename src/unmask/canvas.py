@@ -27,6 +27,7 @@ class Canvas:
     forbidden: ids never written. offset: the absolute position of column 0, so that windows of one text differ.
     end_id: end-of-text. Once it is written with no mask before it, the row is done; what follows is not shown.
     draft_BL: written, but a sampler that refines may write there anew; to all others it is fixed (None: nowhere).
+    label_B: the class of each row, for a network trained with classes; -1 for none (None: none).
     constraint: what the finished text or its gaps must be, as an automaton over tokens (see unmask.constraints).
     """
 
@@ -38,11 +39,14 @@ class Canvas:
     offset: int = 0
     end_id: int | None = None
     draft_BL: Tensor | None = None
+    label_B: Tensor | None = None
     constraint: Automaton | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.key_B.shape != self.tokens.shape[:1]:
             raise UsageError(f"a canvas has tokens [B, L] and keys [B], got {self.tokens.shape} and {self.key_B.shape}")
+        if self.label_B is not None and self.label_B.shape != self.key_B.shape:
+            raise UsageError(f"a canvas of {len(self.key_B)} rows has as many labels, got {list(self.label_B.shape)}")
         if self.end_id == self.mask_id:
             raise UsageError(f"end_id and mask_id are both {self.end_id}: a mask cannot end a text")
 
@@ -116,5 +120,6 @@ class Canvas:
     def to(self, device: torch.device | str) -> Canvas:
         valid_BL = None if self.valid_BL is None else self.valid_BL.to(device)
         draft_BL = None if self.draft_BL is None else self.draft_BL.to(device)
+        label_B = None if self.label_B is None else self.label_B.to(device)
         tokens, key_B = self.tokens.to(device), self.key_B.to(device)
-        return replace(self, tokens=tokens, key_B=key_B, valid_BL=valid_BL, draft_BL=draft_BL)
+        return replace(self, tokens=tokens, key_B=key_B, valid_BL=valid_BL, draft_BL=draft_BL, label_B=label_B)

@@ -23,12 +23,14 @@ from torch import Tensor
 from unmask.atomic import atomic_folder, atomic_text, check_space, clean, find_folder, left_behind, sibling, write_file
 from unmask.errors import ModelFolderError, UnmaskError, UsageError
 from unmask.tensor_file import read_tensors, write_tensors
-from unmask.untrusted import check_plain, read_json
+from unmask.untrusted import check_plain, read_json, read_text, shown
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: a manifest without a SHA-256 of its own
 
 _STEP = re.compile(r"step-(\d{8,18})")
-_MARGIN = 1 << 20  # bytes of a checkpoint beside the tensors' own: state, manifest, headers
+SHARD = "shard-"  # how the names of files begin that hold one process's share
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}\.(safetensors|json)")
+MARGIN = 1 << 20  # bytes of a checkpoint beside the tensors' own: state, manifest, headers
 _MAX_MANIFEST = 1 << 24
 
 
@@ -61,7 +63,7 @@ class Checkpoint:
         except UnmaskError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as e:
-            reason = " ".join(f"{type(e).__name__}: {e}".split())[:120]
+            reason = shown(f"{type(e).__name__}: {e}", 120)
             raise ModelFolderError(f"{self.path} does not hold what a run writes ({reason})") from e
 
 
@@ -87,28 +89,46 @@ def save_checkpoint(
     >>> load_checkpoint(run).state
     {'loss': 1.5}
     """
+    check_room(run_dir, step, tensors)
+    with draft(run_dir, step, state, keep=keep, best=best, keep_every=keep_every) as (temp, files):
+        for name, group in tensors.items():
+            file = f"{name}.safetensors"
+            if not _NAME.fullmatch(file) or file.startswith(SHARD):
+                raise UsageError(f"{name!r} cannot name a checkpoint file; use letters, digits and _")
+            files[file] = write_tensors(temp / file, group)
+    return place_of(run_dir, step)
+
+
+@contextlib.contextmanager
+def draft(
+    run_dir: Path, step: int, state: Mapping[str, Any], *, keep: int, best: bool, keep_every: int
+) -> Iterator[tuple[Path, dict[str, tuple[int, str]]]]:
+    """A folder for a checkpoint's tensors, and a place for each file's size and SHA-256; the rest is done here.
+
+    >>> import tempfile
+    >>> from unmask.atomic import write_file
+    >>> run = Path(tempfile.mkdtemp())
+    >>> with draft(run, 250, {}, keep=1, best=False, keep_every=0) as (folder, files):
+    ...     files["notes.json"] = write_file(folder / "notes.json", [b"{}"])
+    >>> load_checkpoint(run).step
+    250
+    """
     if keep < 1 or step < 0:
         raise UsageError(f"keep must be at least 1 and step at least 0, got keep={keep}, step={step}")
-    check_room(run_dir, step, tensors)
     folder = run_dir / "checkpoints"
-    final = _place(run_dir, step)
+    final = place_of(run_dir, step)
+    files: dict[str, tuple[int, str]] = {}
     with atomic_folder(final) as temp:
         clean(folder)
-        files: dict[str, dict[str, Any]] = {}
-        for name, group in tensors.items():
-            if not re.fullmatch(r"[A-Za-z0-9_]+", name):
-                raise UsageError(f"{name!r} cannot name a checkpoint file; use letters, digits and _")
-            size, digest = write_tensors(temp / f"{name}.safetensors", group)
-            files[f"{name}.safetensors"] = {"size": size, "sha256": digest}
-        size, digest = write_file(temp / "state.json", [json.dumps(state, indent=1).encode()])
-        files["state.json"] = {"size": size, "sha256": digest}
-        manifest = {"format_version": FORMAT_VERSION, "step": step, "best": best, "files": dict(sorted(files.items()))}
-        write_file(temp / "manifest.json", [json.dumps(manifest, indent=1).encode()])
+        yield temp, files
+        files["state.json"] = write_file(temp / "state.json", [json.dumps(state, indent=1).encode()])
+        told = {name: {"size": size, "sha256": digest} for name, (size, digest) in sorted(files.items())}
+        manifest = {"format_version": FORMAT_VERSION, "step": step, "best": best, "files": told}
+        write_file(temp / "manifest.json", [_sealed(manifest).encode()])
     atomic_text(folder / "latest", final.name + "\n")
     if best:
         atomic_text(folder / "best", final.name + "\n")
     _retire(folder, step, keep, keep_every)
-    return final
 
 
 def check_room(run_dir: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -118,10 +138,15 @@ def check_room(run_dir: Path, step: int, tensors: Mapping[str, Mapping[str, Tens
     """
     given = [(name, tensor) for group in tensors.values() for name, tensor in group.items()]
     needed = sum(tensor.numel() * tensor.element_size() + 128 + len(name) for name, tensor in given)
-    check_space(_place(run_dir, step), needed + _MARGIN)
+    check_space(place_of(run_dir, step), needed + MARGIN)
 
 
-def _place(run_dir: Path, step: int) -> Path:
+def place_of(run_dir: Path, step: int) -> Path:
+    """Where the checkpoint of a step is.
+
+    >>> place_of(Path("run"), 250).as_posix()
+    'run/checkpoints/step-00000250'
+    """
     return run_dir / "checkpoints" / f"step-{step:08d}"
 
 
@@ -137,7 +162,7 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
     if _STEP.fullmatch(path.name) or (one / "manifest.json").is_file():
         return _read(one)
     skipped: list[str] = []
-    for _, candidate in _candidates(path / "checkpoints"):
+    for _, candidate in candidates(path / "checkpoints"):
         try:
             found = _read(candidate)
         except ModelFolderError as error:
@@ -161,7 +186,7 @@ def best_checkpoint(run_dir: Path) -> Path | None:
     named = ""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         named = (folder / "best").read_text(encoding="utf-8").strip()
-    for _, candidate in _candidates(folder):
+    for _, candidate in candidates(folder):
         # The pointer moves after the folder is in place: after a kill in between, the manifest knows better.
         if candidate.name == named or _says_best(candidate):
             return candidate
@@ -175,8 +200,12 @@ def _says_best(folder: Path) -> bool:
         return False
 
 
-def _candidates(folder: Path) -> list[tuple[int, Path]]:
-    """Step and place of every checkpoint, newest first; damaged ones among them, unfinished ones not."""
+def candidates(folder: Path) -> list[tuple[int, Path]]:
+    """Step and place of every checkpoint, newest first; damaged ones among them, unfinished ones not.
+
+    >>> candidates(Path("no/such/run/checkpoints"))
+    []
+    """
     if not folder.is_dir():
         return []
     names = {path.name for path in folder.iterdir()}
@@ -188,7 +217,7 @@ def _candidates(folder: Path) -> list[tuple[int, Path]]:
 def _retire(folder: Path, step: int, keep: int, keep_every: int) -> None:
     """Remove what is older than the last `keep` up to `step`; never a later one, a milestone or the best."""
     best = best_checkpoint(folder.parent)
-    past = [(at, path) for at, path in _candidates(folder) if at <= step]
+    past = [(at, path) for at, path in candidates(folder) if at <= step]
     for at, path in past[keep:]:
         if path == best or (keep_every and at % keep_every == 0):
             continue
@@ -209,17 +238,39 @@ def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     check_plain(path)
     manifest = read_json(path, _MAX_MANIFEST)
-    if manifest.get("format_version") != FORMAT_VERSION:
-        version = str(manifest.get("format_version"))[:20]
-        raise ModelFolderError(f"{path} has format_version {version}, this unmask reads {FORMAT_VERSION}")
+    version = manifest.get("format_version")
+    if version not in (1, FORMAT_VERSION) or type(version) is not int:
+        raise ModelFolderError(f"{path} has format_version {shown(version, 20)}, this unmask reads {FORMAT_VERSION}")
+    seal = manifest.pop("sha256", None)
     kinds = {"format_version": int, "step": int, "best": bool, "files": dict}
-    if {key: type(value) for key, value in manifest.items()} != kinds:
-        raise ModelFolderError(f"{path} is damaged: it does not hold what a manifest holds")
+    whole = (seal is None) if version == 1 else read_text(path, _MAX_MANIFEST) == _sealed(manifest)
+    if not whole or {key: type(value) for key, value in manifest.items()} != kinds:
+        raise ModelFolderError(f"{path} is damaged: it is not what a save writes")
     return manifest
 
 
-def _verify(folder: Path) -> tuple[int, list[str]]:
-    """The step and the file names of a checkpoint whose every byte is what its manifest says."""
+def _sealed(manifest: Mapping[str, Any]) -> str:
+    """The manifest's text, with a hash of itself: damage to it is told from damage to the files it speaks of."""
+    digest = hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest()
+    return json.dumps({**manifest, "sha256": digest}, indent=1)
+
+
+def verify(folder: Path, *, rank: int = 0, size: int = 1) -> tuple[int, list[str]]:
+    """The step and the file names of a checkpoint whose every byte is what its manifest says.
+
+    Of several processes that verify one checkpoint, each reads every size-th file.
+
+    >>> verify(Path("no/such/run/checkpoints/step-00000250"))
+    Traceback (most recent call last):
+    unmask.errors.ModelFolderError: no/such/run/checkpoints/step-00000250 is no checkpoint folder
+    """
+    try:
+        return _verify(folder, rank, size)
+    except OSError as e:  # a file that may not be read is as good as damaged
+        raise ModelFolderError(f"cannot read {folder}: {e.strerror or e}") from None
+
+
+def _verify(folder: Path, rank: int, size: int) -> tuple[int, list[str]]:
     if folder.is_symlink() or not folder.is_dir():
         raise ModelFolderError(f"{folder} is no checkpoint folder")
     manifest = _manifest(folder)
@@ -230,16 +281,16 @@ def _verify(folder: Path) -> tuple[int, list[str]]:
     for path in sorted(folder.iterdir()):
         if path.name != "manifest.json" and path.name not in files:
             raise ModelFolderError(f"{path} is not in the manifest; remove it if it is not needed")
-    for name, entry in files.items():
+    for i, (name, entry) in enumerate(files.items()):
         path = folder / name
-        if Path(name).name != name or name in ("", ".", "..") or "\0" in name:
-            raise ModelFolderError(f"{folder / 'manifest.json'} names a file outside its folder: {name[:80]!r}")
+        if not _NAME.fullmatch(name):
+            raise ModelFolderError(f"{folder / 'manifest.json'} names a file outside its folder: {shown(name)!r}")
         check_plain(path)
         if not isinstance(entry, dict) or entry.keys() != {"size", "sha256"}:
             raise ModelFolderError(f"{folder / 'manifest.json'} is damaged: what it says of {name} is no size and hash")
         if path.stat().st_size != entry["size"]:
             raise ModelFolderError(f"{path} is damaged: it has {path.stat().st_size} bytes, not what the manifest says")
-        if _sha256(path) != entry["sha256"]:
+        if i % size == rank and _sha256(path) != entry["sha256"]:
             raise ModelFolderError(f"{path} is damaged: its SHA-256 is not what the manifest says")
     if "state.json" not in files:
         raise ModelFolderError(f"{folder / 'state.json'} is missing")
@@ -247,10 +298,11 @@ def _verify(folder: Path) -> tuple[int, list[str]]:
 
 
 def _read(folder: Path) -> Checkpoint:
-    try:
-        step, files = _verify(folder)
-    except OSError as e:  # a file that may not be read is as good as damaged
-        raise ModelFolderError(f"cannot read {folder}: {e.strerror or e}") from None
+    step, files = verify(folder)
     state = read_json(folder / "state.json")
+    if any(file.startswith(SHARD) for file in files):
+        from unmask.sharded import read_whole  # imports much of torch.distributed
+
+        return Checkpoint(step=step, tensors=read_whole(folder), state=state, path=folder)
     tensors = {Path(f).stem: read_tensors(folder / f) for f in files if f.endswith(".safetensors")}
     return Checkpoint(step=step, tensors=tensors, state=state, path=folder)

@@ -7,8 +7,9 @@ of, not the same as, a larger likelihood.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -19,9 +20,9 @@ from unmask.constraints._automaton import compile_constraints
 from unmask.constraints._leading_space import LeadingSpace
 from unmask.draws import fold, row_keys
 from unmask.errors import UsageError, did_you_mean
-from unmask.prompts import MAX_GAP
-from unmask.samplers import Sampler
-from unmask.samplers._constrained import constrained
+from unmask.prompts import MAX_GAP, known_lengths, parse_gaps
+from unmask.samplers import Sampler, Step
+from unmask.samplers._constrained import Impossible, constrained
 from unmask.tokens import Tokenizer
 
 if TYPE_CHECKING:
@@ -45,10 +46,34 @@ class Edit:
     length: int  # of the replacement, in tokens
     nats: float
     tokens: int
+    row: int = 0  # of those that were written side by side, as a watcher saw them
 
     @property
     def nats_per_token(self) -> float:
         return self.nats / self.tokens
+
+
+@dataclass(frozen=True)
+class Way:
+    """A text with a gap of unknown length filled in one of its lengths. nats: the bound of -log p of the whole text."""
+
+    text: str
+    nats: float
+    tokens: int
+    row: int
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A text with its gaps filled. ways: where lengths were unknown, all that were tried, best first. row: see Edit.
+
+    >>> Filled("a cat", row=0).ways
+    []
+    """
+
+    text: str
+    row: int
+    ways: list[Way] = field(default_factory=list)
 
 
 def find_span(text: str, span: str, occurrence: int | None = None) -> tuple[int, int]:
@@ -96,14 +121,21 @@ def edit(
     num: int = 1,
     occurrence: int | None = None,
     rank: Rank = "text",
-    seed: int = 0,
     sampler: Sampler | None = None,
+    seed: int = 0,
     constraint: Constraint | Sequence[Constraint] | None = None,
-    **how: Any,
+    label: int | None = None,
+    guidance: float | None = None,
+    watch: Callable[[Step], None] | None = None,
+    runners_up: int = 0,
 ) -> list[Edit]:
-    """See `Model.edit`.
+    """The text with a span of it written anew, best first; the rest is kept letter by letter. It is `Model.edit`.
 
-    >>> edit(model, "the cat sat", "cat", with_length=(2, 6))  # doctest: +SKIP
+    with_length: tokens of the replacement, a number or (least, most); None: as many as the span has. Each length is
+    written `num` times, and the `num` best different texts come back. occurrence: which, if there are several.
+    Ranked by the bound of the whole text, or with rank="token" by bound per token: by bounds, not by likelihoods.
+
+    >>> model.edit("the cat sat", "cat", with_length=(2, 6), num=3)[0].text  # doctest: +SKIP
     """
     tokenizer = model.tokenizer
     start, stop = find_span(text, replace, occurrence)
@@ -129,18 +161,67 @@ def edit(
     # A candidate's draws depend on its own length and number alone, so that other lengths do not change it.
     key_B = torch.stack([fold(row_keys(seed, torch.tensor(i)), length) for length, i in plan])
     held = LeadingSpace() if lends else constraint
+    how: dict[str, Any] = {"label": label, "guidance": guidance, "watch": watch, "runners_up": runners_up}
     finished = write(model, rows, key_B, [0] * len(rows), sampler=sampler, constraint=held, **how)
     edits: dict[str, Edit] = {}
-    lo = len(model.begin) + len(before)
+    lo, number = len(model.begin) + len(before), -1
     for (length, _), row in zip(plan, finished, strict=True):
         if row is None:
             continue
+        number += 1
         piece = _spelled(tokenizer, before, row[lo : lo + length], text[:first])
         whole = text[:first] + piece + text[stop:]
         if whole not in edits:
-            bound = model.score(whole, seed=0, num_samples=NUM_SAMPLES)
-            edits[whole] = Edit(whole, piece[start - first :], length, bound.nats, bound.tokens)
+            bound = model.score(whole, seed=0, num_samples=NUM_SAMPLES, label=label)
+            edits[whole] = Edit(whole, piece[start - first :], length, bound.nats, bound.tokens, number)
     return sorted(edits.values(), key=lambda e: e.nats if rank == "text" else e.nats_per_token)[:num]
+
+
+def fill(
+    model: Model,
+    text: str | Sequence[str],
+    *,
+    sampler: Sampler | None = None,
+    seed: int = 0,
+    constraint: Constraint | Sequence[Constraint] | None = None,
+    label: int | None = None,
+    **how: Any,
+) -> list[Filled]:
+    """What `Model.fill` gives, with the bounds of all lengths that were tried.
+
+    >>> fill(model, "for [MASK:4] in range([MASK:1..3]):")[0].ways[0].nats  # doctest: +SKIP
+    """
+    texts = [text] if isinstance(text, str) else list(text)
+    if not texts:
+        raise UsageError("nothing to fill: give at least one text")
+    several = [known_lengths(given, MAX_CANDIDATES) for given in texts]
+    rows, keys = [], []
+    for i, ways in enumerate(several):
+        key = row_keys(seed, torch.tensor(i))
+        rows += [model.begin + parse_gaps(way, model.tokenizer, exact=constraint is not None) for way in ways]
+        keys += [key if len(ways) == 1 else fold(key, j) for j in range(len(ways))]
+        if model.tokenizer.mask_id not in rows[-1]:
+            raise UsageError(f"no gap in {texts[i][:40]!r}: write [MASK] for one token, [MASK:5] for five")
+    owner = [i for i, ways in enumerate(several) for _ in ways]
+    held: dict[str, Any] = {"sampler": sampler, "constraint": constraint, "label": label}
+    written = zip(owner, write(model, rows, torch.stack(keys), owner, **held, **how), strict=True)
+    found: list[list[tuple[int, str]]] = [[] for _ in texts]
+    for number, (i, row) in enumerate((i, row) for i, row in written if row is not None):
+        found[i].append((number, model.tokenizer.decode(row[len(model.begin) :])))
+    return [
+        _best(model, ways, label) if len(tried) > 1 else Filled(ways[0][1], ways[0][0])
+        for tried, ways in zip(several, found, strict=True)
+    ]
+
+
+def _best(model: Model, found: list[tuple[int, str]], label: int | None) -> Filled:
+    """The text of the smallest bound."""
+    ways = []
+    for row, text in found:
+        bound = model.score(text, seed=0, num_samples=NUM_SAMPLES, label=label)
+        ways.append(Way(text, bound.nats, bound.tokens, row))
+    ways.sort(key=lambda way: way.nats)
+    return Filled(ways[0].text, ways[0].row, ways)
 
 
 def write(
@@ -151,6 +232,7 @@ def write(
     *,
     sampler: Sampler | None,
     constraint: Constraint | Sequence[Constraint] | None,
+    label: int | None = None,
     **how: Any,
 ) -> list[list[int] | None]:
     """Every row with its masks written. Rows of one owner are ways to write one text: those in which the constraint
@@ -158,27 +240,36 @@ def write(
 
     >>> write(model, rows, key_B, owner=[0, 0], sampler=None, constraint=None)  # doctest: +SKIP
     """
-    keep = list(range(len(rows)))
-    if constraint is not None and len(set(owner)) < len(rows):
-        keep = _possible(model, rows, key_B, owner, sampler, constraint)
-    canvas = model.canvas([rows[i] for i in keep], constraint, may_end=False, key_B=key_B[keep])
+    keep, views = list(range(len(rows))), [(0, len(row)) for row in rows]
+    if constraint is not None:
+        views = [_view(model, row, constraint) for row in rows]
+        if len(set(owner)) < len(rows):
+            keep = _possible(model, rows, views, key_B, owner, sampler, constraint)
+    seen = [rows[i][slice(*views[i])] for i in keep]
+    canvas = model.canvas(seen, constraint, may_end=False, key_B=key_B[keep], label=label)
     finished: list[list[int] | None] = [None] * len(rows)
-    for i, row in zip(keep, model.run(canvas, sampler, **how), strict=True):
-        finished[i] = row
+    for i, part in zip(keep, model.run(canvas, sampler, **how), strict=True):
+        (lo, hi), row = views[i], rows[i]
+        finished[i] = [*row[:lo], *part, *row[hi:]]
     return finished
 
 
-def best(model: Model, texts: Sequence[str]) -> str:
-    """The text of the smallest bound.
-
-    >>> best(model, ["import os", "import xq"])  # doctest: +SKIP
-    """
-    return min(texts, key=lambda text: model.score(text, seed=0, num_samples=NUM_SAMPLES).nats)
+def _view(model: Model, row: list[int], constraint: Constraint | Sequence[Constraint]) -> tuple[int, int]:
+    """What of a row the network is shown. A constraint is held within one window: in a longer text, where gaps alone
+    are constrained, in the one around all gaps, if they fit."""
+    several = [constraint] if isinstance(constraint, Constraint) else list(constraint)
+    gaps = [i for i, id in enumerate(row) if id == model.tokenizer.mask_id]
+    around = model.length - (gaps[-1] + 1 - gaps[0])
+    if len(row) <= model.length or around < 0 or any(c.over == "text" for c in several):
+        return 0, len(row)
+    lo = min(max(0, gaps[0] - around // 2), len(row) - model.length)
+    return lo, lo + model.length
 
 
 def _possible(
     model: Model,
     rows: list[list[int]],
+    views: list[tuple[int, int]],
     key_B: Tensor,
     owner: list[int],
     sampler: Sampler | None,
@@ -187,17 +278,24 @@ def _possible(
     """The rows in which the constraint can hold; where it can in none of an owner's, the reason is raised."""
     keep: list[int] = []
     refused: dict[int, UsageError] = {}
-    held = constrained(model.fit_sampler(sampler, max(map(len, rows))))
     for i, row in enumerate(rows):
-        canvas = model.canvas([row], constraint, may_end=False, key_B=key_B[i : i + 1])
+        seen = row[slice(*views[i])]
+        canvas = model.canvas([seen], constraint, may_end=False, key_B=key_B[i : i + 1])
         try:
-            held.start(canvas)
+            constrained(model.fit_sampler(sampler, len(seen))).start(canvas)
             keep.append(i)
         except UsageError as e:
-            refused[owner[i]] = e
+            # The way in which the fewest gaps are to blame tells most: that of a fixed length is among them. Of equals
+            # the last, which has the longest gaps.
+            if owner[i] not in refused or _blamed(e) <= _blamed(refused[owner[i]]):
+                refused[owner[i]] = e
     for i in refused.keys() - {owner[i] for i in keep}:
         raise refused[i]
     return keep
+
+
+def _blamed(error: UsageError) -> float:
+    return error.spans if isinstance(error, Impossible) else math.inf
 
 
 def _may_lend(model: Model, sampler: Sampler | None, span: str) -> bool:

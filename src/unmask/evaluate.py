@@ -39,6 +39,8 @@ def evaluate_rows(
     if n == 0:
         raise UsageError("there are no rows to evaluate")
     indices = np.arange(n) if max_rows is None or max_rows >= n else np.linspace(0, n - 1, max_rows).astype(np.int64)
+    if denoiser.num_classes and rows.labels_of(indices[:0]) is not None:
+        rows.check_labels(denoiser.num_classes)
     device = next((p.device for p in denoiser.parameters()), torch.device("cpu"))
     world = world or World()
     lows = range(0, len(indices), batch)
@@ -47,6 +49,7 @@ def evaluate_rows(
         # Who has no batch left does the last one again: where weights are shared, all must make the same calls.
         lo = lows[min(turn + world.rank, len(lows) - 1)]
         x, valid_len, prefix_len = (torch.from_numpy(a).to(device) for a in rows.take(indices[lo : lo + batch]))
+        label = rows.labels_of(indices[lo : lo + batch]) if denoiser.num_classes else None
         packed = make_batch(x, valid_len, prefix_len, seed=0, step=0)  # only its masks of what is valid and scored
         parts[lo] = objective.bound(
             denoiser,
@@ -57,6 +60,7 @@ def evaluate_rows(
             first_row=lo,
             num_samples=num_samples,
             estimator=estimator,
+            label_B=None if label is None else torch.from_numpy(label).to(device),
         )
         if progress is not None:
             progress(min(len(indices), (turn + world.size) * batch), len(indices))

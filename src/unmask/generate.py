@@ -55,10 +55,9 @@ def _tell_all(predictor: Predictor, canvas: Canvas, sampler: Sampler, runners_up
         sampler = constrained(sampler)
     state, before_BL = sampler.start(canvas), canvas.tokens
     while (query := sampler.ask(state)) is not None:
-        lo = state.lo if isinstance(sampler, SemiAR) else 0  # its network sees one window, its steps the whole canvas
         prediction = predictor(query)
         step = sampler.tell(state, prediction)
-        yield seen(step, query, prediction, predictor.kind, before_BL, canvas.mask_id, runners_up, lo)
+        yield seen(step, query, prediction, predictor.kind, before_BL, canvas.mask_id, runners_up)
         before_BL = step.tokens_BL
 
 

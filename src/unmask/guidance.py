@@ -18,6 +18,7 @@ from unmask.errors import UsageError
 from unmask.objectives import Objective
 from unmask.predictor import Kind, Predictor, Query
 from unmask.samplers import Sampler
+from unmask.samplers._asking import masked_share
 
 Score = Callable[[Tensor], Tensor]  # log-scores [B] of partly masked rows [B, L]
 
@@ -26,7 +27,8 @@ Score = Callable[[Tensor], Tensor]  # log-scores [B] of partly masked rows [B, L
 class Guidance:
     """How strongly the condition is followed: p ∝ p(x | c)^(1 + weight) p(x)^(-weight).
 
-    condition_BL says what the condition is; None: everything that is fixed. weight 0 changes nothing, -1 ignores it.
+    condition_BL says what the condition is; None: everything that is fixed. A row's label is always part of it.
+    weight 0 changes nothing, -1 ignores it.
     """
 
     weight: float
@@ -51,22 +53,36 @@ class Guided:
         condition_BL = ~canvas.open_BL if guidance.condition_BL is None else guidance.condition_BL
         if canvas.valid_BL is not None:
             condition_BL = condition_BL & canvas.valid_BL
-        if not bool(condition_BL.any()):
-            raise UsageError("guidance needs a condition: give a prompt, or leave guidance out")
+        hides = bool(condition_BL.any())
+        if not hides and (canvas.label_B is None or bool((canvas.label_B < 0).all())):
+            raise UsageError("guidance needs a condition: give a prompt or a label, or leave guidance out")
         self.kind: Kind = predictor.kind
         self.predictor, self.weight = predictor, guidance.weight
-        self.condition_BL, self.mask_id = condition_BL, canvas.mask_id
+        self.canvas, self.mask_id = canvas, canvas.mask_id
+        self.condition_BL = condition_BL if hides else None  # None: the label alone
 
     def __call__(self, query: Query) -> Tensor:
-        if query.tokens_BL.shape != self.condition_BL.shape:
-            raise UsageError("guidance works within one window: ask for no more tokens than the model's window")
-        given = self.predictor(query)
-        hidden_BL = query.tokens_BL.masked_fill(self.condition_BL, self.mask_id)
-        free = self.predictor(dataclasses.replace(query, tokens_BL=hidden_BL))
+        without = self._without(query)
+        given, free = self.predictor(query), self.predictor(without)
         mixed = (1 + self.weight) * given - self.weight * free
         # What is impossible either way stays impossible; -inf - -inf would be no number.
         mixed = mixed.masked_fill((given == -torch.inf) | (free == -torch.inf), -torch.inf)
         return torch.log_softmax(mixed, dim=-1)
+
+    def _without(self, query: Query) -> Query:
+        """The same question where nothing is given. A conditioned network is told that more of the row is masked."""
+        query = dataclasses.replace(query, label_B=None)
+        if self.condition_BL is None:
+            return query
+        if query.tokens_BL.shape != self.condition_BL.shape:
+            raise UsageError("guidance works within one window: ask for no more tokens than the model's window")
+        tokens_BL = query.tokens_BL.masked_fill(self.condition_BL, self.mask_id)
+        # The sampler's clock counts what it opens; of a canvas with more hidden it says nothing, its masks do.
+        share_B = masked_share(self.canvas, tokens_BL).to(query.level_R)
+        less_B = self.condition_BL.any(dim=1)
+        if query.rows_R is not None:
+            share_B, less_B = share_B[query.rows_R], less_B[query.rows_R]
+        return dataclasses.replace(query, tokens_BL=tokens_BL, level_R=torch.where(less_B, share_B, query.level_R))
 
 
 def particles(
@@ -154,10 +170,12 @@ def _crowd(canvas: Canvas, num: int) -> Canvas:
     """Every row `num` times, each copy with a key of its own."""
     index_P = torch.arange(num, device=canvas.tokens.device)
     key_B = fold(canvas.key_B[:, None], DRAW_PARTICLE, index_P + 1).flatten()
-    valid_BL = None if canvas.valid_BL is None else canvas.valid_BL.repeat_interleave(num, dim=0)
-    return dataclasses.replace(
-        canvas, tokens=canvas.tokens.repeat_interleave(num, dim=0), key_B=key_B, valid_BL=valid_BL
-    )
+    copies = {
+        name: value.repeat_interleave(num, dim=0)
+        for name in ("tokens", "valid_BL", "label_B")
+        if (value := getattr(canvas, name)) is not None
+    }
+    return dataclasses.replace(canvas, key_B=key_B, **copies)
 
 
 def _scores(score: Score, tokens_BL: Tensor) -> Tensor:

@@ -18,14 +18,13 @@ from unmask.constraints import Constraint
 from unmask.constraints._automaton import compile_constraints
 from unmask.denoisers._network import Network
 from unmask.devices import pick_device, pick_dtype
-from unmask.draws import fold, row_keys
-from unmask.editing import MAX_CANDIDATES, Edit, Rank, best, edit, write
+from unmask.editing import edit, fill
 from unmask.errors import UsageError
 from unmask.generate import sample, steps
-from unmask.guidance import Guidance
+from unmask.guidance import Guidance, Score, particles
 from unmask.model_folder import FILES, read_folder, write_folder
 from unmask.objectives import Objective
-from unmask.prompts import encode_fixed, known_lengths, parse_gaps, to_text
+from unmask.prompts import encode_fixed, to_text
 from unmask.samplers import Sampler, Step
 from unmask.samplers.refine import Refine
 from unmask.samplers.semi_ar import SemiAR
@@ -89,6 +88,7 @@ class Model:
         sampler: Sampler | None = None,
         seed: int = 0,
         constraint: Constraint | Sequence[Constraint] | None = None,
+        label: int | None = None,
         guidance: float | None = None,
         watch: Watch | None = None,
         runners_up: int = 0,
@@ -99,10 +99,58 @@ class Model:
 
         End-of-text ends a text. A length beyond the model's window is written window by window.
         A constraint always holds, of what is written behind the prompt or, with over="text", of the whole text.
-        guidance > 0 follows the prompt and suffix more closely than the model does by itself, at two calls a step.
+        label: the class of the texts, for a model trained with classes. guidance > 0 follows prompt, suffix and label
+        more closely than the model does by itself, at two calls a step.
 
         >>> model.generate(2, 128, ["def ", "class "], seed=1)  # doctest: +SKIP
         """
+        canvas, heads = self._prompted(num, length, prompt, suffix, constraint, seed=seed, label=label)
+        finished = self.run(canvas, sampler, guidance=guidance, watch=watch, runners_up=runners_up)
+        return self._texts(finished, heads)
+
+    def particles(
+        self,
+        score: Score,
+        num: int = 1,
+        length: int | None = None,
+        prompt: str | Sequence[str] = "",
+        suffix: str = "",
+        *,
+        crowd: int = 16,
+        threshold: float = 0.5,
+        greedy: bool = False,
+        sampler: Sampler | None = None,
+        seed: int = 0,
+        label: int | None = None,
+    ) -> list[str]:
+        """Texts from the model's law tilted by a score of partly masked rows of ids, p(x) exp(score(x)) / Z.
+
+        Each text is drawn among `crowd` particles; see `unmask.particles`. It takes no constraint and no guidance, and
+        works within one window.
+
+        >>> model.particles(lambda z: (z == 101).sum(dim=1), num=4, prompt="th", crowd=32)  # doctest: +SKIP
+        """
+        canvas, heads = self._prompted(num, length, prompt, suffix, seed=seed, label=label)
+        if canvas.tokens.shape[1] > self.length:
+            raise UsageError(f"particles work within one window: ask for at most {self.length} tokens")
+        sampler = sampler or self.objective.sampler()
+        options: dict[str, Any] = {"num": crowd, "threshold": threshold, "greedy": greedy, "objective": self.objective}
+        return self._texts(
+            self._rows(canvas, particles(self.denoiser, canvas, sampler, score, **options).tokens), heads
+        )
+
+    def _prompted(
+        self,
+        num: int,
+        length: int | None,
+        prompt: str | Sequence[str],
+        suffix: str,
+        constraint: Constraint | Sequence[Constraint] | None = None,
+        *,
+        seed: int,
+        label: int | None,
+    ) -> tuple[Canvas, list[int]]:
+        """`num` rows for each prompt, and how many tokens each has been given at its head."""
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         length = (self.typical_length or self.length) if length is None else length
         tail = encode_fixed(suffix, self.tokenizer, "suffix")
@@ -120,10 +168,11 @@ class Model:
         if num < 1 or not rows:
             raise UsageError(f"num must be at least 1 and there must be a prompt list of at least one, got num={num}")
         # A suffix must stay part of the text, so nothing before it may end the text.
-        canvas = self.canvas(rows, constraint, may_end=not tail, seed=seed)
-        finished = self.run(canvas, sampler, guidance=guidance, watch=watch, runners_up=runners_up)
+        return self.canvas(rows, constraint, may_end=not tail, seed=seed, label=label), heads
+
+    def _texts(self, rows: list[list[int]], heads: list[int]) -> list[str]:
         begin = len(self.begin)
-        return [to_text(row[begin:], self.tokenizer, head - begin) for row, head in zip(finished, heads, strict=True)]
+        return [to_text(row[begin:], self.tokenizer, head - begin) for row, head in zip(rows, heads, strict=True)]
 
     def fill(
         self,
@@ -132,6 +181,7 @@ class Model:
         sampler: Sampler | None = None,
         seed: int = 0,
         constraint: Constraint | Sequence[Constraint] | None = None,
+        label: int | None = None,
         guidance: float | None = None,
         watch: Watch | None = None,
         runners_up: int = 0,
@@ -143,64 +193,20 @@ class Model:
 
         >>> model.fill("for [MASK:4] in range([MASK:1..3]):")  # doctest: +SKIP
         """
-        texts = [text] if isinstance(text, str) else list(text)
-        if not texts:
-            raise UsageError("nothing to fill: give at least one text")
-        ways = [known_lengths(given, MAX_CANDIDATES) for given in texts]
-        rows, keys = [], []
-        for i, several in enumerate(ways):
-            key = row_keys(seed, torch.tensor(i))
-            rows += [self.begin + parse_gaps(way, self.tokenizer, exact=constraint is not None) for way in several]
-            keys += [key if len(several) == 1 else fold(key, j) for j in range(len(several))]
-            if self.tokenizer.mask_id not in rows[-1]:
-                raise UsageError(f"no gap in {texts[i][:40]!r}: write [MASK] for one token, [MASK:5] for five")
-        how: dict[str, Any] = {"guidance": guidance, "watch": watch, "runners_up": runners_up}
-        owner = [i for i, several in enumerate(ways) for _ in several]
-        finished = write(self, rows, torch.stack(keys), owner, sampler=sampler, constraint=constraint, **how)
-        filled: list[list[str]] = [[] for _ in texts]
-        for i, row in zip(owner, finished, strict=True):
-            filled[i] += [] if row is None else [self.tokenizer.decode(row[len(self.begin) :])]
-        return [several[0] if len(several) == 1 else best(self, several) for several in filled]
-
-    def edit(
-        self,
-        text: str,
-        replace: str,
-        *,
-        with_length: int | tuple[int, int] | None = None,
-        num: int = 1,
-        occurrence: int | None = None,
-        rank: Rank = "text",
-        sampler: Sampler | None = None,
-        seed: int = 0,
-        constraint: Constraint | Sequence[Constraint] | None = None,
-        guidance: float | None = None,
-        watch: Watch | None = None,
-        runners_up: int = 0,
-    ) -> list[Edit]:
-        """The text with a span of it written anew, best first; the rest is kept letter by letter.
-
-        with_length: tokens of the replacement, a number or (least, most); None: as many as the span has. Each length is
-        written `num` times, and the `num` best different texts come back. occurrence: which, if there are several.
-        Ranked by the bound of the whole text, or with rank="token" by bound per token: by bounds, not by likelihoods.
-
-        >>> model.edit("the cat sat", "cat", with_length=(2, 6), num=3)[0].text  # doctest: +SKIP
-        """
-        return edit(
+        found = fill(
             self,
             text,
-            replace,
-            with_length=with_length,
-            num=num,
-            occurrence=occurrence,
-            rank=rank,
             sampler=sampler,
             seed=seed,
             constraint=constraint,
+            label=label,
             guidance=guidance,
             watch=watch,
             runners_up=runners_up,
         )
+        return [one.text for one in found]
+
+    edit = edit  # it is long: in a file of its own
 
     def refine(
         self,
@@ -244,6 +250,7 @@ class Model:
         may_end: bool,
         seed: int = 0,
         key_B: Tensor | None = None,
+        label: int | None = None,
     ) -> Canvas:
         """Rows of ids, masks where something is to be written. may_end: end-of-text is allowed. key_B: not by seed.
 
@@ -253,9 +260,13 @@ class Model:
         canvas = Canvas.of_rows(rows, mask_id=tok.mask_id, pad_id=tok.eot_id, seed=seed)
         canvas = canvas if key_B is None else dataclasses.replace(canvas, key_B=key_B)
         forbidden = {*tok.never_ids()} if may_end else {*tok.never_ids(), tok.eot_id}
+        if label is not None and not 0 <= label < self.denoiser.num_classes:
+            known = f"0 to {self.denoiser.num_classes - 1}" if self.denoiser.num_classes else "none"
+            raise UsageError(f"the label {label} is not among this model's classes: it knows {known}")
         automaton = None if constraint is None else compile_constraints(constraint, tok, may_end=may_end)
         return dataclasses.replace(
             canvas.to(self.device),
+            label_B=None if label is None else torch.full((len(rows),), label, device=self.device),
             forbidden=tuple(sorted(forbidden)),
             end_id=tok.eot_id if may_end else None,
             constraint=automaton,
@@ -286,9 +297,12 @@ class Model:
             for step in steps(self.denoiser, canvas, fitted, **how, runners_up=runners_up):
                 tokens = step.tokens_BL
                 watch(step)
-        if canvas.valid_BL is None:
-            return tokens.tolist()
-        return [row[:end] for row, end in zip(tokens.tolist(), canvas.valid_BL.sum(dim=1).tolist(), strict=True)]
+        return self._rows(canvas, tokens)
+
+    @staticmethod
+    def _rows(canvas: Canvas, tokens_BL: Tensor) -> list[list[int]]:
+        """Each row up to its own end."""
+        return [row[:end] for row, end in zip(tokens_BL.tolist(), canvas.length_B.tolist(), strict=True)]
 
     def fit_sampler(self, sampler: Sampler | None, length: int) -> Sampler:
         """The model's default sampler where none is given, and windows around it where the text is too long for one."""
@@ -306,9 +320,17 @@ class Model:
     # --- measure ---
 
     def score(
-        self, texts: str | Sequence[str], *, seed: int = 0, num_samples: int = 16, estimator: str | None = None
+        self,
+        texts: str | Sequence[str],
+        *,
+        seed: int = 0,
+        num_samples: int = 16,
+        estimator: str | None = None,
+        label: int | None = None,
     ) -> Bound:
         """The bound of each text, its end-of-text included; a text beyond the window is scored window by window.
+
+        label: the class that the texts are taken to be of.
 
         Diffusion sees where a row ends, so its bound is given the number of tokens; autoregression's value is not.
 
@@ -325,7 +347,7 @@ class Model:
             raise UsageError("nothing to score: give at least one text")
         parts = []
         for lo in range(0, len(rows), 32):
-            canvas = Canvas.of_rows(rows[lo : lo + 32], mask_id=-1, pad_id=self.tokenizer.eot_id).to(self.device)
+            canvas = self.canvas(rows[lo : lo + 32], may_end=True, label=label)
             how: dict[str, Any] = {"seed": seed, "num_samples": num_samples, "estimator": estimator}
             parts.append(self._bound(canvas, first_row=lo, **how))
         windows = join(parts)
@@ -339,7 +361,8 @@ class Model:
         )
 
     def _bound(self, canvas: Canvas, **how: Any) -> Bound:
-        return self.objective.bound(self.denoiser, canvas.tokens, canvas.valid_BL, **how)
+        given = (self.denoiser, canvas.tokens, canvas.valid_BL)
+        return self.objective.bound(*given, label_B=canvas.label_B, **how)
 
     # --- keep ---
 

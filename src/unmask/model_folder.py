@@ -19,7 +19,7 @@ from unmask.errors import ConfigError, ModelFolderError, UsageError
 from unmask.objectives import Objective
 from unmask.tensor_file import read_shapes, read_tensors, write_tensors
 from unmask.tokens import Tokenizer, tokenizer_from_json
-from unmask.untrusted import check_plain, parse_json, read_text
+from unmask.untrusted import check_plain, parse_json, read_text, shown
 from unmask.weight_parts import joined, weight_files
 
 if TYPE_CHECKING:
@@ -82,10 +82,10 @@ def read_folder(folder: Path) -> Folder:
         description = cast(Denoiser, from_dict(Denoiser, config["denoiser"], "denoiser"))
         objective = cast(Objective, from_dict(Objective, config["objective"], "objective"))
     except ConfigError as e:
-        raise ModelFolderError(f"{folder / 'config.json'}: {e}") from None
+        raise ModelFolderError(f"{folder / 'config.json'}: {shown(e, 300)}") from None
     if config["num_ids"] != tokenizer.num_ids or config["mask_id"] != tokenizer.mask_id:
         raise ModelFolderError(
-            f"{folder}: config.json says {config['num_ids']} ids with mask {config['mask_id']}, "
+            f"{folder}: config.json says {shown(config['num_ids'])} ids with mask {shown(config['mask_id'])}, "
             f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
         )
     network = _build(description, tokenizer, folder)
@@ -108,9 +108,9 @@ def check_weights(network: Network, tensors: dict[str, Tensor], where: str) -> N
     """Refuse tensors that are not this network's, by name; the network may be on the meta device."""
     wanted = unshared(network)
     for name in sorted(wanted.keys() - tensors.keys()):
-        raise ModelFolderError(f"{where}: the tensor {name} is missing; the file belongs to another model")
+        raise ModelFolderError(f"{where}: the tensor {shown(name)} is missing; the file belongs to another model")
     for name in sorted(tensors.keys() - wanted.keys()):
-        raise ModelFolderError(f"{where}: the tensor {name} is unexpected; the file belongs to another model")
+        raise ModelFolderError(f"{where}: the tensor {shown(name)} is unexpected; the file belongs to another model")
     for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
             raise ModelFolderError(
@@ -130,9 +130,11 @@ def _build(description: Denoiser, tokenizer: Tokenizer, folder: Path) -> Network
         # Every block has tensors of its own, and no other size is larger than all numbers together.
         most = len(shapes) if name == "blocks" else max(1 << 16, sum(t.numel() for t in shapes.values()))
         if type(value) is int and value > most:
-            raise ModelFolderError(f"{folder / 'config.json'}: denoiser.{name} is {value}, far more than {where} holds")
+            raise ModelFolderError(
+                f"{folder / 'config.json'}: denoiser.{name} is {shown(value)}, far more than {where} holds"
+            )
     try:
-        with torch.device("meta"):  # names and shapes alone
+        with torch.device("meta"), _NoStart():  # names and shapes alone
             network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
     except (RuntimeError, OverflowError, TypeError):  # sizes whose product no machine counts
         raise ModelFolderError(f"{folder / 'config.json'}: the denoiser's sizes are beyond any network") from None
@@ -145,7 +147,10 @@ def _build(description: Denoiser, tokenizer: Tokenizer, folder: Path) -> Network
 
 
 class _NoStart(TorchFunctionMode):
-    """Inside, no random numbers are drawn to start weights that are overwritten anyway: most of the time of a load."""
+    """Inside, no random numbers are drawn to start weights that are overwritten anyway: most of the time of a load.
+
+    On the meta device a draw would import torch's compiler, which takes seconds.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -158,10 +163,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = parse_json(read_text(path, MAX_CONFIG))
     except (ValueError, RecursionError) as e:
-        raise ModelFolderError(f"{path} is not valid JSON; the folder is damaged ({_start(e)})") from None
+        raise ModelFolderError(f"{path} is not valid JSON; the folder is damaged ({shown(e)})") from None
     if not isinstance(config, dict) or config.get("format_version") != FORMAT_VERSION:
         found = config.get("format_version") if isinstance(config, dict) else None
-        raise ModelFolderError(f"{path}: format_version is {_start(repr(found))}, this unmask reads {FORMAT_VERSION}")
+        raise ModelFolderError(f"{path}: format_version is {shown(repr(found))}, this unmask reads {FORMAT_VERSION}")
     wanted = {
         "format_version": int,
         "denoiser": dict,
@@ -175,15 +180,10 @@ def _read_config(path: Path) -> dict[str, Any]:
         if type(config.get(key)) is not kind:
             raise ModelFolderError(f"{path}: {key} is missing or not {kind.__name__}; the folder is damaged")
     if not 1 <= config["length"] <= MAX_LENGTH:
-        raise ModelFolderError(f"{path}: length is {_start(config['length'])}, not between 1 and {MAX_LENGTH}")
+        raise ModelFolderError(f"{path}: length is {shown(config['length'])}, not between 1 and {MAX_LENGTH}")
     typical = config.get("typical_length", 1)
     if type(typical) is not int or not 1 <= typical <= config["length"]:
-        raise ModelFolderError(f"{path}: typical_length is {_start(repr(typical))}, not between 1 and length")
+        raise ModelFolderError(f"{path}: typical_length is {shown(repr(typical))}, not between 1 and length")
     if others := config.keys() - wanted.keys() - {"typical_length"}:
-        raise ModelFolderError(f"{path}: unknown key {_start(min(others))!r}")
+        raise ModelFolderError(f"{path}: unknown key {shown(min(others))!r}")
     return config
-
-
-def _start(value: object) -> str:
-    """The first of what a stranger wrote: a message is one line that somebody reads."""
-    return " ".join(str(value).split())[:80]

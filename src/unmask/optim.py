@@ -33,6 +33,8 @@ def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.A
         {"params": [p for _, p in others], "weight_decay": 0.0},
     ]
     if turned:
+        if any(hasattr(p, "to_local") for _, p in turned):
+            raise UsageError("muon turns whole matrices, and fsdp cuts them: set parallel = ddp, or muon = false")
         # queries, keys and values are three maps in one parameter
         parts = [3 if name.endswith("qkv.weight") else 1 for name, _ in turned]
         muon = {"momentum": config.momentum, "rms": config.muon_rms, "parts": parts}

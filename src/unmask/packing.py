@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Literal, cast, get_args
 import numpy as np
 
 from unmask._cache import cached, default_cache_dir
-from unmask._rows import FILES, Ints, Policy, Report, Rows, RowWriter, dtypes
+from unmask._rows import FILES, LABELS, Ints, Policy, Report, Rows, RowWriter, dtypes
 from unmask.corpora import Corpus, Document
 from unmask.errors import DataError, UsageError, did_you_mean
 from unmask.tokens import Tokenizer
@@ -75,6 +75,10 @@ class _Packer:
             empty_documents=self._empty,
         )
 
+    @property
+    def labelled(self) -> bool:
+        return self._writer.labelled
+
     def _pack_waiting(self) -> None:
         documents, self._waiting, self._waiting_size = self._waiting, [], 0
         if not documents:
@@ -82,6 +86,10 @@ class _Packer:
         self._documents += len(documents)
         if self._policy != "pad" and any(document.prompt for document in documents):
             raise UsageError(f"documents with a prompt need the packing 'pad', not {self._policy!r}: one row each")
+        if self._policy == "wrap" and any(document.label is not None for document in documents):
+            raise UsageError(
+                "documents with a label need the packing 'pad' or 'sentence', not 'wrap': a row has one label"
+            )
         pack = {"wrap": self._wrap, "pad": self._pad, "sentence": self._sentences}[self._policy]
         pack(documents)
 
@@ -110,31 +118,34 @@ class _Packer:
     def _pad(self, documents: list[Document]) -> None:
         prompts = self._tokenizer.encode_batch([document.prompt for document in documents])
         spans = self._tokenizer.encode_spans([document.text for document in documents])
-        for prompt, (ids, ends) in zip(prompts, spans, strict=True):
+        for document, prompt, (ids, ends) in zip(documents, prompts, spans, strict=True):
             if not len(ids):
                 self._empty += 1
             elif len(prompt) >= self._length:
                 self._dropped += 1
             else:
-                self._row(np.array(prompt, dtype=np.int64), ids, ends, prefix=len(prompt))
+                head = np.array(prompt, dtype=np.int64)
+                self._row(head, ids, ends, prefix=len(prompt), label=document.label)
 
     def _sentences(self, documents: list[Document]) -> None:
         lines: list[str] = []
+        labels: list[int | None] = []
         for document in documents:
             found = [line for line in document.text.replace("\r\n", "\n").split("\n") if line.strip()]
             self._empty += not found
             lines += found
+            labels += [document.label] * len(found)
         bos = self._tokenizer.bos_id
         head = np.array([] if bos is None else [bos], dtype=np.int64)
-        for ids, ends in self._tokenizer.encode_spans(lines):
+        for label, (ids, ends) in zip(labels, self._tokenizer.encode_spans(lines), strict=True):
             if len(ids):
-                self._row(head, ids, ends, prefix=0)
+                self._row(head, ids, ends, prefix=0, label=label)
 
-    def _row(self, head: Ints, ids: Ints, ends: Ints, *, prefix: int) -> None:
+    def _row(self, head: Ints, ids: Ints, ends: Ints, *, prefix: int, label: int | None) -> None:
         row = np.concatenate([head, ids, np.array([self._tokenizer.eot_id])])
         self._cut += max(0, len(row) - self._length)
         kept = min(len(ids), self._length - len(head))
-        self._writer.add(row[: self._length], prefix, int(ends[kept - 1]) if kept else 0)
+        self._writer.add(row[: self._length], prefix, int(ends[kept - 1]) if kept else 0, label)
 
 
 def pack_texts(
@@ -147,11 +158,13 @@ def pack_texts(
     >>> x.tolist(), valid_len.tolist()
     ([[97, 98, 99, 256, 256, 256]], [4])
     """
-    files = {name: io.BytesIO() for name in FILES}
+    files = {name: io.BytesIO() for name in (*FILES, LABELS)}
     packer = _Packer(tokenizer, policy, length, cast(dict[str, BinaryIO], files))
     for text in texts:
         packer.add(Document(text) if isinstance(text, str) else text)
     report = packer.finish()
+    if not packer.labelled:
+        del files[LABELS]
     if not report.rows:
         raise DataError(f"there is no text to pack ({report.sentence()}); give at least one text that is not empty")
     kinds = dtypes(tokenizer.num_ids)
@@ -205,7 +218,8 @@ def _open(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer) -> Rows:
     try:
         report = Report(**manifest["report"])
         kinds = dtypes(tokenizer.num_ids)
-        parts = {name: np.memmap(path / name, dtype=kinds[name], mode="r") for name in FILES}
+        names = [*FILES, LABELS] if LABELS in manifest["files"] else FILES
+        parts = {name: np.memmap(path / name, dtype=kinds[name], mode="r") for name in names}
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise DataError(f"the token cache {path} cannot be opened: {e}; delete it, it is built again") from None
     rows = Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids)
@@ -225,7 +239,7 @@ def _pack_corpus(
     """Write the rows of the corpus's part into `work`; returns the cache's manifest."""
     sides = [0, 0]  # documents with text: trained on, held out
     with ExitStack() as stack:
-        files = {name: stack.enter_context((work / name).open("wb")) for name in FILES}
+        files = {name: stack.enter_context((work / name).open("wb")) for name in (*FILES, LABELS)}
         packer = _Packer(tokenizer, policy, length, cast(dict[str, BinaryIO], files))
         for document in _read(corpus):
             held = share is not None and _place(document) < share[1]
@@ -235,12 +249,14 @@ def _pack_corpus(
             if progress is not None:
                 progress(len(document.text) + len(document.prompt))
         report = packer.finish()
+    if not packer.labelled:
+        (work / LABELS).unlink()
     if not any(sides):
         raise DataError("the corpus is empty: it has no document with text in it")
     split_rows = share is not None and not all(sides)
     if split_rows:  # the rows come from the cache of the whole; this entry only remembers that
-        for name in FILES:
-            (work / name).unlink()
+        for path in list(work.iterdir()):
+            path.unlink()
     elif not report.rows:
         raise DataError(
             f"no rows for the part {share[0] if share else 'all'}: {report.sentence()}; change length or corpus"

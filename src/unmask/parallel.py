@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
 
 from unmask.denoisers._network import Network
 from unmask.devices import pick_device
@@ -132,8 +134,12 @@ def join_world(device: str | None = None, *, timeout: float = 600.0) -> Iterator
         torch.cuda.set_device(on)
         backend = "cpu:gloo,cuda:nccl"
     # The watchdog names who is missing; the collectives' own limit, which cannot, only comes after it.
-    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=2 * timeout + 60))
-    watchdog = Watchdog(dist.distributed_c10d._get_default_store(), dist.get_rank(), size, timeout)
+    limit = datetime.timedelta(seconds=2 * timeout + 60)
+    store, rank, size = next(rendezvous("env://", timeout=limit))
+    # torchrun's store outlives a restart, and with it the addresses of processes that are gone.
+    store = distributed_c10d.PrefixStore(f"unmask/{restarts}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    watchdog = Watchdog(store, rank, size, timeout)
     try:
         with watchdog:
             yield _member(on, restarts, watchdog)

@@ -18,7 +18,9 @@ class Query:
 
     tokens_BL is the whole canvas; rows_R the rows asked about (None: all). at_RK are positions, padded on the right;
     wanted_RK says which are real. The answer has one line for each real one, row by row.
+    label_B: the class of each row, -1 for none (None: none has one).
     reach is one more than the rightmost real position, known without asking the device.
+    lo: where in the sampler's canvas the first of these columns lies, as a window is part of a longer text.
     """
 
     tokens_BL: Tensor
@@ -28,6 +30,8 @@ class Query:
     reach: int
     rows_R: Tensor | None = None
     valid_BL: Tensor | None = None
+    label_B: Tensor | None = None
+    lo: int = 0
 
     @property
     def z_RL(self) -> Tensor:
@@ -36,6 +40,10 @@ class Query:
     @property
     def valid_RL(self) -> Tensor | None:
         return self.valid_BL if self.valid_BL is None or self.rows_R is None else self.valid_BL[self.rows_R]
+
+    @property
+    def label_R(self) -> Tensor | None:
+        return self.label_B if self.label_B is None or self.rows_R is None else self.label_B[self.rows_R]
 
 
 Kind = Literal["log_x_theta", "log_x_theta_and_mask", "score"]
@@ -68,7 +76,9 @@ class XTheta:
 
     @torch.no_grad()
     def __call__(self, query: Query) -> Tensor:
-        h_RKD = self.denoiser.trunk(query.z_RL, query.level_R, valid_BL=query.valid_RL, at_BK=query.at_RK)
+        h_RKD = self.denoiser.trunk(
+            query.z_RL, query.level_R, valid_BL=query.valid_RL, cond=query.label_R, at_BK=query.at_RK
+        )
         return subs_log_probs(self.denoiser.head(h_RKD[query.wanted_RK]), self.denoiser.mask_id, self.zero_masking)
 
 

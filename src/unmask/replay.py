@@ -39,6 +39,8 @@ def can_replay(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> bool:
         return False
     if sampler.temperature_end is not None:  # a graph draws at one temperature
         return False
+    if canvas.label_B is not None:  # nor does it carry the rows' classes
+        return False
     if isinstance(predictor, NextToken):
         with torch.no_grad():
             return predictor.denoiser.can_decode()

@@ -19,22 +19,20 @@ def seen(
     before_BL: Tensor,
     mask_id: int,
     num: int,
-    lo: int = 0,
 ) -> Step:
     """The step with its `num` runners-up and what it masked again. before_BL: the canvas before it.
 
-    lo: where in the canvas the query's columns begin.
-
     A sampler need not know that somebody watches: which line of the prediction belongs to which opened position is read
-    off its question.
+    off its question. What was written before and opens now has been masked again in between.
     """
     if step.remasked is None:
-        again_BL = (before_BL != mask_id) & (step.tokens_BL == mask_id)
+        open_BL = (step.tokens_BL == mask_id).index_put((step.row_N, step.position_N), torch.tensor(True))
+        again_BL = (before_BL != mask_id) & open_BL
         row_M, position_M = again_BL.nonzero(as_tuple=True)
         step = replace(step, remasked=(row_M, position_M))
     if kind == "score":  # ratios, not probabilities
         return step
-    line_N = _lines(step.row_N, step.position_N - lo, query)
+    line_N = _lines(step.row_N, step.position_N - query.lo, query)
     return step if line_N is None else replace(step, others=_runners_up(prediction[line_N], step.token_N, num))
 
 

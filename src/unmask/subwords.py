@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -23,6 +24,7 @@ from unmask.tokens import EOT_TEXT, MASK_TEXT, Span, Tokenizer, lone_surrogate
 MASKS = (MASK_TEXT, "<mask>", "<|mask|>", "<|mdm_mask|>", "<MASK>", "<|unmask:mask|>")
 EOTS = (EOT_TEXT, "</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<EOS>", "[EOS]", "<|eos|>", "<|unmask:eot|>")
 BOSES = ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>", "<BOS>", "[BOS]", "<|bos|>")
+MAX_GROWTH = 1 << 12  # of a text under the file's replacements; a chain of doublings would take all memory
 MAX_IDS = 1 << 22  # a file that asks for more wants the memory of the logits, not a vocabulary
 
 
@@ -59,6 +61,9 @@ class Subwords(Tokenizer):
         if model.get("dropout"):
             data = data | {"model": model | {"dropout": None}}  # the same text must give the same ids each time
         with _guard(ModelFolderError, "the tokenizer cannot be read"):
+            for part in ("normalizer", "decoder"):
+                if _growth(data.get(part)) > MAX_GROWTH:
+                    raise ModelFolderError(f"the tokenizer's {part} makes texts over {MAX_GROWTH} times longer")
             return cls(tokenizers.Tokenizer.from_str(json.dumps(data)))
 
     def encode(self, text: str) -> list[int]:
@@ -246,6 +251,23 @@ def from_bert_vocab(vocab: Path) -> Subwords:
         inner.decoder = decoders.WordPiece()
         inner.add_special_tokens([_special(s) for s in specials if s in words])
         return Subwords(inner)
+
+
+def _growth(part: Any) -> float:
+    """How many times longer a text may become, at most, by what the file says of a normalizer or decoder."""
+    if not isinstance(part, dict):
+        return 1.0
+    steps = part.get("normalizers") or part.get("decoders")
+    if isinstance(steps, list):
+        return math.prod(map(_growth, steps))
+    for key in ("content", "prepend"):
+        if isinstance(text := part.get(key), str):
+            pattern = part.get("pattern")
+            replaced = pattern.get("String") if isinstance(pattern, dict) else None
+            if isinstance(replaced, str) and replaced:
+                return max(1.0, len(text) / len(replaced))
+            return 1.0 + len(text)  # put before a text, or where an expression matches nothing
+    return 1.0
 
 
 def _role(inner: tokenizers.Tokenizer, spellings: Sequence[str]) -> int:

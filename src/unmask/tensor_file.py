@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unmask.atomic import write_file
 from unmask.errors import ModelFolderError, UsageError
+from unmask.untrusted import shown
 
 # The format's names of what torch calls otherwise.
 DTYPES = {
@@ -100,5 +101,5 @@ def _tensors(path: Path, *, only_shapes: bool) -> Iterator[tuple[str, Tensor]]:
                     raise ValueError(f"{name[:80]} has dtype {part.get_dtype()}")
                 yield name, torch.empty(part.get_shape(), dtype=DTYPES[part.get_dtype()], device="meta")
     except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError, TypeError, MemoryError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = shown(error, 200)
         raise ModelFolderError(f"{path} is damaged or no safetensors file ({reason}); copy it again") from error

@@ -24,7 +24,7 @@ from unmask.batch import Batch, make_batch
 from unmask.bound import Bound
 from unmask.callbacks import Announcer, Callback, MetricsFile, StepReport, TensorBoard
 from unmask.checkpoint import Checkpoint, load_checkpoint
-from unmask.config import RECIPE_FILE, RunConfig, option_paths, to_dict
+from unmask.config import RECIPE_FILE, RunConfig, from_dict, option_paths, to_dict
 from unmask.denoisers._network import Network
 from unmask.devices import fast_attention
 from unmask.draws import row_keys
@@ -139,11 +139,13 @@ class Run:
         self.loader = Loader(self.rows, config.batch, config.seed)
         torch.manual_seed(config.seed % (1 << 63))  # on the CPU, whatever is trained on: the same weights everywhere
         self.network = config.denoiser.build(num_ids=self.tokenizer.num_ids, mask_id=self.tokenizer.mask_id).train()
+        for rows in (self.rows, self.valid_rows):
+            rows.check_labels(self.network.num_classes)
         self.network.checkpoint_activations = config.checkpoint_activations
         if checkpoint is not None:
             with checkpoint.holds(**STATE):
                 self._check_same_run(checkpoint)
-            load_weights(self.network, checkpoint.tensors["model"], str(checkpoint.path / "model.safetensors"))
+                load_weights(self.network, checkpoint.tensors["model"], str(checkpoint.path / "model.safetensors"))
         elif init is not None:
             self._init_from(init)
         self.spread = self._spread()
@@ -189,6 +191,7 @@ class Run:
         Batches are noised on the host: how many tokens are masked is then known without asking the device.
         """
         _, x, valid_len, prefix_len = (torch.from_numpy(a) for a in rows)
+        label = self.rows.labels_of(rows[0])
         batch, (first, _) = self.config.batch, self.share
         tokens = max(self.rows.counts(self.loader.indices(self.step))[0], 1)
         micro = self.config.micro_batch or batch
@@ -204,6 +207,7 @@ class Run:
                 step=self.step,
                 first_row=first + lo,
                 num_rows=batch,
+                label_B=None if label is None else torch.from_numpy(label[lo:hi]),
             )
             # Dropout, too, depends on the step and the micro-batch alone: resuming needs no generator state.
             torch.manual_seed(int(row_keys(self.config.seed, torch.tensor(self.step * batch + first + lo))))
@@ -389,11 +393,11 @@ class Run:
         return found
 
     def _check_same_run(self, found: Checkpoint) -> None:
-        config = {k: v for k, v in option_paths(found.state["config"]).items() if k not in MAY_CHANGE}
-        for key, now in option_paths(to_dict(self.config)).items():
-            if key not in MAY_CHANGE and config.get(key) != now:
+        before = option_paths(from_dict(RunConfig, found.state["config"]))  # options that are new since have defaults
+        for key, now in option_paths(self.config).items():
+            if key not in MAY_CHANGE and before.get(key) != now:
                 raise ConfigError(
-                    f"{key} is {now!r}, the run in {self.folder} has {config.get(key)!r}; it cannot change"
+                    f"{key} is {now!r}, the run in {self.folder} has {before.get(key)!r}; it cannot change"
                 )
         if found.state["data"] != self._data():
             raise DataError(f"the data changed since the run in {self.folder} began; restore it, or begin a new run")
@@ -455,11 +459,11 @@ def compile_trunk(network: Network) -> None:
     """Compile the part of the network that training calls. How many positions it asks for differs from step to step."""
     plain, compiled = network.trunk_at, torch.compile(network.trunk_at)
 
-    def trunk_at(z_BL: Tensor, level_B: Tensor | None, flat_N: Tensor, *, valid_BL: Tensor | None = None) -> Tensor:
+    def trunk_at(z_BL: Tensor, level_B: Tensor | None, flat_N: Tensor, **given: Tensor | None) -> Tensor:
         if not torch.is_grad_enabled():  # a validation's shapes are others, and too few calls to compile for
-            return plain(z_BL, level_B, flat_N, valid_BL=valid_BL)
+            return plain(z_BL, level_B, flat_N, **given)
         torch._dynamo.mark_dynamic(flat_N, 0)
-        h_ND: Tensor = compiled(z_BL, level_B, flat_N, valid_BL=valid_BL)
+        h_ND: Tensor = compiled(z_BL, level_B, flat_N, **given)
         return h_ND
 
     network.trunk_at = trunk_at  # type: ignore[method-assign]

@@ -67,12 +67,22 @@ def parse_json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=_once)
 
 
+def shown(value: object, most: int = 80) -> str:
+    """The first of what a stranger wrote, for a message: one line, and nothing that moves a terminal's cursor.
+
+    >>> shown("a\\nb" + chr(27) + "[2J")
+    'a b?[2J'
+    """
+    line = " ".join(str(value).split())[:most]
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice[:40]!r} is there twice")
+        raise ValueError(f"the key {shown(twice, 40)!r} is there twice")
     return found
 
 
@@ -92,4 +102,4 @@ def _kind(path: Path, *, follow: bool) -> os.stat_result:
 
 def _short(error: BaseException) -> str:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(reason.split())[:120] or type(error).__name__
+    return shown(reason, 120) or type(error).__name__

@@ -131,6 +131,8 @@ def write_published(denoiser: DiTNetwork, folder: Path, *, length: int) -> None:
         raise UsageError("a causal network has no published form: the published one sees both directions")
     if config.qk_norm:
         raise UsageError("a network with qk_norm has no published form: the published one does not norm its queries")
+    if config.classes:
+        raise UsageError("a network with classes has no published form: the published one knows none")
     if config.tied:
         raise UsageError("a network with tied embeddings has no published form: the published head has its own weights")
     folder = Path(folder)

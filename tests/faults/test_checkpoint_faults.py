@@ -36,6 +36,40 @@ def list_points(run: Path, next_step: int) -> list[tuple[str, str]]:
     return found
 
 
+def test_nothing_counts_before_it_is_durable(tmp_path: Path) -> None:
+    """The order decides what a power cut leaves: sync, rename, sync, the pointers likewise, and only then remove."""
+    done = [name for name, when in list_points(tmp_path / "run", 2) if when == "after"]
+
+    def last(name: str) -> int:
+        return len(done) - 1 - done[::-1].index(name)
+
+    in_place = done.index("rename new step to step")
+    for file in ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json", "manifest.json"):
+        assert last(f"write {file}") < done.index(f"fsync {file}") < in_place
+    assert done.index("fsync new step") == in_place - 1
+    assert done[in_place + 1] == "fsync checkpoints"
+    for pointer in ("latest", "best"):
+        moved = done.index(f"replace {pointer}")
+        assert in_place + 1 < last(f"write new {pointer}") < done.index(f"fsync new {pointer}") < moved
+        assert done[moved + 1] == "fsync checkpoints"
+    assert done.index("replace latest") < done.index("replace best") < done.index("rename step to new step")
+    assert done[-2:] == ["rename step to new step", "rmtree new step"]
+
+
+def test_a_new_run_s_folders_are_durable_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    real = os.open
+
+    def noted(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if flags == os.O_RDONLY:
+            synced.append(str(path))
+        return real(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", noted)
+    save(tmp_path / "runs" / "new", 1, 1.0)
+    assert {str(tmp_path), str(tmp_path / "runs"), str(tmp_path / "runs" / "new")} <= set(synced)
+
+
 def whole(run: Path, values: dict[int, set[float]]) -> list[str]:
     """What is wrong with a run after a fault: empty when a whole checkpoint loads and it is one of those allowed."""
     found = load_checkpoint(run)

@@ -20,6 +20,7 @@ import torch
 
 import unmask.callbacks
 import unmask.checkpoint
+from unmask.callbacks import Callback, StepReport
 from unmask.checkpoint import load_checkpoint
 from unmask.cli import run
 from unmask.config import RunConfig, load_config, to_dict
@@ -85,6 +86,46 @@ def assert_as_if_never_interrupted(folder: Path, reference: RunConfig) -> None:
     assert (a.step, a.skipped) == (STEPS, [])
     a.state["config"].pop("out"), b.state["config"].pop("out")
     assert a.state == b.state
+
+
+# --- seeds, precisions, moments ---------------------------------------------------------------------------------------
+
+
+class Crash(Callback):
+    """Ends a run from inside, once the numbers of a step are told and before anything else is done."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, report: StepReport) -> None:
+        if report.step == self.step:
+            raise RuntimeError("crash")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("seed", [0, 1, 2**40 + 7])
+def test_a_crash_at_any_step(
+    tmp_path: Path, make_config: Any, precision: str, seed: int, tally: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, average, optimizer and the losses that follow are those of a run which never crashed, bit for bit."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no crash of the machine is played here
+    how = {"steps": 14, "save_every": 5, "valid_every": 6, "keep": 9, "seed": seed, "precision": precision}
+    straight = tmp_path / "straight"
+    train(make_config(straight, micro_batch=3, **how), device="cpu")
+    expected, losses = files(straight), records(straight)
+    assert len({line["loss"] for line in losses if "loss" in line}) == 14
+    # Behind a save, in the middle, at a step that would have saved, and twice in one run; in turn both ways of saving.
+    crashes = [(6,), (8,), (10,), (7, 13)]
+    for number, steps in enumerate(crashes if os.environ.get("UNMASK_FAULTS") == "all" else crashes[1::2]):
+        folder = tmp_path / "-".join(map(str, steps))
+        config = make_config(folder, micro_batch=3, async_save=number % 2 == 1, **how)
+        for i, step in enumerate(steps):
+            with pytest.raises(RuntimeError, match="crash"):
+                train(config, callbacks=[Crash(step)], resume=i > 0, device="cpu")
+        train(config, resume=True, device="cpu")
+        assert records(folder) == losses
+        assert files(folder) == expected
+        tally("crashes gone on with bit for bit, one process")
 
 
 # --- signals to the real program --------------------------------------------------------------------------------------

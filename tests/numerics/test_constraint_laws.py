@@ -18,7 +18,7 @@ from torch import Tensor
 
 from unmask import samplers
 from unmask.canvas import Canvas
-from unmask.constraints._automaton import Automaton, intersect
+from unmask.constraints._automaton import Automaton, interleave, intersect
 from unmask.constraints._conditioning import Spans, Tables, possible
 from unmask.denoisers._network import Network, as_denoiser
 from unmask.errors import NonFiniteError, UsageError
@@ -66,10 +66,10 @@ def accepted(world: World, automaton: Automaton) -> Tensor:
     return torch.tensor([world.mask_id not in x and automaton.accepts(x) for x in world.states.tolist()])
 
 
-def completions(world: World, automaton: Automaton, z_L: Tensor, temperature: float = 1.0) -> Tensor:
+def completions(world: World, automaton: Automaton | Tensor, z_L: Tensor, temperature: float = 1.0) -> Tensor:
     """[states] the law of whole completions of z under the factorised step, given that they are accepted."""
     p_LI = world.x_theta(z_L[None], 1.0)[0]
-    law = accepted(world, automaton).double()
+    law = (automaton if isinstance(automaton, Tensor) else accepted(world, automaton)).double()
     for position in range(world.L):
         p_I = p_LI[position] ** (1 / temperature)
         law = law * (p_I / p_I.sum())[world.states[:, position]]
@@ -269,6 +269,13 @@ ORDERS = (
 )
 
 
+def _spans(canvas: Canvas, over: str) -> list[tuple[int, list[int]]]:
+    row_G, column_GM = spans_of(canvas, over)
+    return [
+        (row, [c for c in column if c >= 0]) for row, column in zip(row_G.tolist(), column_GM.tolist(), strict=True)
+    ]
+
+
 @given(
     seed=st.integers(0, 10**6), S=st.integers(1, 6), V=st.integers(1, 4), L=st.integers(1, 5), data=st.data(),
     over=st.sampled_from(["text", "gap"]), sampler=st.sampled_from(ORDERS),
@@ -281,7 +288,7 @@ def test_always(seed: int, S: int, V: int, L: int, data: st.DataObject, over: st
     rows = data.draw(st.lists(st.lists(st.integers(0, V), min_size=L, max_size=L), min_size=1, max_size=3))
     assume(any(world.mask_id in row for row in rows))
     canvas = dataclasses.replace(Canvas.of(torch.tensor(rows), mask_id=world.mask_id, seed=seed), constraint=automaton)
-    spans = list(zip(*(x.tolist() for x in spans_of(canvas, over)), strict=True))
+    spans = [(row, column[0], column[-1] + 1) for row, column in _spans(canvas, over)]
 
     def obeys(row: list[int], lo: int, hi: int) -> bool:
         return automaton.accepts(row[lo:hi])
@@ -446,3 +453,82 @@ def test_every_order_ends_in_what_is_accepted(sampler: Sampler, over: str) -> No
     for row in tokens.tolist():
         assert row[2] == 0
         assert all(map(automaton.accepts, [row] if over == "text" else [row[:2], row[3:]]))
+
+
+# --- blocks, windows, gaps and text together --------------------------------------------------------------------------
+
+
+def in_rounds(world: World, good: Tensor, z_L: Tensor, rounds: list[tuple[int, ...]]) -> Tensor:
+    """The law of opening these positions round by round, each the conditioned step's."""
+    law = torch.zeros(len(world.states)).double()
+    law[world.index(z_L[None])] = 1
+    for opens in rounds:
+        after = torch.zeros_like(law)
+        for i in law.nonzero().flatten().tolist():
+            rest = [p for p in range(world.L) if p not in opens]
+            partial = world.states.clone()
+            partial[:, rest] = world.states[i][rest]
+            after.index_add_(0, world.index(partial), law[i] * completions(world, good, world.states[i]))
+        law = after
+    return law
+
+
+@pytest.mark.parametrize("over", ["text", "gap"])
+def test_block_by_block_the_steps_are_conditioned_on_the_whole(over: str) -> None:
+    """Blocks of two, each opened at once: the automaton reads far beyond the block."""
+    world, automaton, z_L = constrained_world(3, 3, 5, 5, {})
+    automaton = dataclasses.replace(automaton, over=over)
+    canvas, good = canvas_of(world, automaton, z_L, 10_000), accepted(world, automaton)
+    for inner in (samplers.Ancestral(steps=1), samplers.Confidence(steps=1)):
+        tokens = sample(world.denoiser(), canvas, samplers.Block(size=2, inner=inner)).tokens
+        assert fits(world, tokens, in_rounds(world, good, z_L, [(0, 1), (2, 3), (4,)])) > P_MIN
+    assert fits(world, tokens, in_rounds(world, good, z_L, [(0, 1, 2, 3, 4)])) < 1e-8
+
+
+def test_one_window_holds_a_constraint_and_two_do_not() -> None:
+    world, automaton, z_L = constrained_world(3, 3, 5, 5, {2: 0})
+    canvas = canvas_of(world, automaton, z_L, 200)
+    plain = samplers.Ancestral(steps=2)
+    for around in (samplers.SemiAR(window=5, inner=plain), samplers.SemiAR(window=9, inner=plain)):
+        assert sample(world.denoiser(), canvas, around).tokens.equal(sample(world.denoiser(), canvas, plain).tokens)
+    for inside in (samplers.Block(size=2, inner=plain), samplers.Confidence(tokens=2)):
+        tokens = sample(world.denoiser(), canvas, samplers.SemiAR(window=5, inner=inside)).tokens
+        assert all(automaton.accepts(row) for row in tokens.tolist())
+    with pytest.raises(UsageError, match="held within one window"):
+        sample(world.denoiser(), canvas, samplers.SemiAR(window=4, inner=plain))
+
+
+@pytest.mark.parametrize("sampler", [Given(rounds=((1, 4),)), samplers.Block(size=3, inner=samplers.LeftToRight())])
+def test_gap_and_text_constraints_hold_together_with_the_conditioned_law(sampler: Sampler) -> None:
+    """Two gaps, of which each must be accepted by one automaton and the whole by another."""
+    world = World.random(3, 5, seed=2)
+    z_L = torch.tensor([3, 3, 1, 3, 3])
+    every = [x for x in world.texts.tolist() if agrees(x, z_L.tolist(), world.mask_id)]
+    for seed in itertools.count():
+        text = random_automaton(seed, 3, 3, world.mask_id)
+        gap = random_automaton(seed + 10_000, 3, 3, world.mask_id, over="gap")
+        only_text = [x for x in every if text.accepts(x)]
+        fine = [x for x in only_text if gap.accepts(x[:2]) and gap.accepts(x[3:])]
+        if 8 < len(fine) < len(only_text) < 60:
+            break
+    both = interleave(text, gap)
+
+    good = torch.tensor([x in fine for x in world.states.tolist()])
+    canvas = canvas_of(world, both, z_L, 10_000)
+    tokens = sample(world.denoiser(), canvas, sampler).tokens
+    rounds = [(1, 4), (0, 3)] if isinstance(sampler, Given) else [(0,), (1,), (3,), (4,)]
+    assert all(row in fine for row in tokens[:500].tolist())
+    assert fits(world, tokens, in_rounds(world, good, z_L, rounds)) > P_MIN
+    best = sample(
+        world.denoiser(), canvas_of(world, both, z_L, 5), Given(rounds=((0, 1, 3, 4),), temperature=0.0)
+    ).tokens
+    assert best[0].equal(world.states[completions(world, good, z_L).argmax()])
+
+
+def test_gap_and_text_that_exclude_each_other_are_refused_before_the_first_call() -> None:
+    ones = Automaton.of(np.array([[-1, 0, -1]], dtype=np.int32), np.array([True]), "gap")
+    zeros = Automaton.of(np.array([[0, -1, -1]], dtype=np.int32), np.array([True]))
+    canvas = Canvas.of(torch.tensor([[0, 2, 0]]), mask_id=2)
+    net = as_denoiser(lambda z, level: pytest.fail("called"), vocab_size=2, mask_id=2)
+    with pytest.raises(UsageError, match="a text of 3 tokens with what is fixed in it"):
+        sample(net, dataclasses.replace(canvas, constraint=interleave(zeros, ones)), samplers.Ancestral())

@@ -107,7 +107,7 @@ def test_only_conditioned_networks_look_at_the_level() -> None:
 
 def test_what_is_not_supported_raises() -> None:
     net = build(SMALL)
-    with pytest.raises(UsageError, match="cond"):
+    with pytest.raises(UsageError, match="without classes"):
         net.trunk(Z, cond=torch.zeros(3, 4))
     with pytest.raises(UsageError, match="causal"):
         net.trunk(Z, cache=KVCache())

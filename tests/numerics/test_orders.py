@@ -437,3 +437,67 @@ def test_a_network_whose_answer_is_no_number_is_told(name: str) -> None:
     broken = as_denoiser(lambda z, level: torch.full((*z.shape, 3), torch.nan), vocab_size=2, mask_id=2)
     with pytest.raises(NonFiniteError, match="not a number"):
         sample(broken, Canvas.blank(num=2, length=4, mask_id=2), samplers.room.get(name)())
+
+
+# --- how many a call, and how much of the order is random -------------------------------------------------------------
+
+
+def opened(sampler: Sampler, tokens: list[int], seed: int = 0) -> list[list[int]]:
+    """The positions of each call, of a network that finds everything equally likely."""
+    coin = as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
+    canvas = Canvas.of(torch.tensor([tokens]), mask_id=2, seed=seed)
+    return [step.position_N.tolist() for step in steps(coin, canvas, sampler)]
+
+
+def test_left_to_right_opens_as_many_as_it_is_told() -> None:
+    row = [2, 2, 0, 2, 2, 2, 1, 2, 2]
+    assert opened(samplers.LeftToRight(tokens=3), row) == [[0, 1, 3], [4, 5, 7], [8]]
+    assert opened(samplers.LeftToRight(steps=2), row) == [[0, 1, 3, 4], [5, 7, 8]]
+    assert opened(samplers.LeftToRight(steps=99), row) == opened(samplers.LeftToRight(), row)
+    assert [len(call) for call in opened(samplers.Ancestral(tokens=3), row)] == [3, 3, 1]
+    assert [len(call) for call in opened(samplers.LeftToRight(steps=3, random=0.7), row)] == [3, 2, 2]
+
+
+def test_the_random_share_of_left_to_right_goes_from_none_to_all() -> None:
+    row = [2] * 40
+    for random, least, most in ((0.0, 0, 0), (0.05, 1, 120), (1.0, 250, 530)):
+        found = [p for call in opened(samplers.LeftToRight(random=random), row, seed=3) for p in call]
+        assert sorted(found) == list(range(40))
+        swapped = sum(a > b for i, a in enumerate(found) for b in found[i + 1 :])
+        assert least <= swapped <= most
+
+
+@pytest.mark.parametrize("sampler", [samplers.Ancestral(tokens=1), samplers.LeftToRight(random=1.0)], ids=repr)
+def test_one_token_a_call_in_a_random_order_has_the_law_of_continuous_time(sampler: Sampler) -> None:
+    world = World.random(V=2, L=3, seed=5)
+    assert fits(world, draw(world, sampler), random_order_law(world)) > P_MIN
+
+
+def test_what_the_model_decides_has_a_cap_and_an_end() -> None:
+    row = [2] * 8  # all alike: everything reaches a threshold of 0.4 and nothing one of 0.6
+    assert [len(call) for call in opened(samplers.Threshold(threshold=0.4, tokens=3), row)] == [3, 3, 2]
+    assert [len(call) for call in opened(samplers.Threshold(threshold=0.6, steps=3), row)] == [3, 3, 2]
+    assert [len(call) for call in opened(samplers.EntropyBounded(gamma=9.0, tokens=5), row)] == [5, 3]
+    assert [len(call) for call in opened(samplers.EntropyBounded(gamma=0.0, steps=2, tokens=1), row)] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: samplers.LeftToRight(tokens=0), "tokens must lie in"),
+        (lambda: samplers.LeftToRight(tokens=2, steps=2), "give one of them"),
+        (lambda: samplers.LeftToRight(random=1.5), "random is the share"),
+        (lambda: samplers.Ancestral(tokens=0), "tokens must lie in"),
+        (lambda: samplers.Threshold(steps=0), "steps must lie in"),
+    ],
+)
+def test_numbers_of_calls_that_cannot_be(make: Callable[[], Sampler], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_an_autoregressive_model_is_read_column_by_column() -> None:
+    net = DiT(hidden=8, blocks=1, heads=2, causal=True).build(num_ids=3, mask_id=2)
+    for sampler in (samplers.LeftToRight(tokens=2), samplers.LeftToRight(random=0.5)):
+        with pytest.raises(UsageError, match="opens from left to right"):
+            sample(net, Canvas.blank(num=1, length=4, mask_id=2), sampler)

@@ -26,6 +26,7 @@ class Page:
         self.rows: list[list[int]] = []  # as they were given
         self.steps: list[dict[str, Any]] = []
         self.before_BL = torch.empty(0)
+        self.chosen: list[int] = []  # rows that were shown as the result, where several were tried
 
     def __call__(self, step: Step) -> None:
         if not self.rows:
@@ -63,7 +64,8 @@ class Page:
             for _, _, token, _, _, others in step["opened"]:
                 ids.update([token, *(t for t, _ in others or ())])
         words = {str(id): tok.token_text(id) for id in sorted(ids)}
-        return {"rows": rows, "steps": self.steps, "words": words, "mask": tok.mask_id, "eot": tok.eot_id}
+        data = {"rows": rows, "steps": self.steps, "words": words, "mask": tok.mask_id, "eot": tok.eot_id}
+        return data | {"chosen": self.chosen}
 
     def html(self) -> str:
         """The page. Text reaches it as data alone, and its policy lets no script run but its own."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
+import tempfile
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 from unmask.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
+    from unmask.cli._page import Page
+    from unmask.cli._picture import Recorder
+    from unmask.cli._trace import Trace
     from unmask.constraints import Constraint
     from unmask.model import Model
     from unmask.samplers import Sampler, Step
 
-_FLAGS = (
-    *("sampler", "seed", "device", "dtype", "watch", "trace", "html", "svg", "json", "num", "length", "prompt"),
-    *("suffix", "guidance"),
-)
 RUNNERS_UP = 4  # shown for each token
 _OPTIONS = ("steps", "temperature", "top_k", "top_p", "window", "stride")
 
@@ -47,7 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sampler", choices=samplers.room.names(), help="default: ancestral; left_to_right for AR models"
     )
     group.add_argument(
-        "--steps", type=steps_value, default=..., metavar="T", help="network calls at most; inf: one token a call"
+        "--steps",
+        type=steps_value,
+        default=...,
+        metavar="T",
+        help="network calls at most, inf: one token a call; of block, semi_ar, refine: of the inner sampler",
     )
     group.add_argument("--temperature", type=float, help="below 1 sharper, 0 the likeliest token (default 1)")
     group.add_argument("--top-k", type=int, help="draw among the k likeliest tokens (default 0: all)")
@@ -57,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--guidance", type=float, metavar="W", help="follow what is given more closely; two calls a step"
     )
+    group.add_argument("--label", type=int, metavar="CLASS", help="the text's class, for models trained with classes")
     group.add_argument("--seed", type=int, default=0, help="same seed, same text (default 0)")
     _add_constraints(parser)
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
@@ -66,6 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="FILE", help="write a page that replays how the masks opened")
     parser.add_argument("--svg", metavar="FILE", help="draw the first text opening, as a picture")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = [option for action in parser._actions for option in action.option_strings]
+    parser.set_defaults(flags=[option.removeprefix("--") for option in options if option.startswith("--")])
 
 
 def _add_constraints(parser: argparse.ArgumentParser) -> None:
@@ -152,7 +160,7 @@ def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:
     cls = room.get(args.sampler) if args.sampler else type(own)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     if "inner" not in fields:
-        return _build(cls, own, given)
+        return _build(cls, own, given, args.flags)
     # A sampler around another: what it does not know is the inner one's, which is the model's own where none is named.
     usual: Any = fields["inner"].default
     named = given.pop("inner", None)
@@ -162,52 +170,91 @@ def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:
         outer = {"window": model.length} | outer
     if inner is SemiAR:
         given = {"window": model.length} | given
-    return _build(cls, own, outer | {"inner": _build(inner, own, given)})
+    return _build(cls, own, outer | {"inner": _build(inner, own, given, args.flags)}, args.flags)
 
 
-def _build(cls: type[Sampler], own: Sampler, options: dict[str, Any]) -> Sampler:
+def _build(cls: type[Sampler], own: Sampler, options: dict[str, Any], flags: list[str]) -> Sampler:
     from unmask.config import Word, from_dict
 
     known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     for name, value in options.items():
         if name not in known:
-            hint = did_you_mean(name, {*known, *_FLAGS}).replace("_", "-")
-            raise UsageError(f"the sampler {cls.__name__} has no option --{name}; {hint}")
-        if isinstance(value, Word):
+            spelled = name.replace("_", "-")
+            hint = did_you_mean(spelled, {*(option.replace("_", "-") for option in known), *flags})
+            raise UsageError(f"the sampler {cls.__name__} has no option --{spelled}; {hint}")
+        if value == "inf" and hints[name] is float:  # a recipe takes no such number; here the sampler judges it
+            options = options | {name: math.inf}
+        elif isinstance(value, Word):
             options = options | {name: from_dict(hints[name], value, f"--{name}")}
     if "noise" in known and hasattr(own, "noise"):
         options = {"noise": own.noise} | options
     return cls(**options)
 
 
+class View:
+    """What --watch, --trace, --html and --svg ask for: `listening`, the keywords of one listener, while the texts are
+    written; `save` when they are printed, so that no text is lost to a file that cannot be written."""
+
+    def __init__(self, args: argparse.Namespace, recorder: Recorder | None, page: Page | None) -> None:
+        self.args, self.recorder, self.page = args, recorder, page
+        self.listening: dict[str, Any] = {}
+        self.trace: Trace | None = None
+
+    def save(self, chosen: Iterable[int] = ()) -> None:
+        """chosen: the rows that were shown as the result, where several were tried."""
+        if self.recorder is not None:
+            self.recorder.save(Path(self.args.svg))
+        if self.page is not None:
+            self.page.chosen = list(chosen)
+            self.page.save(Path(self.args.html))
+        if self.trace is not None and self.trace.error is not None:
+            raise self.trace.error
+
+
 @contextmanager
-def shown(args: argparse.Namespace, model: Model) -> Iterator[dict[str, Any]]:
-    """What --watch, --trace, --html and --svg ask for, as the keywords of one listener."""
+def shown(args: argparse.Namespace, model: Model) -> Iterator[View]:
+    """The view, while its terminal and trace are open."""
     from unmask.cli._page import Page
     from unmask.cli._picture import Recorder
     from unmask.cli._terminal import watching
     from unmask.cli._trace import tracing
 
-    for option in (args.trace, args.html, args.svg):
-        if option and not Path(option).parent.is_dir():  # said before the work, not behind it
-            raise UsageError(f"cannot write {option}: there is no folder {Path(option).parent}")
+    for flag in ("trace", "html", "svg"):
+        if getattr(args, flag) is not None:
+            _check_writable(flag, getattr(args, flag))
     tokenizer = model.tokenizer
-    recorder = Recorder(tokenizer) if args.svg else None
-    page = Page(tokenizer) if args.html else None
+    view = View(args, Recorder(tokenizer) if args.svg else None, Page(tokenizer) if args.html else None)
     with watching(tokenizer, enabled=args.watch) as watch, tracing(tokenizer, args.trace) as trace:
-        listeners: list[Callable[[Step], None]] = [see for see in (watch, trace, page, recorder) if see is not None]
-        curious = any(see is not None for see in (watch, trace, page))
+        all_of_them = (watch, trace, view.page, view.recorder)
+        listeners: list[Callable[[Step], None]] = [see for see in all_of_them if see is not None]
+        curious = any(see is not None for see in all_of_them[:3])
 
         def listen(step: Step) -> None:
             for see in listeners:
                 see(step)
 
-        yield {"watch": listen if listeners else None, "runners_up": RUNNERS_UP if curious else 0}
-    if recorder is not None:
-        recorder.save(Path(args.svg))
-    if page is not None:
-        page.save(Path(args.html))
+        view.listening = {"watch": listen if listeners else None, "runners_up": RUNNERS_UP if curious else 0}
+        view.trace = trace
+        yield view
+
+
+def _check_writable(flag: str, name: str) -> None:
+    """Said before the work, not behind it."""
+    if not name:
+        raise UsageError(f"--{flag} needs the name of a file")
+    path = Path(name)
+    if path.is_dir():
+        raise UsageError(f"cannot write {name}: it is a folder")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {name}: there is no folder {path.parent}")
+    if flag == "trace":  # opened at once, and also what is no file, such as a pipe
+        return
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):  # as a whole file is written: beside the old one
+            pass
+    except OSError as e:
+        raise UsageError(f"cannot write {name}: {e.strerror} in the folder {path.parent}") from None
 
 
 def standard_input() -> str:

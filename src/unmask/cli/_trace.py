@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,25 +47,34 @@ def as_dict(step: Step, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
     return line
 
 
+class Trace:
+    """A listener that writes to the file. What cannot be written is told at the end: the texts are worth more."""
+
+    def __init__(self, tokenizer: Tokenizer, path: str) -> None:
+        self.tokenizer, self.path, self.number = tokenizer, path, 0
+        self.error: UnmaskError | None = None
+        try:
+            self.file = open(path, "wb", buffering=0)  # noqa: SIM115
+        except OSError as e:
+            raise UnmaskError(f"cannot write {path}: {e.strerror}") from None
+
+    def __call__(self, step: Step) -> None:
+        self.number += 1
+        line = (json.dumps(as_dict(step, self.number, self.tokenizer)) + "\n").encode("ascii")
+        rest = memoryview(line)  # unbuffered: a line is one write, so that a reader does not meet half of one
+        try:
+            while rest and self.error is None:
+                rest = rest[self.file.write(rest) :]
+        except OSError as e:
+            self.error = UnmaskError(f"cannot write {self.path}: {e.strerror}; it ends before step {self.number}")
+
+
 @contextmanager
-def tracing(tokenizer: Tokenizer, path: str | None) -> Iterator[Callable[[Step], None] | None]:
-    """A listener that writes to the file; None without one."""
-    if not path:
+def tracing(tokenizer: Tokenizer, path: str | None) -> Iterator[Trace | None]:
+    """The listener while its file is open; None without one."""
+    if path is None:
         yield None
         return
-    try:
-        file = open(path, "wb", buffering=0)  # noqa: SIM115
-    except OSError as e:
-        raise UnmaskError(f"cannot write {path}: {e.strerror}") from None
-    number = 0
-
-    def write(step: Step) -> None:
-        nonlocal number
-        number += 1
-        line = (json.dumps(as_dict(step, number, tokenizer)) + "\n").encode("ascii")
-        rest = memoryview(line)  # unbuffered: a line is one write, so that a reader does not meet half of one
-        while rest:
-            rest = rest[file.write(rest) :]
-
-    with file:
-        yield write
+    trace = Trace(tokenizer, path)
+    with trace.file:
+        yield trace

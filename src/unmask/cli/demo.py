@@ -1,6 +1,6 @@
-"""Train a small model on Python's own sources, then watch it write: about two minutes on two cores.
+"""See a built-in model write: a story opens out of its masks, then a sentence's gaps are filled. Seconds on a CPU.
 
-Nothing is downloaded: the corpus is the standard library on this disk. The model stays in ./demo-model.
+Nothing is downloaded or trained, and nothing is written to disk.
 
 Example:
   unmask demo
@@ -9,53 +9,40 @@ Example:
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
-from pathlib import Path
+
+PROMPT = "Once upon a time"
+SENTENCE = "The [MASK:2] was very sad because [MASK:6]. So she [MASK:5] and was happy again."
+LENGTH, STEPS = 128, 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", default="demo-model", help="where the run and its model go (default demo-model)")
-    parser.add_argument("--steps", type=int, help="training steps (default: the recipe's)")
+    from unmask.built_in import DEFAULT
+
+    parser.add_argument("--model", default=DEFAULT, help="a model folder or a built-in model's name (default stories)")
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same texts (default 0)")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
 
 
-PROMPT = "def read(self, size):\n"
-SENTENCE = "    def [MASK:8](self, [MASK:6]):\n        return self.[MASK:8]\n"
-
-
 def run(args: argparse.Namespace) -> int:
-    from unmask.checkpoint import load_checkpoint
-    from unmask.cli._terminal import TrainProgress, stderr, watching
-    from unmask.config import load_config
+    from unmask.cli._terminal import watching
     from unmask.model import load
     from unmask.samplers.ancestral import Ancestral
-    from unmask.training import train
 
-    say = stderr().print
-    overrides = {"out": args.out} | ({} if args.steps is None else {"steps": str(args.steps)})
-    config = load_config("demo", overrides)
-    found = load_checkpoint(Path(args.out))
-    if found is not None and found.step >= config.steps:
-        say(f"{args.out} is trained already ({found.step} steps); delete it to train again")
-        model = load(args.out, device=args.device)
-    else:
-        model = train(config, callbacks=[TrainProgress()], resume=found is not None, device=args.device)
-    # From the file rather than from this process: a demo that was interrupted began in another one.
-    lines = [json.loads(line) for line in (Path(args.out) / "metrics.jsonl").read_text().splitlines()]
-    bits = [line["valid_bits_per_byte"] for line in lines if "valid_bits_per_byte" in line]
-    print(f"validation bound: {bits[0]:.3f} bits/byte before training, {min(bits):.3f} after")
-    sampler = Ancestral(steps=64, temperature=0.8)
+    model = load(args.model, device=args.device)
     with watching(model.tokenizer, enabled=True) as watch:
-        text = model.generate(prompt=PROMPT, sampler=sampler, watch=watch)[0]
-    print(f"\ngenerated from {PROMPT!r}:\n{text}")
+        length = min(LENGTH, model.length)
+        text = model.generate(1, length, PROMPT, sampler=Ancestral(steps=STEPS), seed=args.seed, watch=watch)[0]
+    print(f"a story of {length} tokens in {STEPS} steps:\n{text}")
     with watching(model.tokenizer, enabled=True, pause=0.1) as watch:
-        filled = model.fill(SENTENCE, sampler=Ancestral(steps=None, temperature=0.5), watch=watch)[0]
-    print(f"\ngaps:\n{SENTENCE}filled:\n{filled}")
-    print(f"The model is in {args.out}. Try:")
+        sampler = Ancestral(steps=None, temperature=0.7)
+        filled = model.fill(SENTENCE, sampler=sampler, seed=args.seed, watch=watch)[0]
+    print(f"\ngaps:\n{SENTENCE}\nfilled:\n{filled}\n\nTry:")
     program = "unmask" if shutil.which("unmask") else sys.argv[0]  # make runs it from .venv, which is not on the path
-    print(f"  {program} generate {args.out} --prompt 'import ' --watch")
-    print(f"  {program} fill {args.out} 'for [MASK:4] in range([MASK:3]):' --watch")
-    print(f"  {program} train {args.out} --resume --steps {config.steps * 2}")
+    print(f"  {program} generate {args.model} --prompt 'Tom found a red' --steps 64 --watch")
+    print(f"  {program} fill {args.model} 'Mom said, \"[MASK:8]\" and they all [MASK:3].' --watch")
+    print(
+        f"  {program} edit {args.model} --text 'Tim ran to the park.' --replace 'the park' --with-length 2..5 --num 3"
+    )
     return 0

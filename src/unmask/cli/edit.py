@@ -59,18 +59,21 @@ def run(args: argparse.Namespace) -> int:
             sampler=sampler,
             seed=args.seed,
             constraint=constraint,
+            label=args.label,
             guidance=args.guidance,
-            **view,
+            **view.listening,
         )
     if args.json:
         print(json.dumps({"edits": [_plain(e) for e in edits], "seed": args.seed}))
     else:
         print("\n\n".join(e.text for e in edits))
+    view.save(chosen=[e.row for e in edits])
     return 0
 
 
 def _plain(edit: Edit) -> dict[str, Any]:
     plain = vars(edit) | {"nats_per_token": edit.nats_per_token}
+    del plain["row"]  # for a page
     return {
         k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in plain.items()
     }  # JSON has no inf

@@ -8,8 +8,16 @@ Example:
 from __future__ import annotations
 
 import argparse
+import math
+from typing import TYPE_CHECKING, Any
 
 from unmask.cli import _sampling
+
+if TYPE_CHECKING:
+    from unmask.editing import Way
+
+
+TAKES_OVERRIDES = True  # a sampler's own options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from unmask.editing import fill
     from unmask.model import load
 
     model = load(args.model, device=args.device, dtype=args.dtype)
@@ -26,8 +35,21 @@ def run(args: argparse.Namespace) -> int:
     constraint = _sampling.make_constraint(args)
     texts = [_sampling.standard_input() if text == "-" else text for text in args.text]
     with _sampling.shown(args, model) as view:
-        filled = model.fill(
-            texts, sampler=sampler, seed=args.seed, constraint=constraint, guidance=args.guidance, **view
+        filled = fill(
+            model,
+            texts,
+            sampler=sampler,
+            seed=args.seed,
+            constraint=constraint,
+            label=args.label,
+            guidance=args.guidance,
+            **view.listening,
         )
-    _sampling.print_texts(filled, args, {})
+    ranked = [[_plain(way) for way in one.ways] or None for one in filled]
+    _sampling.print_texts([one.text for one in filled], args, {"ranked": ranked} if any(ranked) else {})
+    view.save(chosen=[one.row for one in filled])
     return 0
+
+
+def _plain(way: Way) -> dict[str, Any]:
+    return {"text": way.text, "nats": way.nats if math.isfinite(way.nats) else None, "tokens": way.tokens}

@@ -41,8 +41,10 @@ def run(args: argparse.Namespace) -> int:
             sampler=sampler,
             seed=args.seed,
             constraint=constraint,
+            label=args.label,
             guidance=args.guidance,
-            **view,
+            **view.listening,
         )
     _sampling.print_texts(texts, args, {"prompts": args.prompt or [""], "suffix": args.suffix})
+    view.save()
     return 0

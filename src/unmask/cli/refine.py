@@ -25,12 +25,15 @@ def run(args: argparse.Namespace) -> int:
     from unmask.errors import UsageError
     from unmask.model import load
 
-    if _sampling.make_constraint(args) is not None or args.guidance is not None:
-        raise UsageError("refine takes neither constraints nor guidance: use edit or fill for them")
+    if _sampling.make_constraint(args) is not None or (args.guidance, args.label) != (None, None):
+        raise UsageError("refine takes no constraint, guidance or label: use edit or fill for them")
     model = load(args.model, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
     texts = [_sampling.standard_input() if text == "-" else text for text in args.text]
     with _sampling.shown(args, model) as view:
-        refined = model.refine(texts, share=args.share, rounds=args.rounds, sampler=sampler, seed=args.seed, **view)
+        refined = model.refine(
+            texts, share=args.share, rounds=args.rounds, sampler=sampler, seed=args.seed, **view.listening
+        )
     _sampling.print_texts(refined, args, {"given": texts})
+    view.save()
     return 0

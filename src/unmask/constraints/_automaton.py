@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,8 @@ class Automaton:
     """Which rows of tokens are accepted. State 0 is the start.
 
     class_I: the class of each id; tokens of a class lead every state to the same next one.
-    next_SC: the state behind a state and a class, -1 for no way on. over: see Constraint.
+    next_SC: the state behind a state and a class, -1 for no way on. over: see Constraint; "both": it reads the text
+    with two more ids in it, which stand before and behind each gap (see `interleave`).
     """
 
     next_SC: NDArray[np.int32]
@@ -34,6 +35,11 @@ class Automaton:
     @property
     def num_states(self) -> int:
         return len(self.accept_S)
+
+    @property
+    def num_words(self) -> int:
+        """Ids of the vocabulary; what opens and closes a gap is none."""
+        return len(self.class_I) - 2 * (self.over == "both")
 
     @property
     def num_classes(self) -> int:
@@ -164,31 +170,75 @@ def _end(
 
 def intersect(a: Automaton, b: Automaton) -> Automaton:
     """What both accept."""
-    if a.over != b.over:
-        raise UsageError("constraints given together must be over the same: all over the text or all over the gap")
     key_I = a.class_I * b.num_classes + b.class_I
     both_C, class_I = np.unique(key_I, return_inverse=True)
     a_SC, b_SC = a.next_SC[:, both_C // b.num_classes], b.next_SC[:, both_C % b.num_classes]
-    pairs, rows, done = np.array([0]), [], 0
+
+    def step(pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        sa, sb = np.divmod(pairs, b.num_states)
+        return np.where((a_SC[sa] < 0) | (b_SC[sb] < 0), -1, a_SC[sa].astype(np.int64) * b.num_states + b_SC[sb])
+
+    pairs, next_SC = _reached_pairs(0, step)
+    sa, sb = np.divmod(pairs, b.num_states)
+    return _joined(Automaton(next_SC, a.accept_S[sa] & b.accept_S[sb], class_I.reshape(-1), a.over))
+
+
+def interleave(text: Automaton, gap: Automaton) -> Automaton:
+    """Texts that `text` accepts, with gaps that `gap` accepts. Two ids more, the last ones, open and close a gap.
+
+    The state is that of `text` and, in a gap, that of `gap`; outside, `gap` reads nothing.
+
+    >>> even = Automaton.of(np.array([[1, 1, -1], [0, 0, -1]], dtype=np.int32), np.array([True, False]))  # in length
+    >>> ones = Automaton.of(np.array([[-1, 0, -1]], dtype=np.int32), np.array([True]), "gap")
+    >>> both = interleave(even, ones)
+    >>> both.accepts([0, 3, 1, 4]), both.accepts([0, 3, 0, 4]), both.accepts([0, 3, 1, 1, 4])
+    (True, False, False)
+    """
+    outside = gap.num_states  # as the gap's state
+    key_I = text.class_I * gap.num_classes + gap.class_I
+    both_C, class_I = np.unique(key_I, return_inverse=True)
+    num = len(both_C)
+    # Outside, a token leaves the gap's state where it is; no way on is a state of its own, the last one.
+    text_SC = text.next_SC[:, both_C // gap.num_classes].astype(np.int64)
+    gap_SC = np.concatenate([gap.next_SC[:, both_C % gap.num_classes], np.full((1, num), outside, dtype=np.int32)])
+
+    def step(pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        st, sg = np.divmod(pairs, outside + 1)
+        words = np.where((text_SC[st] < 0) | (gap_SC[sg] < 0), -1, text_SC[st] * (outside + 1) + gap_SC[sg])
+        opens = np.where(sg == outside, st * (outside + 1), -1)
+        closes = np.where(np.append(gap.accept_S, False)[sg], st * (outside + 1) + outside, -1)
+        return np.column_stack([words, opens, closes])
+
+    pairs, next_SC = _reached_pairs(outside, step)
+    st, sg = np.divmod(pairs, outside + 1)
+    accept_S = text.accept_S[st] & (sg == outside)
+    return _joined(Automaton(next_SC, accept_S, np.append(class_I.reshape(-1), [num, num + 1]), "both"))
+
+
+def _reached_pairs(
+    start: int, step: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Pairs of states, as one number each, that are reached from the first, and the way on from each and class."""
+    pairs, rows, done = np.array([start]), [], 0
     while done < len(pairs):
-        sa, sb = np.divmod(pairs[done:], b.num_states)
+        behind = step(pairs[done:])
         done = len(pairs)
-        behind = np.where((a_SC[sa] < 0) | (b_SC[sb] < 0), -1, a_SC[sa].astype(np.int64) * b.num_states + b_SC[sb])
         rows.append(behind)
-        new = np.setdiff1d(behind, np.append(pairs, -1))
-        pairs = np.concatenate([pairs, new])
+        pairs = np.concatenate([pairs, np.setdiff1d(behind, np.append(pairs, -1))])
         if len(pairs) > 8 * MAX_STATES:
             raise UsageError(f"the constraints together have more than {8 * MAX_STATES} states: give fewer of them")
     behind = np.concatenate(rows)
     order = np.argsort(pairs)
     next_SC = np.where(behind < 0, -1, order[np.searchsorted(pairs[order], behind).clip(max=len(pairs) - 1)])
-    sa, sb = np.divmod(pairs, b.num_states)
-    joined = Automaton(next_SC.astype(np.int32), a.accept_S[sa] & b.accept_S[sb], class_I.reshape(-1), a.over)
-    joined = joined.reduced()
-    if not joined.accept_S.any():
+    return pairs, next_SC.astype(np.int32)
+
+
+def _joined(both: Automaton) -> Automaton:
+    both = both.reduced()
+    if not both.accept_S.any():
         raise UsageError("the constraints exclude each other: no text obeys all of them")
-    check_size(joined.num_states, joined.num_classes)
-    return joined
+    check_size(both.num_states, both.num_classes)
+    return both
 
 
 def compile_constraints(
@@ -198,7 +248,9 @@ def compile_constraints(
     several = [constraints] if isinstance(constraints, Constraint) else list(constraints)
     if not several:
         raise UsageError("no constraint in the list: leave it out instead")
-    return functools.reduce(intersect, [_made(c, tokenizer, may_end) for c in several])
+    made = [_made(c, tokenizer, may_end) for c in several]
+    parts = [[a for a in made if a.over == over] for over in ("text", "gap")]
+    return functools.reduce(interleave, [functools.reduce(intersect, part) for part in parts if part])
 
 
 def _made(constraint: Constraint, tokenizer: Tokenizer, may_end: bool) -> Automaton:

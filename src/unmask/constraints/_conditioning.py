@@ -35,9 +35,11 @@ class Tables:
 
     next_SC has state S for no way on, of which every message says -inf. sums_PC[p, c] = 1 where class c goes the way p.
     ways: states of similar numbers of ways on, and for each of them its pairs (P: none).
+    class_I: of each id that may stand in a span, word_I: of those that a network predicts.
     """
 
     class_I: Tensor
+    word_I: Tensor
     next_SC: Tensor
     log_accept_S: Tensor
     from_P: Tensor
@@ -70,6 +72,7 @@ class Tables:
             )  # fmt: skip
         return cls(
             class_I=tensor(automaton.class_I),
+            word_I=tensor(automaton.class_I[: automaton.num_words]),
             next_SC=tensor(np.where(automaton.next_SC < 0, S, automaton.next_SC).astype(np.int64)),
             log_accept_S=tensor(automaton.accept_S).double().log(),
             from_P=tensor(pair_P // S),
@@ -182,8 +185,8 @@ def backward(tables: Tables, log_m_NP: Tensor, spans: Spans, *, best: bool = Fal
 
 def possible(tables: Tables, spans: Spans, never: Tensor) -> Tensor:
     """[G] whether some writing of the masks is accepted, whatever the network says."""
-    may_I = torch.ones_like(tables.class_I, dtype=torch.float64).index_fill(0, never, 0.0)
-    log_w_1C = torch.zeros(1, tables.next_SC.shape[1]).to(may_I).index_add(1, tables.class_I, may_I[None]).log()
+    may_I = torch.ones_like(tables.word_I, dtype=torch.float64).index_fill(0, never, 0.0)
+    log_w_1C = torch.zeros(1, tables.next_SC.shape[1]).to(may_I).index_add(1, tables.word_I, may_I[None]).log()
     log_m_1P = _grouped(log_w_1C[:, tables.class_E], tables.pair_E, tables.num_pairs, best=True)
     log_m_1P = torch.cat([log_m_1P, log_m_1P.new_full((1, 1), -torch.inf)], dim=1)
     # Many rows are the same before anything is written: each kind is looked at once.
@@ -239,10 +242,10 @@ def _pair_weights(tables: Tables, log_p_NI: Tensor, temperature: float, never: T
     for lo in range(0, len(log_p_NI), num):
         x_NI, least = tempered(log_p_NI[lo : lo + num], temperature, never)
         if least > -_LINEAR and not best:
-            w_NC = x_NI.new_zeros(len(x_NI), C).index_add_(1, tables.class_I, x_NI.exp_())
+            w_NC = x_NI.new_zeros(len(x_NI), C).index_add_(1, tables.word_I, x_NI.exp_())
             log_m = (tables.sums_PC @ w_NC.T.contiguous()).T.log()
         else:
-            log_w_NC = _grouped(x_NI, tables.class_I, C, best=best)
+            log_w_NC = _grouped(x_NI, tables.word_I, C, best=best)
             few = max(1, _LINES // max(1, len(tables.class_E)))
             parts = (log_w_NC[at : at + few, tables.class_E] for at in range(0, len(log_w_NC), few))
             log_m = torch.cat([_grouped(x_NE, tables.pair_E, tables.num_pairs, best=best) for x_NE in parts])
@@ -309,7 +312,7 @@ def _draw_token(
     to_GKC = tables.next_SC[state_GK]
     ahead_GKC = after_GS.gather(1, to_GKC.flatten(1)).view(to_GKC.shape)
     log_r_GC = torch.logsumexp(log_a_GK[:, :, None] + ahead_GKC, dim=1)
-    log_q_GI = torch.log_softmax(drawing.cut(x_GI + log_r_GC[:, tables.class_I]), dim=1)
+    log_q_GI = torch.log_softmax(drawing.cut(x_GI + log_r_GC[:, tables.word_I]), dim=1)
     token_G = categorical(log_q_GI, u_G)
     return token_G, log_q_GI.gather(1, token_G[:, None]).squeeze(1)
 
@@ -326,7 +329,7 @@ def _best(tables: Tables, log_p_NI: Tensor, spans: Spans, drawing: Drawing, neve
             line_G = spans.line_GM[g, m]
             ahead_GC = beta_MGS[m + 1][g].gather(1, tables.next_SC[state_G[g]])
             x_GI, _ = tempered(log_p_NI[line_G], 0.0, never)
-            token_GM[g, m] = (x_GI + ahead_GC[:, tables.class_I]).argmax(dim=1)
+            token_GM[g, m] = (x_GI + ahead_GC[:, tables.word_I]).argmax(dim=1)
             log_prob_GM[g, m] = log_p_NI[line_G].double().log_softmax(dim=1).gather(1, token_GM[g, m, None]).squeeze(1)
         # Behind a shorter span's end the state does not matter any more.
         state_G = tables.next_SC[state_G, tables.class_I[token_GM[:, m]]].clamp(max=tables.num_states - 1)

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
+import subprocess
+import sys
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unmask.constraints import MAX_STATES, Constraint
+from unmask.constraints import MAX_STATES, Constraint, _compile
 from unmask.constraints._automaton import Automaton, join
+from unmask.constraints._compile import compiled
 from unmask.constraints._dfa import Dfa
 from unmask.errors import MissingExtraError, UsageError
 from unmask.tokens import Tokenizer
 
 MAX_SIZE = 20_000  # characters in a pattern, repeats written out
+MAX_FREE = 10  # characters behind a loop or choice, for which the worst automaton is still no trouble
+MAX_SECONDS = 5.0  # for a pattern with more of them; one that is held takes far less
 # Stands before and behind the pattern while it is compiled, and nowhere in it. The compiler makes an automaton that
 # searches: with this before it there is one place to begin, where it would else keep track of all of them, and with
 # this behind it no alternative wins before the end ("a" of a|ab).
@@ -37,6 +44,7 @@ class Regex(Constraint):
         return join(regex_dfa(self.pattern), tokenizer, over=self.over, may_end=may_end)
 
 
+@functools.lru_cache(maxsize=64)
 def regex_dfa(pattern: str) -> Dfa:
     """The automaton over the UTF-8 bytes of all texts that match.
 
@@ -47,16 +55,45 @@ def regex_dfa(pattern: str) -> Dfa:
     parts = _parts(pattern)
     if _size(parts) > MAX_SIZE:
         raise UsageError(f"the pattern {shown!r} asks for more than {MAX_SIZE} characters: use smaller counts")
-    core = outlines()
+    core, spelled = outlines(), f"{_EDGE}(?:{_translate(parts)}){_EDGE}"
+    found = _stoppable(spelled) if _may_explode(parts) else compiled(core, spelled)
+    if found is None:
+        raise UsageError(f"the pattern {shown!r} has too many states: use smaller counts, or fewer choices before them")
+    if "wrong" in found:
+        nothing = "Found no transitions" in found["wrong"]
+        raise UsageError(f"the pattern {shown!r} {'matches no text at all' if nothing else _reason(pattern)}")
+    return _read(found)
+
+
+def _may_explode(parts: list[str]) -> bool:
+    """Whether much that is not just letters follows a loop or a choice: an automaton that reads it may have to remember
+    at which of its places it could be, in any combination.
+
+    >>> _may_explode(_parts("[ab]*a[ab]{30}")), _may_explode(_parts("[ab]*abba")), _may_explode(_parts("[0-9]{30}"))
+    (True, False, False)
+    """
+    first = next((i for i, part in enumerate(parts) if part in "*+?|" or _varies(part)), len(parts))
+    behind = parts[first + 1 :]
+    free = any(part in ".|" or part[0] == "[" or part[1:] in _CLASSES for part in behind)
+    return free and _size(behind) > MAX_FREE
+
+
+def _varies(part: str) -> bool:
+    """A count that leaves a choice, as {2,} or {2,5}."""
+    return part[0] == "{" and "," in part
+
+
+def _stoppable(pattern: str) -> dict[str, Any] | None:
+    """The same in a process of its own; None where it takes too long or too much memory."""
+    command = [sys.executable, str(Path(_compile.__file__))]
     try:
-        index = core.Index(f"{_EDGE}(?:{_translate(parts)}){_EDGE}", _bytes())
-    except BaseException as e:
-        if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
-            raise
-        if "Found no transitions" in str(e):
-            raise UsageError(f"the pattern {shown!r} matches no text at all") from None
-        raise UsageError(f"the pattern {shown!r} {_reason(pattern)}") from None
-    return _read(index)
+        done = subprocess.run(command, input=pattern.encode(), capture_output=True, timeout=MAX_SECONDS, check=True)
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
+        return None
+    found: dict[str, Any] = json.loads(done.stdout)
+    if "ways" in found:  # the keys of JSON are texts
+        found["ways"] = {int(s): {int(b): n for b, n in row.items()} for s, row in found["ways"].items()}
+    return found
 
 
 # As with re.ASCII. All letters of the world would make an automaton of thousands of states out of a name.
@@ -139,14 +176,9 @@ def outlines() -> Any:
     return outlines_core
 
 
-@functools.cache
-def _bytes() -> Any:
-    return outlines().Vocabulary(256, {bytes((b,)): [b] for b in range(256)})
-
-
-def _read(index: Any) -> Dfa:
+def _read(found: dict[str, Any]) -> Dfa:
     """Our table from the package's: it starts behind one edge, and accepts where another one leads to a match."""
-    ways: dict[int, dict[int, int]] = index.get_transitions()
+    ways: dict[int, dict[int, int]] = found["ways"]
     if len(ways) > 10 * MAX_STATES:  # fewer may become few enough
         raise UsageError(f"the pattern has {len(ways)} states, far more than {MAX_STATES}: use smaller counts")
 
@@ -155,8 +187,8 @@ def _read(index: Any) -> Dfa:
             state = ways.get(state, {}).get(byte) if state is not None else None
         return state
 
-    final: set[int] = set(index.get_final_states())
-    names = {behind_edge(index.get_initial_state()): 0}
+    final: set[int] = set(found["final"])
+    names = {behind_edge(found["initial"]): 0}
     for state, row in ways.items():
         for after in (state, *row.values()):
             names.setdefault(after, len(names))

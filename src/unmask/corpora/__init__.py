@@ -14,10 +14,14 @@ room = Room(__name__, base="Corpus")
 
 @dataclass(frozen=True)
 class Document:
-    """One text. `prompt`, when there is one, stands before it, is never noised and is not scored."""
+    """One text. `prompt`, when there is one, stands before it, is never noised and is not scored.
+
+    `label`: the class it is of, where it has one.
+    """
 
     text: str
     prompt: str = ""
+    label: int | None = None
 
 
 class Corpus(ABC):

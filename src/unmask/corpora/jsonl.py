@@ -6,9 +6,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from unmask.corpora import Corpus, Document, _files
 from unmask.errors import DataError, did_you_mean
+
+MAX_CLASSES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,7 @@ class Jsonl(Corpus):
     path: str
     field: str = "text"
     prompt_field: str | None = None
+    label_field: str | None = None  # a whole number from 0, or null for none
 
     def documents(self) -> Iterator[Document]:
         seen = False
@@ -34,6 +38,7 @@ class Jsonl(Corpus):
 
     def fingerprint(self) -> str:
         options = ["jsonl", self.field, self.prompt_field]
+        options += [] if self.label_field is None else [self.label_field]
         return _files.digest(options, _files.find(self.path, _files.JSONL))
 
     def _document(self, file: Path, number: int, line: str) -> Document:
@@ -52,4 +57,17 @@ class Jsonl(Corpus):
                 raise DataError(f"{file}, line {number}: the field {field!r} is no text but {kind}; name another field")
             return str(data[field])
 
-        return Document(value(self.field), value(self.prompt_field) if self.prompt_field is not None else "")
+        prompt = value(self.prompt_field) if self.prompt_field is not None else ""
+        return Document(value(self.field), prompt, self._label(data, f"{file}, line {number}"))
+
+    def _label(self, data: dict[str, Any], where: str) -> int | None:
+        if self.label_field is None:
+            return None
+        if self.label_field not in data:
+            raise DataError(f"{where} has no field {self.label_field!r}; {did_you_mean(self.label_field, data)}")
+        label = data[self.label_field]
+        if label is not None and not (type(label) is int and 0 <= label < MAX_CLASSES):
+            raise DataError(
+                f"{where}: the label {str(label)[:40]!r} is no whole number from 0 to {MAX_CLASSES - 1}, nor null"
+            )
+        return label

@@ -24,11 +24,12 @@ def fused_trunk(
     level_B: Tensor | None,
     *,
     valid_BL: Tensor | None = None,
+    cond: Tensor | None = None,
     at_BK: Tensor | None = None,
 ) -> Tensor:
     """h_BLD, or h_BKD at `at_BK`: there, the last block asks with those positions alone."""
     B, L = ids_BL.shape
-    stream = Stream(net.constants(ids_BL, level_B), F.embedding(ids_BL, net.embed.weight).flatten(0, 1), L)
+    stream = Stream(net.constants(ids_BL, level_B, cond), F.embedding(ids_BL, net.embed.weight).flatten(0, 1), L)
     cos, sin = net.rope_table(L)
     mask = None if valid_BL is None or net.causal else valid_BL[:, None, None, :]
     last = len(net.layers) - 1

@@ -35,6 +35,8 @@ class Network(nn.Module):
     mask_id: int
     causal: bool = False
     uses_level: bool = False
+    num_classes: int = 0  # classes that `cond` may name, a number for each row; -1 names none
+    label_dropout: float = 0.0  # the share of rows that lose their class in training
     checkpoint_activations: bool = False
     sharded: bool = False  # each process holds a share of each weight: only a part's own forward pass may touch them
     takes_padding: bool = True  # rows of different lengths may share a call, by valid_BL
@@ -55,13 +57,20 @@ class Network(nn.Module):
         """h_BLD, or h_BKD at the positions `at_BK`."""
 
     def trunk_at(
-        self, z_BL: Tensor, level_B: Tensor | None, flat_N: Tensor, *, valid_BL: Tensor | None = None
+        self,
+        z_BL: Tensor,
+        level_B: Tensor | None,
+        flat_N: Tensor,
+        *,
+        valid_BL: Tensor | None = None,
+        cond: Tensor | None = None,
     ) -> Tensor:
         """h_ND at distinct positions of the flat batch (row x L + position): what a loss asks for.
 
         A network that can save work behind its last exchange between positions does so here.
         """
-        h_ND: Tensor = take_rows(self.trunk(z_BL, level_B, valid_BL=valid_BL).flatten(0, 1), flat_N)
+        h_BLD = self.trunk(z_BL, level_B, valid_BL=valid_BL, cond=cond)
+        h_ND: Tensor = take_rows(h_BLD.flatten(0, 1), flat_N)
         return h_ND
 
     @abstractmethod
@@ -160,12 +169,11 @@ def gather_positions(h_BLD: Tensor, at_BK: Tensor) -> Tensor:
 class _Wrapped(Network):
     takes_padding = False
 
-    def __init__(
-        self, f: Callable[[Tensor, Tensor | None], Tensor], num_ids: int, mask_id: int, uses_level: bool
-    ) -> None:
+    def __init__(self, f: Callable[..., Tensor], num_ids: int, mask_id: int, uses_level: bool, classes: int) -> None:
         super().__init__()
         self.f = f
         self.num_ids, self.mask_id, self.uses_level = num_ids, mask_id, uses_level
+        self.num_classes = classes
 
     def trunk(
         self,
@@ -180,11 +188,13 @@ class _Wrapped(Network):
     ) -> Tensor:
         if valid_BL is not None and not bool(valid_BL.all()):
             raise UsageError("a wrapped function takes no padding: give it rows of one length")
-        if positions_BL is not None or cond is not None or cache is not None:
-            raise UsageError("a wrapped function takes tokens and a noise level only: no positions, condition or cache")
+        if positions_BL is not None or cache is not None:
+            raise UsageError("a wrapped function takes tokens, a noise level and a class: no positions and no cache")
+        cond = check_labels(cond, self.num_classes)
         if level_B is not None and (first := next(self.parameters(), None)) is not None:
             level_B = level_B.to(first.dtype)  # a foreign network wants its own precision
-        logits_BLI = self.f(z_BL, level_B)
+        given = (cond if cond is not None else z_BL.new_full(z_BL.shape[:1], -1),) if self.num_classes else ()
+        logits_BLI = self.f(z_BL, level_B, *given)
         if logits_BLI.shape != (*z_BL.shape, self.num_ids):
             raise UsageError(f"the function returned {tuple(logits_BLI.shape)}, not {(*z_BL.shape, self.num_ids)}")
         return logits_BLI if at_BK is None else gather_positions(logits_BLI, at_BK)
@@ -194,12 +204,13 @@ class _Wrapped(Network):
 
 
 def as_denoiser(
-    f: Callable[[Tensor, Tensor | None], Tensor], *, vocab_size: int, mask_id: int, uses_level: bool = True
+    f: Callable[..., Tensor], *, vocab_size: int, mask_id: int, uses_level: bool = True, classes: int = 0
 ) -> Network:
     """Wrap a plain `logits_BLI = f(z_BL, level_B)` with I = vocab_size + 1 (the mask): tables, toys, foreign models.
 
     level_B comes in float64 to a plain function, in the parameters' type to a module.
     `uses_level=False` promises that f ignores the level, which makes the count form of the bound valid.
+    With `classes`, f takes the rows' classes as a third argument, -1 for none.
 
     >>> import torch
     >>> coin = as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
@@ -208,7 +219,7 @@ def as_denoiser(
     """
     if not 0 <= mask_id <= vocab_size:
         raise UsageError(f"mask_id must lie in 0..{vocab_size} for {vocab_size} tokens and a mask, got {mask_id}")
-    return _Wrapped(f, vocab_size + 1, mask_id, uses_level)
+    return _Wrapped(f, vocab_size + 1, mask_id, uses_level, classes)
 
 
 def refuse_options(name: str, **options: Tensor | None) -> None:
@@ -216,6 +227,18 @@ def refuse_options(name: str, **options: Tensor | None) -> None:
     for option, value in options.items():
         if value is not None:
             raise UsageError(f"the denoiser {name} does not support {option}")
+
+
+def check_labels(label_B: Tensor | None, classes: int) -> Tensor | None:
+    """The classes of the rows, for a network that knows some; another is not to be given any.
+
+    >>> check_labels(torch.tensor([0]), 0)
+    Traceback (most recent call last):
+    unmask.errors.UsageError: this model was trained without classes: give no label
+    """
+    if label_B is not None and not classes:
+        raise UsageError("this model was trained without classes: give no label")
+    return label_B
 
 
 def level_column(level_B: Tensor | None, z_BL: Tensor, uses_level: bool, dtype: torch.dtype) -> Tensor | None:

@@ -14,8 +14,18 @@ from torch.utils.checkpoint import checkpoint
 from unmask import kernels
 from unmask.denoisers import Denoiser
 from unmask.denoisers._dropout import hashed_dropout
-from unmask.denoisers._network import KVCache, Network, gather_positions, level_column, refuse_options, take_rows
+from unmask.denoisers._network import (
+    KVCache,
+    Network,
+    check_labels,
+    gather_positions,
+    level_column,
+    refuse_options,
+    take_rows,
+)
+from unmask.denoisers._norm import Norm
 from unmask.denoisers._rotary import Rope, rope_at, rotary, rotate, tables
+from unmask.denoisers._time import TimeEmbedding
 from unmask.errors import UsageError
 from unmask.registry import check_choices
 
@@ -41,6 +51,8 @@ class DiT(Denoiser):
     constant: the branch exists and always sees 0, as published nets without time conditioning.
     qk_norm: queries and keys have root mean square 1, which bounds the attention's logits and bears larger rates.
     zero_init: every block starts as the identity, as adaLN's do, without its branch.
+    classes: so many labels, which the branch sees as well; `label_dropout` of the rows lose theirs in training, so that
+    the network learns to write without one, too, as guidance needs.
     """
 
     size: Literal["nano", "micro", "mini", "tiny", "small", "medium"] = "tiny"
@@ -54,6 +66,8 @@ class DiT(Denoiser):
     causal: bool = False
     qk_norm: bool = False
     zero_init: bool = False
+    classes: int = 0
+    label_dropout: float = 0.1
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -62,6 +76,12 @@ class DiT(Denoiser):
             raise UsageError(f"hidden ({hidden}) must be a multiple of 2 x heads ({heads}); all sizes at least 1")
         if not 0 <= self.dropout < 1:
             raise UsageError(f"dropout must lie in [0, 1), got {self.dropout}")
+        if self.classes < 0 or not 0 <= self.label_dropout < 1:
+            raise UsageError(
+                f"classes must be 0 or more and label_dropout in [0, 1), got {self.classes} and {self.label_dropout}"
+            )
+        if self.causal and self.classes:
+            raise UsageError("classes are for denoisers that see both sides: leave out classes or causal")
         if self.causal and self.conditioning in ("level", "sigma"):
             raise UsageError("a causal denoiser sees no noise, so it cannot be conditioned on its level")
 
@@ -90,8 +110,11 @@ class DiTNetwork(Network):
         self.causal, self.uses_level = config.causal, config.uses_level
         hidden, blocks, self.num_heads = config.dims
         self.embed = nn.Embedding(num_ids, hidden)
-        cond_dim = 0 if config.conditioning == "none" else config.cond_dim
-        self.time = TimeEmbedding(cond_dim) if cond_dim else None
+        timed = config.conditioning != "none"
+        cond_dim = config.cond_dim if timed or config.classes else 0
+        self.time = TimeEmbedding(cond_dim) if timed else None
+        self.num_classes, self.label_dropout = config.classes, config.label_dropout
+        self.label = nn.Embedding(config.classes + 1, cond_dim) if config.classes else None  # the last: no class
         self.blocks = nn.ModuleList(
             Block(hidden, self.num_heads, cond_dim, config.dropout, config.qk_norm) for _ in range(blocks)
         )
@@ -109,7 +132,7 @@ class DiTNetwork(Network):
             if name.endswith("bias") or "modulation" in name or name == "output.weight":
                 nn.init.zeros_(p)  # adaLN starts as the identity, the head as the uniform law
             elif p.ndim > 1:
-                nn.init.normal_(p, std=0.02)
+                nn.init.normal_(p, std=1.0 if name == "label.weight" else 0.02)  # a class is no small hint
             if name.startswith("blocks.") and name.endswith("out.weight"):  # added to the residual stream, 2 a block
                 nn.init.normal_(p, std=0.0 if self.config.zero_init else 0.02 / math.sqrt(2 * len(self.blocks)))
 
@@ -124,26 +147,32 @@ class DiTNetwork(Network):
         cache: KVCache | None = None,
         at_BK: Tensor | None = None,
     ) -> Tensor:
-        refuse_options("dit", cond=cond)
         if cache is not None:
             if not self.causal:
                 raise UsageError("a key-value cache needs a causal denoiser: here every position sees every other")
-            refuse_options("dit with a cache", positions_BL=positions_BL, at_BK=at_BK)
+            refuse_options("dit with a cache", positions_BL=positions_BL, at_BK=at_BK, cond=cond)
             return self._trunk_cached(z_BL, cache)
         ids_BL = self._shift(z_BL) if self.causal else z_BL
         if positions_BL is None and self.can_fuse():
             from unmask.denoisers._dit_fused import fused_trunk
 
-            return fused_trunk(self, ids_BL, level_B, valid_BL=valid_BL, at_BK=at_BK)
-        return self._blocks(z_BL, ids_BL, level_B, valid_BL, positions_BL, at_BK)
+            return fused_trunk(self, ids_BL, level_B, valid_BL=valid_BL, cond=cond, at_BK=at_BK)
+        return self._blocks(z_BL, ids_BL, level_B, valid_BL, positions_BL, at_BK, cond=cond)
 
     def trunk_at(
-        self, z_BL: Tensor, level_B: Tensor | None, flat_N: Tensor, *, valid_BL: Tensor | None = None
+        self,
+        z_BL: Tensor,
+        level_B: Tensor | None,
+        flat_N: Tensor,
+        *,
+        valid_BL: Tensor | None = None,
+        cond: Tensor | None = None,
     ) -> Tensor:
         """Behind the last block's attention only the asked positions go on: a loss looks at half of them."""
         if self.can_fuse():
-            return super().trunk_at(z_BL, level_B, flat_N, valid_BL=valid_BL)
-        return self._blocks(z_BL, self._shift(z_BL) if self.causal else z_BL, level_B, valid_BL, flat_N=flat_N)
+            return super().trunk_at(z_BL, level_B, flat_N, valid_BL=valid_BL, cond=cond)
+        ids_BL = self._shift(z_BL) if self.causal else z_BL
+        return self._blocks(z_BL, ids_BL, level_B, valid_BL, flat_N=flat_N, cond=cond)
 
     def _blocks(
         self,
@@ -154,8 +183,9 @@ class DiTNetwork(Network):
         positions_BL: Tensor | None = None,
         at_BK: Tensor | None = None,
         flat_N: Tensor | None = None,
+        cond: Tensor | None = None,
     ) -> Tensor:
-        c_BC = self.condition(z_BL, level_B)
+        c_BC = self.condition(z_BL, level_B, cond)
         x_BLD = self.embed(ids_BL)
         if torch.is_autocast_enabled(x_BLD.device.type):
             # The residual stream in the products' own precision: half the traffic, and nothing the products would see.
@@ -202,13 +232,13 @@ class DiTNetwork(Network):
 
         return fused_decode(self, ids_B, position_1, kv, stop)
 
-    def constants(self, z: Tensor, level_B: Tensor | None) -> Constants:
+    def constants(self, z: Tensor, level_B: Tensor | None, cond: Tensor | None = None) -> Constants:
         """A captured graph reads those that `before_replay` keeps fresh, save where the level decides them."""
         from unmask.denoisers._dit_fused import Constants
 
         if self._kept is not None and not self.uses_level and torch.cuda.is_current_stream_capturing():
             return self._kept
-        return Constants(self, self.condition(z, level_B))
+        return Constants(self, self.condition(z, level_B, cond))
 
     def before_replay(self) -> None:
         from unmask.denoisers._dit_fused import Constants
@@ -248,7 +278,20 @@ class DiTNetwork(Network):
         """Position l is predicted from what stands before it; before the first stands the mask, which no text holds."""
         return F.pad(z_BL[:, :-1], (1, 0), value=self.mask_id)
 
-    def condition(self, z_BL: Tensor, level_B: Tensor | None) -> Tensor | None:
+    def condition(self, z_BL: Tensor, level_B: Tensor | None, label_B: Tensor | None = None) -> Tensor | None:
+        said = [c for c in (self._time(z_BL, level_B), self._label(z_BL, label_B)) if c is not None]
+        return F.silu(sum(said[1:], said[0])) if said else None
+
+    def _label(self, z_BL: Tensor, label_B: Tensor | None) -> Tensor | None:
+        label_B = check_labels(label_B, self.num_classes)
+        if self.label is None:
+            return None
+        if label_B is None:  # one row serves the whole batch
+            label_B = torch.full((1,), -1, device=z_BL.device)
+        embedded: Tensor = self.label(torch.where(label_B < 0, self.num_classes, label_B))
+        return embedded
+
+    def _time(self, z_BL: Tensor, level_B: Tensor | None) -> Tensor | None:
         if self.time is None:
             return None
         level = level_column(level_B, z_BL, self.uses_level, torch.float32)
@@ -259,7 +302,8 @@ class DiTNetwork(Network):
             signal = -torch.log1p(-level.clamp(max=1 - 1e-3))
         else:
             signal = 1000 * level
-        return F.silu(self.time(signal))
+        embedded: Tensor = self.time(signal)
+        return embedded
 
     def _final(self, x_BLD: Tensor, c_BC: Tensor | None, row_N: Tensor | None = None) -> Tensor:
         h_BLD: Tensor = self.norm(x_BLD)
@@ -290,33 +334,6 @@ class DiTNetwork(Network):
             )
         cache.length = stop
         return self._final(x_BND, c_BC)
-
-
-class Norm(nn.Module):
-    """LayerNorm without bias."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, None, 1e-5)
-
-
-class TimeEmbedding(nn.Module):
-    """A scalar → sinusoids → two-layer network."""
-
-    def __init__(self, dim: int, num_frequencies: int = 128) -> None:
-        super().__init__()
-        self.num_frequencies = num_frequencies
-        self.mlp_in = nn.Linear(2 * num_frequencies, dim)
-        self.mlp_out = nn.Linear(dim, dim)
-
-    def forward(self, signal_B: Tensor) -> Tensor:
-        ramp = torch.arange(self.num_frequencies, device=signal_B.device, dtype=torch.float32) / self.num_frequencies
-        angle = signal_B.float()[:, None] * torch.exp(-math.log(10_000) * ramp)
-        waves = torch.cat([angle.cos(), angle.sin()], dim=-1).to(self.mlp_in.weight.dtype)
-        return self.mlp_out(F.silu(self.mlp_in(waves)))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):

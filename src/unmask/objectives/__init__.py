@@ -46,8 +46,9 @@ class Objective(ABC):
         first_row: int = 0,
         num_samples: int = 8,
         estimator: str | None = None,
+        label_B: Tensor | None = None,
     ) -> Bound:
-        """The bound of each sequence, estimated from `num_samples` draws of noise each.
+        """The bound of each sequence, given its class where it has one, from `num_samples` draws of noise each.
 
         Row i is driven by (seed, first_row + i), so that a set of rows may be scored in batches of any size.
         """

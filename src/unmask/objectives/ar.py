@@ -41,7 +41,7 @@ class AR(Objective):
         flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)
         device = denoiser.device_for(batch.x_BL)
         flat_N, batch = put(flat_N, device), batch.to(device)
-        h_ND = denoiser.trunk_at(batch.x_BL, None, flat_N, valid_BL=batch.valid_BL)
+        h_ND = denoiser.trunk_at(batch.x_BL, None, flat_N, valid_BL=batch.valid_BL, cond=batch.label_B)
         return h_ND, batch.x_BL.flatten()[flat_N]
 
     def estimator(self, denoiser: Network | Denoiser) -> str:
@@ -59,13 +59,14 @@ class AR(Objective):
         first_row: int = 0,
         num_samples: int = 1,
         estimator: str | None = None,
+        label_B: Tensor | None = None,
     ) -> Bound:
         self.check(denoiser)
         if estimator not in (None, "exact"):
             raise UsageError(f"an autoregressive likelihood is exact: estimator {estimator!r} does not apply")
         if scored_BL is None:
             scored_BL = torch.ones_like(x_BL, dtype=torch.bool) if valid_BL is None else valid_BL
-        batch = Batch(x_BL, valid_BL, scored_BL, x_BL[:, 0], x_BL[:, 0])  # nothing here is random
+        batch = Batch(x_BL, valid_BL, scored_BL, x_BL[:, 0], x_BL[:, 0], label_B)  # nothing here is random
         with evaluating(denoiser):
             h_ND, x_N = self._positions(denoiser, batch)
             nats_B = sum_rows(scored_BL, token_nats(denoiser, h_ND, cross_entropy(x_N, denoiser.mask_id)))

@@ -93,6 +93,7 @@ class MDLM(Objective):
 
     def loss(self, denoiser: Network, batch: Batch) -> LossSum:
         self.check(denoiser)
+        batch = batch.forgetting(denoiser.label_dropout)
         noised = self.noised(batch, denoiser.mask_id)
         if self.zero_masking:
             nats = weighted_cross_entropy(denoiser, *self._masked_vectors(denoiser, batch, noised)[:3])
@@ -140,7 +141,8 @@ class MDLM(Objective):
         )
         valid_BL = None if batch.valid_BL is None else put(batch.valid_BL, device)
         z_BL, level_B = put(noised.z_BL, device), put(noised.level_B, device)
-        return denoiser.trunk_at(z_BL, level_B, flat_N, valid_BL=valid_BL), x_N, weight_N, row_N
+        label_B = None if batch.label_B is None else put(batch.label_B, device)
+        return denoiser.trunk_at(z_BL, level_B, flat_N, valid_BL=valid_BL, cond=label_B), x_N, weight_N, row_N
 
     def _masked_positions(self, denoiser: Network, batch: Batch, noised: Noised) -> tuple[Tensor, Term]:
         """The trunk's vectors at the masked positions, and the loss of each."""
@@ -163,7 +165,8 @@ class MDLM(Objective):
         flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)
         device = denoiser.device_for(batch.x_BL)
         flat_N, batch = put(flat_N, device), batch.to(device)
-        h_ND = denoiser.trunk_at(batch.x_BL, torch.zeros_like(batch.time_B), flat_N, valid_BL=batch.valid_BL)
+        clean_B = torch.zeros_like(batch.time_B)
+        h_ND = denoiser.trunk_at(batch.x_BL, clean_B, flat_N, valid_BL=batch.valid_BL, cond=batch.label_B)
         x_N = batch.x_BL.flatten()[flat_N]
         return h_ND, cross_entropy(x_N, denoiser.mask_id, self.zero_masking)
 
@@ -196,6 +199,7 @@ class MDLM(Objective):
         first_row: int = 0,
         num_samples: int = 8,
         estimator: str | None = None,
+        label_B: Tensor | None = None,
     ) -> Bound:
         objective = self.with_estimator(estimator or self.estimator(denoiser))
         objective.check(denoiser)
@@ -208,7 +212,7 @@ class MDLM(Objective):
         for group in bound_draws(key_B, num_samples):
             group_B = torch.zeros(len(x_BL), dtype=group[0][1].dtype)
             for key_j_B, time_B in group:
-                batch = Batch(x_BL, valid_BL, scored_BL, key_j_B, time_B)
+                batch = Batch(x_BL, valid_BL, scored_BL, key_j_B, time_B, label_B)
                 with evaluating(denoiser):
                     group_B += objective.row_nats(denoiser, batch).to(group_B) / len(group)
             groups.append(group_B)

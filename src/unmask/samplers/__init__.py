@@ -59,7 +59,6 @@ class Sampler(ABC):
     """`start` a canvas, then `ask` and `tell` in turn until `ask` returns None. The state is the sampler's own."""
 
     room: ClassVar[Room] = room
-    left_to_right: ClassVar[bool] = False
     law: ClassVar[str] = "no law claimed"  # what the finished texts follow, as far as a test holds the sampler to it
     cost: ClassVar[str] = ""  # network calls as a formula of the options and the length L
 
@@ -67,6 +66,11 @@ class Sampler(ABC):
     def takes(self) -> tuple[str, ...]:
         """The kinds of prediction that it can use."""
         return ("log_x_theta",)
+
+    @property
+    def left_to_right(self) -> bool:
+        """Whether it opens one column after another, as an autoregressive model must be read."""
+        return False
 
     @abstractmethod
     def start(self, canvas: Canvas) -> Any:
@@ -87,6 +91,18 @@ class Sampler(ABC):
     @abstractmethod
     def max_calls(self, length: int) -> int:
         """An upper limit of network calls for a canvas of this length."""
+
+
+def check_counts(steps: int | None, tokens: int | None) -> None:
+    """Refuse numbers of calls, or of tokens in a call, that cannot be.
+
+    >>> check_counts(None, 0)
+    Traceback (most recent call last):
+    unmask.errors.UsageError: tokens must lie in 1..10000000, or be none; got 0
+    """
+    for name, value in (("steps", steps), ("tokens", tokens)):
+        if value is not None and not 1 <= value <= MAX_STEPS:
+            raise UsageError(f"{name} must lie in 1..{MAX_STEPS}, or be none; got {value}")
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from unmask.canvas import Canvas
 from unmask.draws import uniform
 from unmask.errors import UsageError
 from unmask.predictor import Query
-from unmask.samplers import MAX_STEPS, Sampler, Step
+from unmask.samplers import Sampler, Step, check_counts
 from unmask.samplers._asking import ask_about, masked_share, written_share
 from unmask.samplers._drawing import Drawing, forbid
 
@@ -68,7 +68,7 @@ class AdaptiveSampler(Drawing, Sampler):
     def tell(self, state: AdaptiveState, prediction: Tensor) -> Step:
         canvas = state.canvas
         opens_N = self.decide(state, prediction)
-        row_N, position_N = (state.tokens_BL == canvas.mask_id).nonzero()[opens_N].unbind(dim=1)
+        row_N, position_N = _asked(state.query, opens_N)
         token_N, log_prob_N = self.draw_tokens(
             prediction[opens_N],
             canvas.key_B[row_N],
@@ -92,7 +92,7 @@ class AdaptiveSampler(Drawing, Sampler):
     def write(self, state: AdaptiveState, opens_N: Tensor, token_N: Tensor, log_prob_N: Tensor) -> Step:
         """Put drawn tokens where this round opens."""
         canvas = state.canvas
-        row_N, position_N = (state.tokens_BL == canvas.mask_id).nonzero()[opens_N].unbind(dim=1)
+        row_N, position_N = _asked(state.query, opens_N)
         state.tokens_BL = canvas.close_ended(state.tokens_BL.index_put((row_N, position_N), token_N))
         state.round += 1
         return Step(row_N, position_N, token_N, log_prob_N, state.tokens_BL)
@@ -109,6 +109,14 @@ class AdaptiveSampler(Drawing, Sampler):
         return places(mixed_RK.masked_fill(~query.wanted_RK, -torch.inf))
 
 
+def _asked(query: Query | None, chosen_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and positions of some of what was asked about."""
+    assert query is not None
+    index_R = torch.arange(len(query.at_RK), device=query.at_RK.device) if query.rows_R is None else query.rows_R
+    row_N = index_R[:, None].expand_as(query.at_RK)[query.wanted_RK]
+    return row_N[chosen_N], query.at_RK[query.wanted_RK][chosen_N]
+
+
 @dataclass(frozen=True, kw_only=True)
 class CountedSampler(AdaptiveSampler):
     """An adaptive order that opens a given number: `tokens` a call, or so many that a row is done in `steps` calls.
@@ -123,21 +131,47 @@ class CountedSampler(AdaptiveSampler):
         super().__post_init__()
         if self.steps is not None and self.tokens is not None:
             raise UsageError("steps and tokens both say how many open in a call: give one of them")
-        for name in ("steps", "tokens"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= MAX_STEPS:
-                raise UsageError(f"{name} must lie in 1..{MAX_STEPS}, or be none; got {value}")
+        check_counts(self.steps, self.tokens)
 
     def max_calls(self, length: int) -> int:
         return -(-length // (self.tokens or 1)) if self.steps is None else min(self.steps, length)
 
     def opens(self, state: AdaptiveState, score_RK: Tensor, place_RK: Tensor) -> Tensor:
-        if self.steps is None:
-            return place_RK < (self.tokens or 1)
-        assert state.query is not None
-        left_R1 = state.query.wanted_RK.sum(dim=1, keepdim=True)
-        calls = self.steps - state.round
-        return place_RK < (left_R1 + calls - 1) // calls
+        return place_RK < ((self.tokens or 1) if self.steps is None else due(state, self.steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CappedSampler(AdaptiveSampler):
+    """An adaptive order in which the model decides how many open; `tokens` a call at most, but always so many that a
+    row is done in `steps` calls."""
+
+    steps: int | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(self.steps, self.tokens)
+
+    def max_calls(self, length: int) -> int:
+        return length if self.steps is None else min(self.steps, length)
+
+    @abstractmethod
+    def wanted(self, score_RK: Tensor, place_RK: Tensor) -> Tensor:
+        """[R, K] what would open with neither of them."""
+
+    def opens(self, state: AdaptiveState, score_RK: Tensor, place_RK: Tensor) -> Tensor:
+        opens_RK = self.wanted(score_RK, place_RK)
+        if self.tokens is not None:
+            opens_RK = opens_RK & (place_RK < self.tokens)
+        return opens_RK if self.steps is None else opens_RK | (place_RK < due(state, self.steps))
+
+
+def due(state: AdaptiveState, steps: int) -> Tensor:
+    """[R, 1] how many must open now for a row to be done in so many calls."""
+    assert state.query is not None
+    left_R1 = state.query.wanted_RK.sum(dim=1, keepdim=True)
+    calls = steps - state.round
+    return (left_R1 + calls - 1) // calls
 
 
 def entropy(log_p_NI: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ def ask_about(canvas: Canvas, tokens_BL: Tensor, wanted_BL: Tensor, level_B: Ten
         reach=int(wanted_BL.any(dim=0).nonzero().max()) + 1,
         rows_R=None if len(rows_R) == len(tokens_BL) else rows_R,
         valid_BL=canvas.valid_BL,
+        label_B=canvas.label_B,
     )
 
 

@@ -53,6 +53,37 @@ class PlannedState:
         return self.row_E[part], self.position_E[part]
 
 
+def places(when_BL: np.ndarray, open_BL: np.ndarray) -> np.ndarray:
+    """Each open position's place in its row's order of times, the soonest 0; what is fixed comes last.
+
+    >>> places(np.array([[0.3, 0.1, 0.2]]), np.array([[True, False, True]])).tolist()
+    [[1, 2, 0]]
+    """
+    order_BL = np.argsort(np.where(open_BL, when_BL, np.inf), axis=1, kind="stable")
+    place_BL: np.ndarray = np.argsort(order_BL, axis=1)
+    return place_BL
+
+
+def plan_by_place(canvas: Canvas, place_BL: np.ndarray, *, tokens: int | None, steps: int | None = None) -> Plan:
+    """Positions in the order of their places: `tokens` a round (None: one), or each row evenly in `steps` rounds.
+
+    A conditioned denoiser is shown the share of the row that is masked when the round begins.
+    """
+    open_BL = canvas.open_BL.cpu().numpy()
+    num_B1 = open_BL.sum(axis=1, keepdims=True)
+    if steps is None:
+        rank_BL = place_BL // (tokens or 1)
+        first_BL = rank_BL * (tokens or 1)
+    else:
+        each_B1, more_B1 = np.divmod(num_B1, steps)  # so many rounds open one more than the others: those come first
+        early_B1 = more_B1 * (each_B1 + 1)
+        later_BL = more_B1 + (place_BL - early_B1) // np.maximum(each_B1, 1)
+        rank_BL = np.where(place_BL < early_B1, place_BL // (each_B1 + 1), later_BL)
+        first_BL = np.where(rank_BL < more_B1, rank_BL * (each_B1 + 1), early_B1 + (rank_BL - more_B1) * each_B1)
+    length_B1 = canvas.length_B.clamp(min=1).cpu().numpy()[:, None]  # in a window a shorter row may have no part
+    return Plan(np.where(open_BL, rank_BL, -1), (num_B1 - first_BL) / length_B1)
+
+
 class PlannedSampler(Sampler, Drawing):
     @abstractmethod
     def plan(self, canvas: Canvas) -> Plan: ...
@@ -103,6 +134,7 @@ class PlannedSampler(Sampler, Drawing):
             reach=int(position_N.max()) + 1,
             rows_R=None if whole else torch.from_numpy(rows).to(device),
             valid_BL=state.canvas.valid_BL,
+            label_B=state.canvas.label_B,
         )
 
     def _due(self, state: PlannedState) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -34,7 +34,7 @@ class WindowedSampler(Sampler):
 
     def seen(self, state: WindowedState, query: Query) -> Query:
         """What the network is shown of the canvas when the inner sampler asks about its window."""
-        return query
+        return replace(query, lo=query.lo + state.lo)
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -71,7 +71,10 @@ class WindowedSampler(Sampler):
         return state.query
 
     def tell(self, state: WindowedState, prediction: Tensor) -> Step:
-        step = self.inner.tell(state.inner, prediction)
+        return self.took(state, self.inner.tell(state.inner, prediction))
+
+    def took(self, state: WindowedState, step: Step) -> Step:
+        """The same step in the whole canvas, when the inner sampler has made it."""
         lo = state.lo
         state.tokens_BL = state.tokens_BL.clone()
         state.tokens_BL[:, lo : lo + self.span[0]] = step.tokens_BL

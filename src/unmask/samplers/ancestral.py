@@ -14,8 +14,8 @@ from unmask.draws import uniform
 from unmask.errors import UsageError
 from unmask.noise import Noise
 from unmask.noise.log_linear import LogLinear
-from unmask.samplers import MAX_STEPS
-from unmask.samplers._planned import Plan, PlannedSampler
+from unmask.samplers import MAX_STEPS, check_counts
+from unmask.samplers._planned import Plan, PlannedSampler, places, plan_by_place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,20 +25,25 @@ class Ancestral(PlannedSampler):
     Under SUBS the network does not decide whether a position opens, only what is written there. So each position's
     opening is drawn first: u ~ U(0, 1], and it opens in the step from t to s whose (alpha_t, alpha_s] holds u.
     The network is called only at steps that open something, and asked only about what opens.
+    tokens: just so many a call in a random order instead, whatever the steps; tokens=1 has the law of steps=none.
     """
 
     law: ClassVar[str] = "exactly the T-step reverse chain of the network; of continuous time with steps = none"
-    cost: ClassVar[str] = "at most min(steps, L); L with steps = none"
+    cost: ClassVar[str] = "at most min(steps, L); L with steps = none; ceil(L / tokens)"
 
     steps: int | None = 128
+    tokens: int | None = None
     noise: Noise = LogLinear()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.steps is not None and not 1 <= self.steps <= MAX_STEPS:
             raise UsageError(f"steps must lie in 1..{MAX_STEPS}, or be none for one token a call; got {self.steps}")
+        check_counts(None, self.tokens)
 
     def max_calls(self, length: int) -> int:
+        if self.tokens is not None:
+            return -(-length // self.tokens)
         return length if self.steps is None else min(self.steps, length)
 
     def plan(self, canvas: Canvas) -> Plan:
@@ -46,6 +51,8 @@ class Ancestral(PlannedSampler):
         open_BL = canvas.open_BL.cpu().numpy()
         position_L = torch.arange(open_BL.shape[1]) + canvas.offset
         u_BL = 1 - uniform(key_B[:, None], DRAW_ORDER, position_L)  # in (0, 1]
+        if self.tokens is not None:
+            return plan_by_place(canvas, places(u_BL.numpy(), open_BL), tokens=self.tokens)
         if self.steps is None:
             # T → infinity: one position a call, in the order of the hitting times alpha(t) = u. Time runs from 1 to 0,
             # so alpha rises and the smallest u opens first; the level at the hitting time is 1 - u for any schedule.

@@ -9,12 +9,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from unmask.errors import UsageError
-from unmask.samplers._adaptive import AdaptiveSampler, AdaptiveState, entropy
+from unmask.samplers._adaptive import CappedSampler, entropy
 
 
 @dataclass(frozen=True, kw_only=True)
-class EntropyBounded(AdaptiveSampler):
-    """Order: the lowest entropy first. Calls: at most L, fewer the surer the model is.
+class EntropyBounded(CappedSampler):
+    """Order: the lowest entropy first. Calls: at most min(steps, L), or L.
 
     Tokens drawn apart have lost what they say of each other. That is the joint law's distance from the product of its
     parts, and at most the sum of the entropies but the largest. The longest set in the order that keeps this sum within
@@ -22,7 +22,7 @@ class EntropyBounded(AdaptiveSampler):
     """
 
     law: ClassVar[str] = "no law claimed; each call within gamma nats of drawing the same positions jointly"
-    cost: ClassVar[str] = "at most L, fewer the surer the model is"
+    cost: ClassVar[str] = "at most min(steps, L), L without steps; fewer the surer the model is"
 
     gamma: float = 0.1
 
@@ -34,7 +34,7 @@ class EntropyBounded(AdaptiveSampler):
     def score(self, log_p_NI: Tensor) -> Tensor:
         return -entropy(log_p_NI)
 
-    def opens(self, state: AdaptiveState, score_RK: Tensor, place_RK: Tensor) -> Tensor:
+    def wanted(self, score_RK: Tensor, place_RK: Tensor) -> Tensor:
         entropy_RK = -score_RK.gather(1, place_RK.argsort(dim=1))  # in order; inf for padding, at the end
         lost_RK = entropy_RK.cumsum(dim=1) - entropy_RK.cummax(dim=1).values  # grows along the order
         return (lost_RK <= self.gamma).gather(1, place_RK)

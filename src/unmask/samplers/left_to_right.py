@@ -1,4 +1,4 @@
-"""One position a call, from left to right: the order of autoregressive models, and a baseline for diffusion."""
+"""From left to right, a position a call: the order of autoregressive models; also several a call, or partly random."""
 
 from __future__ import annotations
 
@@ -6,32 +6,58 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 
+from unmask.batch import DRAW_ORDER
 from unmask.canvas import Canvas
-from unmask.samplers._planned import Plan, PlannedSampler
+from unmask.draws import uniform
+from unmask.errors import UsageError
+from unmask.samplers import check_counts
+from unmask.samplers._planned import Plan, PlannedSampler, places, plan_by_place
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeftToRight(PlannedSampler):
-    """Order: column by column. Calls: L. Law: the product of its conditionals; an AR model's own, exactly.
+    """Order: left to right. Calls: L, or ceil(L / tokens), or min(steps, L). Law: the product of its conditionals.
 
-    An autoregressive model is read with a key-value cache.
+    tokens: so many a call; steps: so many that a row is done in that many calls. random: the share of the order that is
+    random; at 1 it is a uniformly random one. An autoregressive model takes none of these: it is read with a key-value
+    cache, column by column.
     """
 
     law: ClassVar[str] = (
         "exactly p(x) of an autoregressive model; of a diffusion model, its any-order law in this order"
     )
-    cost: ClassVar[str] = "L"
-    left_to_right: ClassVar[bool] = True
+    cost: ClassVar[str] = "L, or ceil(L / tokens), or min(steps, L)"
+
+    tokens: int | None = None
+    steps: int | None = None
+    random: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(self.steps, self.tokens)
+        if self.steps is not None and self.tokens is not None:
+            raise UsageError("steps and tokens both say how many open in a call: give one of them")
+        if not 0 <= self.random <= 1:
+            raise UsageError(f"random is the share of the order that is random, in [0, 1]; got {self.random}")
+
+    @property
+    def left_to_right(self) -> bool:
+        return self.tokens in (None, 1) and self.steps is None and self.random == 0
 
     def max_calls(self, length: int) -> int:
-        return length
+        return -(-length // (self.tokens or 1)) if self.steps is None else min(self.steps, length)
 
     def plan(self, canvas: Canvas) -> Plan:
         open_BL = canvas.open_BL.cpu().numpy()
-        column_L = np.arange(open_BL.shape[1])
-        rank_BL = np.where(open_BL, column_L, -1)
-        # A conditioned denoiser is shown the share of the row that is still masked.
-        left_BL = np.cumsum(open_BL[:, ::-1], axis=1)[:, ::-1]
-        length_B1 = canvas.length_B.clamp(min=1).cpu().numpy()[:, None]  # in a window a shorter row may have no part
-        return Plan(rank_BL, left_BL / length_B1)
+        place_BL = np.cumsum(open_BL, axis=1) - 1
+        if self.random:
+            position_L = torch.arange(open_BL.shape[1]) + canvas.offset
+            u_BL = uniform(canvas.key_B.cpu()[:, None], DRAW_ORDER, position_L).numpy()
+            sooner_BL = 1 - place_BL / np.maximum(open_BL.sum(axis=1, keepdims=True), 1)
+            place_BL = places(-((1 - self.random) * sooner_BL + self.random * u_BL), open_BL)
+        plan = plan_by_place(canvas, place_BL, tokens=self.tokens, steps=self.steps)
+        if self.left_to_right:  # by columns: rows that an autoregressive model reads move in lockstep
+            return Plan(np.where(open_BL, np.arange(open_BL.shape[1]), -1), plan.level_BL)
+        return plan

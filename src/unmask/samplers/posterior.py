@@ -76,6 +76,7 @@ class Posterior(Drawing, Sampler):
             wanted_RK=masked_BL,
             reach=L,
             valid_BL=state.canvas.valid_BL,
+            label_B=state.canvas.label_B,
         )
 
     def tell(self, state: PosteriorState, prediction: Tensor) -> Step:

@@ -9,19 +9,19 @@ from typing import ClassVar
 from torch import Tensor
 
 from unmask.errors import UsageError
-from unmask.samplers._adaptive import AdaptiveSampler, AdaptiveState
+from unmask.samplers._adaptive import CappedSampler
 
 
 @dataclass(frozen=True, kw_only=True)
-class Threshold(AdaptiveSampler):
-    """Order: everything sure enough together, else the surest. Calls: at most L, fewer the surer the model is.
+class Threshold(CappedSampler):
+    """Order: everything sure enough together, else the surest. Calls: at most min(steps, L), or L.
 
     No law is claimed. At threshold=0 everything opens in one call, the one-step chain; with random=1 and a threshold
     that nothing reaches, the order is uniformly random.
     """
 
     law: ClassVar[str] = "no law claimed; threshold=0: that of the one-step chain"
-    cost: ClassVar[str] = "at most L, fewer the surer the model is"
+    cost: ClassVar[str] = "at most min(steps, L), L without steps; fewer the surer the model is"
 
     threshold: float = 0.9
 
@@ -33,5 +33,5 @@ class Threshold(AdaptiveSampler):
     def score(self, log_p_NI: Tensor) -> Tensor:
         return log_p_NI.amax(dim=-1)
 
-    def opens(self, state: AdaptiveState, score_RK: Tensor, place_RK: Tensor) -> Tensor:
+    def wanted(self, score_RK: Tensor, place_RK: Tensor) -> Tensor:
         return score_RK >= (math.log(self.threshold) if self.threshold else -math.inf)

@@ -76,7 +76,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], device: torch.device,
         wanted_RK=wanted_BK.to(device),
         reach=int(at_BK.max()) + 1,
         valid_BL=valid_BL.to(device) if padded else None,
-        **_labels(queries, device),
+        label_B=_labels(queries, device),
     )
     answers = torch.split(predictor(whole)[: sum(counts)], counts)
     moved = answers[0].device != queries[0].tokens_BL.device
@@ -92,10 +92,10 @@ class _Row:
         self.at_N = query.at_RK[query.wanted_RK].cpu()
 
 
-def _labels(queries: Sequence[Query], device: torch.device) -> dict[str, Tensor]:
+def _labels(queries: Sequence[Query], device: torch.device) -> Tensor | None:
     """The rows' classes, where the model has any; -1 for a row without."""
-    labels = [getattr(query, "label_R", None) for query in queries]
+    labels = [query.label_R for query in queries]
     if all(label is None for label in labels):
-        return {}
+        return None
     none = torch.full((1,), -1)
-    return {"label_B": torch.cat([none if label is None else label.cpu() for label in labels]).to(device)}
+    return torch.cat([none if label is None else label.cpu() for label in labels]).to(device)

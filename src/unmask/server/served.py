@@ -105,7 +105,7 @@ class Served(Model):
         self.limits.check(rows=num, length=length, calls=how["num_samples"])
         objective = self.objective
         plain = type(objective) is MDLM and objective.carry_over and objective.zero_masking
-        if not plain or canvas.__dict__.get("label_B") is not None:
+        if not plain or canvas.label_B is not None:
             calling = Calling(lambda: super(Served, self)._bound(canvas, **how))
             self._finish([calling])
             assert isinstance(calling.result, Bound)

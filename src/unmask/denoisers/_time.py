@@ -1,0 +1,25 @@
+"""A number that a network is told, as a vector."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class TimeEmbedding(nn.Module):
+    """A scalar → sinusoids → two-layer network."""
+
+    def __init__(self, dim: int, num_frequencies: int = 128) -> None:
+        super().__init__()
+        self.num_frequencies = num_frequencies
+        self.mlp_in = nn.Linear(2 * num_frequencies, dim)
+        self.mlp_out = nn.Linear(dim, dim)
+
+    def forward(self, signal_B: Tensor) -> Tensor:
+        ramp = torch.arange(self.num_frequencies, device=signal_B.device, dtype=torch.float32) / self.num_frequencies
+        angle = signal_B.float()[:, None] * torch.exp(-math.log(10_000) * ramp)
+        waves = torch.cat([angle.cos(), angle.sin()], dim=-1).to(self.mlp_in.weight.dtype)
+        return self.mlp_out(F.silu(self.mlp_in(waves)))  # type: ignore[no-any-return]
