@@ -70,7 +70,7 @@ def fill(served: Served, asked: schemas.Fill, emit: Emit | None = None) -> dict[
     if asked.text is not None:
         check_gaps(asked.text, served.limits)
         several = len(known_lengths(asked.text, 256))
-        served.limits.check(rows=several * asked.n, length=1, calls=1024)
+        served.limits.check(rows=several * asked.n, length=1, calls=1)  # before they are made
         texts = served.fill([asked.text] * asked.n, watch=seen.step, **how)
     else:
         assert asked.tokens is not None
