@@ -44,7 +44,7 @@ from unmask.untrusted import read_text
 
 # What may differ between a run and its continuation: nothing of what decides the weights, save how long it goes on.
 MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "compile", "data.cache"}
-MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save"}
+MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save", "parallel", "on_nonfinite", "max_nonfinite"}
 
 STATE: dict[str, Any] = {  # of a checkpoint, with its types
     "config": dict,
