@@ -16,6 +16,7 @@ from unmask.samplers import Step
 from unmask.samplers._constrained import constrained
 from unmask.server import schemas
 from unmask.server.asking import check_gaps, constraints_of, sampler_of
+from unmask.server.refusals import hide
 from unmask.server.served import Served
 from unmask.tokens import Tokenizer
 
@@ -152,7 +153,7 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
             return {"fits": True, "reason": None}
         except UsageError as e:
             reason = str(e)
-    return {"fits": False, "reason": reason}
+    return {"fits": False, "reason": hide(reason, asked.model_dump_json().encode())}
 
 
 def tokenize(tokenizer: Tokenizer, asked: schemas.Tokenize) -> dict[str, Any]:
