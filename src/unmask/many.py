@@ -194,11 +194,9 @@ def _begin(folder: Path, manifest: dict[str, Any], order: Order, note: Note | No
             (new / MANIFEST).write_text(_json(manifest, complete=False), encoding="utf-8")
         return list(range(len(order.parts)))
     held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else [folder.name]
-    complete = False
     if MANIFEST in held:
         found = read_json(folder / MANIFEST)
-        complete = found.pop("complete", False) is True
-        differing = [key for key in manifest | found if manifest.get(key) != found.get(key)]
+        differing = [key for key in manifest | found if key != "complete" and manifest.get(key) != found.get(key)]
         # A call that failed before its first part has left nothing that could be lost.
         if differing and any(_PART.fullmatch(name) for name in held):
             raise UsageError(
@@ -216,7 +214,7 @@ def _begin(folder: Path, manifest: dict[str, Any], order: Order, note: Note | No
             missing.append(k)
             if note is not None:
                 note(f"{path} is damaged at line {wrong}: it is written anew")
-    if missing or not complete:
+    if missing:
         atomic_text(folder / MANIFEST, _json(manifest, complete=False))
     return missing
 
@@ -228,7 +226,8 @@ def _finish(folder: Path, manifest: dict[str, Any], order: Order) -> None:
                 f"{folder / part_name(k)} is not there: processes on several machines must share {folder}"
             )
     clean(folder)
-    atomic_text(folder / MANIFEST, _json(manifest, complete=True))
+    if not read_json(folder / MANIFEST).get("complete"):
+        atomic_text(folder / MANIFEST, _json(manifest, complete=True))
 
 
 def _wrong(path: Path, order: Order, numbers: range) -> int | None:
