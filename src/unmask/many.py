@@ -156,7 +156,7 @@ def generate_many(
     others = [rank for rank, told in enumerate(world.gather(manifest)) if told != manifest]
     if others:
         raise UsageError(f"rank {world.rank} and rank {others[0]} differ in their model or options: give all the same")
-    if folder.is_dir():
+    if (folder / MANIFEST).exists():
         clean(folder)  # what dead writers left: each process knows those of its own id
     world.barrier()
     with stop_requests() as asked_to_stop:
