@@ -265,6 +265,14 @@ def test_wrong_use(
     assert not list(in_folder.iterdir())
 
 
+def test_several_processes_need_a_folder(
+    trained: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.run(["generate", str(trained.folder), "--device", "cpu"]) == 2
+    assert capsys.readouterr().err == "unmask: several processes write to a folder: give --out DIR\n"
+
+
 @pytest.fixture
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
