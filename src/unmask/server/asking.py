@@ -42,6 +42,7 @@ def sampler_of(asked: Sampling, model: Model) -> Sampler:
         window=None,
         stride=None,
         overrides=words,
+        flags=[],
     )
     return make_sampler(flags, model)
 
