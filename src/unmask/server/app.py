@@ -20,7 +20,6 @@ from starlette.exceptions import HTTPException
 import unmask
 from unmask.errors import UnmaskError
 from unmask.model import Model
-from unmask.registry import fields_of
 from unmask.server import native, schemas
 from unmask.server.completions import complete
 from unmask.server.desk import Desk, gone
@@ -174,7 +173,7 @@ def _other_routes(app: FastAPI, desk: Desk) -> None:
             "end": tokenizer.eot_id,
             "begin": len(desk.model.begin),
             "autoregressive": desk.model.denoiser.causal,
-            "samplers": {name: [f.name for f in fields_of(room.get(name))] for name in room.names()},
+            "samplers": room.names(),
             "limits": limits,
             "version": unmask.__version__,
         }
