@@ -160,7 +160,8 @@ async def overload(server: Server, length: int, report: Report) -> None:
 
 async def endurance(server: Server, minutes: float, streams: int, drops: int, length: int, report: Report) -> None:
     """Streams without a pause, clients that come and go at once, and somebody who asks for /health."""
-    end = time.perf_counter() + 60 * minutes
+    began = time.perf_counter()
+    end = began + 60 * minutes
     health: list[float] = []
     done = {"streams": 0, "tokens": 0, "drops": 0}
     marks: list[float] = []
@@ -185,7 +186,7 @@ async def endurance(server: Server, minutes: float, streams: int, drops: int, le
             _, writer = await send(server, "POST", "/v1/completions", how)
             writer.close()
             done["drops"] += 1
-            await asyncio.sleep(60 * minutes * 0.9 / drops)
+            await asyncio.sleep(max(0.0, began + 60 * minutes * 0.9 * done["drops"] / drops - time.perf_counter()))
 
     async def probe() -> None:
         while time.perf_counter() < end:

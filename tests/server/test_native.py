@@ -133,6 +133,9 @@ def test_fit_asks_no_network(client: TestClient) -> None:
     assert post(client, "/fit", text="a[MASK:2..3]b", regex="[0-9]{4}")["fits"] is False
     assert post(client, "/fit", text="no gap", regex="a")["fits"] is False
     assert post(client, "/fit", length=3, regex="(")["fits"] is False
+    secret = post(client, "/fit", length=3, regex="a very secret pattern(")
+    assert "no regular expression" in secret["reason"]
+    assert "secret" not in secret["reason"]
     assert calls() == before
 
 

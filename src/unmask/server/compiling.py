@@ -5,12 +5,14 @@ A short pattern can ask for an automaton of millions of states; whoever waits fo
 
 from __future__ import annotations
 
-import multiprocessing
-import resource
+import contextlib
+import signal
+import subprocess
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from unmask.constraints import Constraint
@@ -34,14 +36,14 @@ class Compiler:
     def __init__(self, tokenizer: Tokenizer, *, seconds: float = SECONDS) -> None:
         self.tokenizer, self.seconds = tokenizer, seconds
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Any, Automaton] = OrderedDict()
-        self._process: Any = None
+        self._kept: OrderedDict[tuple[str, bool], Automaton] = OrderedDict()
+        self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
 
     def __call__(self, constraints: Constraint | Sequence[Constraint], *, may_end: bool) -> Automaton:
         several = (constraints,) if isinstance(constraints, Constraint) else tuple(constraints)
+        key = (repr(several), may_end)  # every option is in it, also one that cannot be a key itself
         with self._lock:
-            key = (several, may_end)
             if key not in self._kept:
                 self._kept[key] = self._compile(several, may_end)
                 while len(self._kept) > KEPT:
@@ -50,12 +52,11 @@ class Compiler:
             return self._kept[key]
 
     def _compile(self, several: tuple[Constraint, ...], may_end: bool) -> Automaton:
-        if self._process is None or not self._process.is_alive():
+        if self._process is None or self._process.poll() is not None:
             self._start()
         assert self._pipe is not None
         try:
             self._pipe.send((several, may_end))
-            # The first answer waits for the process to start as well.
             found = self._pipe.recv() if self._pipe.poll(self.seconds) else None
         except (EOFError, OSError):  # it died, for want of memory as a rule
             found = None
@@ -68,13 +69,12 @@ class Compiler:
         return found
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, self.tokenizer.to_json()), name="unmask-constraints", daemon=True
-        )
-        self._process.start()
+        self.close()
+        self._pipe, theirs = Pipe()
+        code = f"from unmask.server.compiling import serve; serve({theirs.fileno()})"
+        self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
         theirs.close()
+        self._pipe.send(self.tokenizer.to_json())
         self._pipe.poll(60)  # it says when it is ready
         self._pipe.recv()
 
@@ -82,20 +82,21 @@ class Compiler:
         """End the process; the next constraint starts another."""
         if self._process is not None:
             self._process.kill()
-            self._process.join()
-            self._process.close()
+            self._process.wait()
             self._process = None
         if self._pipe is not None:
             self._pipe.close()
 
 
-def _serve(pipe: Connection, tokenizer_json: str) -> None:
+def serve(handle: int) -> None:
     """The process: reads constraints until nobody is there any more."""
-    import signal
-
+    pipe = Connection(handle)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends it
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    tokenizer = tokenizer_from_json(tokenizer_json)
+    with contextlib.suppress(ImportError):  # where the system knows no such limit, time is the only one
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    tokenizer = tokenizer_from_json(pipe.recv())
     pipe.send("ready")
     while True:
         try:

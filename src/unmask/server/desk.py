@@ -34,7 +34,7 @@ class Desk:
         self.engine = Engine(model, max_batch=max_batch, metrics=self.metrics)
         self.compiler = Compiler(model.tokenizer)
         self.active = 0
-        self._turns = threading.Semaphore(2)
+        self._turns = threading.Semaphore()
         self._pool = ThreadPoolExecutor(limits.requests, thread_name_prefix="unmask-request")
         self.metrics.gauges += [
             Gauge("unmask_requests_active", "Requests at work.", lambda: self.active),

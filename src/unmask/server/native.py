@@ -16,6 +16,7 @@ from unmask.samplers import Step
 from unmask.samplers._constrained import constrained
 from unmask.server import schemas
 from unmask.server.asking import check_gaps, constraints_of, sampler_of
+from unmask.server.refusals import hide
 from unmask.server.served import Served
 from unmask.tokens import Tokenizer
 
@@ -69,7 +70,7 @@ def fill(served: Served, asked: schemas.Fill, emit: Emit | None = None) -> dict[
     if asked.text is not None:
         check_gaps(asked.text, served.limits)
         several = len(known_lengths(asked.text, 256))
-        served.limits.check(rows=several * asked.n, length=1, calls=1024)
+        served.limits.check(rows=several * asked.n, length=1, calls=1)  # before they are made
         texts = served.fill([asked.text] * asked.n, watch=seen.step, **how)
     else:
         assert asked.tokens is not None
@@ -153,7 +154,7 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
             return {"fits": True, "reason": None}
         except UsageError as e:
             reason = str(e)
-    return {"fits": False, "reason": reason}
+    return {"fits": False, "reason": hide(reason, asked.model_dump_json().encode())}
 
 
 def tokenize(tokenizer: Tokenizer, asked: schemas.Tokenize) -> dict[str, Any]:

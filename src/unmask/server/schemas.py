@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from unmask.samplers import room
 from unmask.server.limits import MAX_CONSTRAINTS, MAX_PATTERN, MAX_STOPS, MAX_TEXTS
 
 Text = Annotated[str, Field(max_length=200_000)]
+# What the schema says more than is checked here: the library's own refusals tell more than a pattern's.
+Gaps = Annotated[
+    str, Field(max_length=200_000), WithJsonSchema({"type": "string", "pattern": r"\[MASK(:[0-9]+(\.\.[0-9]+)?)?\]"})
+]
+SamplerName = Annotated[
+    str, Field(max_length=40), WithJsonSchema({"type": "string", "enum": [*room.names()], "title": "Sampler"})
+]
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -36,7 +44,7 @@ class Constrained(Request):
 class Sampling(Constrained):
     """How it is written."""
 
-    sampler: Annotated[str, Field(max_length=40)] | None = Field(None, description="its name; the model's own if none")
+    sampler: SamplerName | None = Field(None, description="its name; the model's own if none")
     steps: Annotated[int, Field(ge=1, le=4096)] | Literal["inf"] | None = Field(
         None, description="network calls at most; inf: one token a call"
     )
@@ -59,7 +67,7 @@ class Writing(Sampling):
 class Fill(Writing):
     """A text with gaps, or its tokens with null for a mask. [MASK] is one token, [MASK:5] five, [MASK:3..8] any."""
 
-    text: Text | None = Field(None, examples=["The [MASK:3] sat on the [MASK]."])
+    text: Gaps | None = Field(None, examples=["The [MASK:3] sat on the [MASK]."])
     tokens: list[Annotated[int, Field(ge=0)] | None] | None = Field(None, max_length=100_000)
 
 
@@ -94,7 +102,7 @@ class Score(Request):
 class Fit(Constrained):
     """Can the constraint hold here? A text with gaps, or the length of a text from nothing."""
 
-    text: Text | None = None
+    text: Gaps | None = None
     length: int | None = Field(None, ge=1, le=1_000_000)
 
 

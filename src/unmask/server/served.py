@@ -38,8 +38,8 @@ class Served(Model):
     ) -> None:
         vars(self).update(vars(engine.model))  # the same parts, whatever a model is made of
         self.engine, self.compiler, self.limits, self.call = engine, compiler, limits, call
-        # Of many threads that have something to do only a few do it at a time: the others would keep the event loop and
-        # the engine from their turns. Whoever waits for the engine gives its turn away.
+        # Of many threads that have something to do one does it at a time: all at once would keep the event loop and the
+        # engine from their turns. Whoever waits for the engine gives its turn away.
         self.turns = turns or Semaphore()
         self.scorings: list[Scoring] = []  # of the last score, window by window
         self._has_turn = False

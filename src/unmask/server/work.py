@@ -21,7 +21,6 @@ from unmask.predictor import Kind, Predictor, Query
 from unmask.samplers import Sampler, Step
 from unmask.samplers._asking import ask_about
 from unmask.samplers._planned import PlannedSampler
-from unmask.samplers.semi_ar import SemiAR
 from unmask.seeing import seen
 
 Drawn = tuple[Tensor, Tensor]  # tokens and their log-probabilities
@@ -116,16 +115,13 @@ class Writing(Work):
         assert self._query is not None
         self._relay.answers = list(predictions)
         prediction = self._seen_by(self._query)
-        where = {"lo": self._state.lo} if isinstance(self.sampler, SemiAR) else {}
         if drawn is not None:
             assert isinstance(self.sampler, PlannedSampler)
             step = self.sampler.write(self._state, *drawn)
         else:
             step = self.sampler.tell(self._state, prediction)
         if self.runners_up:
-            step = seen(
-                step, self._query, prediction, self.kind, self.tokens_1L, self.canvas.mask_id, self.runners_up, **where
-            )
+            step = seen(step, self._query, prediction, self.kind, self.tokens_1L, self.canvas.mask_id, self.runners_up)
         self.tokens_1L = step.tokens_BL
         self._ask()
         return step
