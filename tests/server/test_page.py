@@ -19,7 +19,7 @@ from small_server import Running, random_model, running
 
 from unmask.model import Model
 from unmask.samplers.ancestral import Ancestral
-from unmask.samplers.confidence import Confidence
+from unmask.samplers.left_to_right import LeftToRight
 from unmask.server.doors import Doors
 
 expect.set_options(timeout=5_000)
@@ -40,7 +40,7 @@ def browser() -> Iterator[Browser]:
 def model() -> Model:
     """Slow enough that the steps of a text can be told apart."""
     model = random_model()
-    model.denoiser.register_forward_pre_hook(lambda *_: time.sleep(0.01))
+    model.denoiser.register_forward_pre_hook(lambda *_: time.sleep(0.02))
     return model
 
 
@@ -145,7 +145,7 @@ def test_fill_shows_every_step(page: Page, model: Model) -> None:
     counts = page.evaluate("window.seen")
     assert max(counts) == 10
     assert counts[-1] == 0
-    assert len(set(counts)) > 3  # they opened one after another
+    assert len(set(counts)) > 2  # they opened one after another
     written = result.locator(".cell.written")
     expect(written).to_have_count(10)
     assert all(re.search(r"\bsure-[0-4]\b", cell.get_attribute("class") or "") for cell in written.all())
@@ -284,7 +284,7 @@ def test_gaps_of_unknown_length(page: Page, model: Model) -> None:
 
 def test_stop_keeps_what_was_there(page: Page) -> None:
     before = shown(fill(page, "ab____yz"))
-    page.fill("#fill-text", "[MASK:30]")
+    page.fill("#fill-text", "[MASK:120]")
     go = part(panel(page, "fill"), "go")
     go.click()
     expect(go).to_have_text("Stop")
@@ -299,13 +299,13 @@ def test_generate_with_its_controls(page: Page, model: Model) -> None:
     page.click("#tab-generate")
     for field, value in {"length": "20", "steps": "5", "temperature": "0.5", "seed": "7"}.items():
         page.fill(f"#{field}", value)
-    page.select_option("#sampler", "confidence")
+    page.select_option("#sampler", "left_to_right")
     for prompt in ("", "ab"):
         page.fill("#generate-text", prompt)
         part(panel(page, "generate"), "go").click()
         result = done(page, "generate")
         expect(part(result, "calls")).to_have_text("5 network calls")
-        sampler = Confidence(steps=5, temperature=0.5)
+        sampler = LeftToRight(steps=5, temperature=0.5)
         assert shown(result) == model.generate(1, 20, prompt, sampler=sampler, seed=7)[0]
     text = shown(result)
     part(result, "use").click()
@@ -482,7 +482,9 @@ def test_it_is_accessible_and_fits(page: Page, scheme: Any, width: int) -> None:
 
     page.get_by_text("The same in code").click()
     page.select_option("#constraint-kind", "regex")
+    page.fill("#constraint", "[a-z]*")
     expect(part(page, "fit")).to_contain_text("fit")
+    page.select_option("#constraint-kind", "")
     page.check("#fill-three")
     fill(page, "A____B" + "long" * 40)
     look()
@@ -517,9 +519,9 @@ def test_by_keys_alone(page: Page) -> None:
     page.keyboard.press("Control+Enter")
     result = done(page)
     reached = []
-    for _ in range(30):
+    while "tab-fill" not in reached and len(reached) < 40:
         page.keyboard.press("Tab")
-        reached.append(page.evaluate("document.activeElement.dataset.part ?? document.activeElement.className"))
+        reached.append(page.evaluate("document.activeElement.dataset.part ?? (document.activeElement.id || document.activeElement.className)"))
     assert {"go", "mask", "undo", "play", "replay", "anew", "use", "measure"} <= set(reached)
     assert sum("cell" in name for name in reached) == 1  # one stop for the whole text, arrows within
     expect(result).to_be_visible()

@@ -36,10 +36,10 @@ class About {
   }
 
   close(back = false) {
+    if (back) this.element?.focus(); // first: whoever is focused is shown
     clearTimeout(this.timer);
     this.card.hidden = true;
     this.pinned = false;
-    if (back) this.element?.focus();
   }
 
   #content(cell, actions, take) {

@@ -1,6 +1,6 @@
 // Cells as text on the page.
 
-import { masked, sureness } from "./cells.js";
+import { masked, spelled, sureness } from "./cells.js";
 import { make, percent, roving, visible } from "./make.js";
 
 /** Draws rows into an element and keeps what did not change, so that only new tokens move.
@@ -24,16 +24,17 @@ export class Canvas {
     if (this.drawn.length > row.length) {
       for (const { parts } of this.drawn.splice(row.length)) parts.forEach((part) => part.remove());
     }
+    const spellings = spelled(row);
     row.forEach((cell, k) => {
       const before = this.drawn[k];
-      if (before?.cell === cell) return;
+      if (before?.cell === cell && before.spelling === spellings[k]) return;
       const focused = before && before.parts.includes(document.activeElement);
-      const parts = pieces(cell, k);
+      const parts = pieces(cell, k, spellings[k]);
       if (before) {
         before.parts[0].before(...parts);
         before.parts.forEach((part) => part.remove());
       } else this.root.append(...parts);
-      this.drawn[k] = { cell, parts };
+      this.drawn[k] = { cell, parts, spelling: spellings[k] };
       if (focused) parts.find((part) => part.tabIndex !== undefined)?.focus();
     });
     if (!this.root.querySelector('[tabindex="0"]')) this.root.querySelector(".cell")?.setAttribute("tabindex", "0");
@@ -43,17 +44,18 @@ export class Canvas {
 const place = (element) => Number(element.dataset.at);
 
 /** The nodes of a cell: space before it, the cell itself, a line's end behind it. */
-function pieces(cell, at) {
+function pieces(cell, at, spelling) {
   const about = { "data-at": at, role: "button", tabindex: "-1", "aria-haspopup": "dialog" };
   if (masked(cell)) {
     const label = cell.was ? `masked by hand, was ${visible(cell.was.text)}` : "masked";
     // The space is part of the mask: which token comes, and whether it brings one, is not known yet.
     return [text(" "), make("span", { ...about, class: "cell mask", "aria-label": label }, "\u2003\u2002")];
   }
-  const [, before, word, behind] = cell.text.match(/^(\s*)(.*?)(\s*)$/s);
+  if (spelling === "") return [text("")]; // shown with the bytes before it
+  const [, before, word, behind] = spelling.match(/^(\s*)(.*?)(\s*)$/s);
   const shown = word === "" ? (before.includes("\n") ? "↵" : "\u00a0") : word;
   const kinds = ["cell"];
-  let label = visible(cell.text);
+  let label = visible(spelling);
   if (cell.given) kinds.push("given");
   else {
     kinds.push("written", `sure-${sureness(cell.prob)}`);
@@ -64,6 +66,7 @@ function pieces(cell, at) {
     label += ", locked";
   }
   if (word === "") kinds.push("blank");
+  else if (before === "") kinds.push("glued");
   const element = make("span", { ...about, class: kinds.join(" "), "aria-label": label }, shown);
   return word === "" ? [element, text(before)] : [text(before), element, text(behind)];
 }

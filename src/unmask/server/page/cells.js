@@ -44,6 +44,30 @@ export function upToEnd(row, end) {
   return at < 0 ? row : row.slice(0, at);
 }
 
+const BYTE = /^<0x([0-9A-F]{2})>$/;
+
+/** How each cell of a row is spelled. Bytes that make a character together stand with the first of them; the others are
+    empty. Bytes that make none, as long as their neighbours are masked, stay as the server names them. */
+export function spelled(row) {
+  const found = row.map((cell) => (masked(cell) ? null : cell.text));
+  const byte = (k) => parseInt(found[k]?.match(BYTE)?.[1] ?? "", 16);
+  for (let k = 0; k < row.length; k += 1) {
+    const first = byte(k);
+    const length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc2 ? 2 : 0;
+    const bytes = Array.from({ length }, (_, i) => byte(k + i));
+    if (!length || bytes.some(Number.isNaN)) continue;
+    try {
+      found[k] = new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(bytes));
+      found.fill("", k + 1, k + length);
+    } catch {
+      // Not a character.
+    }
+  }
+  return found;
+}
+
+export const textOf = (row) => spelled(row).map((text) => text ?? " [MASK]").join("");
+
 /** Ids for the server, null for each mask. */
 export const ids = (row) => row.map((cell) => cell.id);
 

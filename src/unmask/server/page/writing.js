@@ -196,7 +196,7 @@ export class Writing {
   #set(row, at, how) {
     this.on.changed();
     const rows = this.state.rows.map((cellsOfRow, i) => (i === row ? cells.changed(cellsOfRow, at, how) : cellsOfRow));
-    this.state = { ...this.state, rows, texts: rows.map(textOf), bounds: [] };
+    this.state = { ...this.state, rows, texts: rows.map(cells.textOf), bounds: [] };
     this.#draw();
   }
 
@@ -215,8 +215,6 @@ export class Writing {
     this.#rest();
   }
 }
-
-const textOf = (row) => row.map((cell) => (cells.masked(cell) ? " [MASK]" : cell.text)).join("");
 
 function boundText(bound) {
   if (!bound || bound.bits_per_byte === null || bound.bits_per_byte === undefined) return "";
