@@ -65,7 +65,7 @@ function askKey(wasWrong) {
   });
 }
 
-const server = new Server({ say: waiting, askKey });
+const server = new Server({ say: waiting, askKey, onKey: () => asked() });
 const code = new Code(() => server.hasKey);
 const controls = new Controls(asked);
 const constraint = new ConstraintBox(server, { room, onChange: asked });

@@ -15,11 +15,9 @@ export class Refused extends Error {
 class Lost extends Error {}
 
 export class Server {
-  /** say(text): told while it waits and "" when it goes on. askKey(): resolves to a key. */
-  constructor({ say, askKey }) {
-    this.say = say;
-    this.askKey = askKey;
-    this.asking = null;
+  /** say(text): told while it waits and "" when it goes on. askKey(): resolves to a key. onKey(): there is a new one. */
+  constructor({ say, askKey, onKey }) {
+    Object.assign(this, { say, askKey, onKey, asking: null });
   }
 
   get hasKey() {
@@ -93,6 +91,7 @@ export class Server {
     } catch {
       held = key;
     }
+    this.onKey();
   }
 }
 

@@ -48,7 +48,7 @@ export class Writing {
     let state = EMPTY;
     const show = (next) => {
       this.state = state = next;
-      this.slider.max = this.slider.value = state.steps.length;
+      this.#toEnd();
       this.#draw();
     };
     const hear = (kind, event) => {
@@ -96,10 +96,15 @@ export class Writing {
   // --- how it is shown ---
 
   #rest() {
-    this.slider.max = this.slider.value = this.state.steps.length;
+    this.#toEnd();
     this.root.hidden = this.state.rows.length === 0;
     this.#draw();
     this.#cost(this.state.cost);
+  }
+
+  #toEnd() {
+    this.slider.max = this.state.steps.length; // first: no value may lie beyond it
+    this.slider.value = this.state.steps.length;
   }
 
   /** The rows at the slider's step; at its end as they stand now. */
