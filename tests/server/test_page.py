@@ -41,18 +41,22 @@ def model() -> Model:
     return random_model()
 
 
-@pytest.fixture
-def slow(model: Model) -> Iterator[None]:
-    """Slow enough that the steps of a text can be told apart."""
-    hook = model.denoiser.register_forward_pre_hook(lambda *_: time.sleep(0.1))
-    yield
-    hook.remove()
-
-
 @pytest.fixture(scope="module")
 def server(model: Model) -> Iterator[Running]:
     with running(model) as found:
         yield found
+
+
+@pytest.fixture
+def slow(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow enough that the steps of a text can be told apart."""
+    step = server.desk.engine._step
+
+    def slowly(*given: Any) -> None:
+        time.sleep(0.15)
+        step(*given)
+
+    monkeypatch.setattr(server.desk.engine, "_step", slowly)
 
 
 @pytest.fixture
