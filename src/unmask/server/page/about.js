@@ -80,6 +80,10 @@ class About {
   /** Under the token, or above where there is no room; never beyond the sides. */
   #place(element) {
     const { card } = this;
+    if (getComputedStyle(card).position === "fixed") {
+      element.scrollIntoView({ block: "nearest" });
+      return;
+    }
     const at = element.getClientRects()[0] ?? element.getBoundingClientRect();
     const width = document.documentElement.clientWidth;
     const left = Math.max(8, Math.min(at.left, width - card.offsetWidth - 8));

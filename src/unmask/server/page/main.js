@@ -181,9 +181,9 @@ async function go(of) {
   await write(of, request(of).body);
 }
 
-/** The row as it stands goes on: masks are filled. anew: with another seed. */
-async function again(of, row, anew = false) {
-  if (anew) controls.nextSeed();
+/** The row as it stands goes on: its masks are filled, with another seed, since the same would say the same again. */
+async function again(of, row) {
+  controls.nextSeed();
   const { length, n, score: _, ...how } = controls.how(of);
   await write(of, { tokens: ids(row), ...how, ...constraint.fields() }, row);
 }
@@ -262,7 +262,7 @@ for (const of of ["fill", "generate"]) {
   const writing = (writings[of] = new Writing(panel(of), {
     server,
     info: () => info,
-    on: { changed: () => remember(of), again: (row, anew) => tried(() => again(of, row, anew)) },
+    on: { changed: () => remember(of), again: (row) => tried(() => again(of, row)) },
   }));
   writing.part("use").addEventListener("click", () => {
     remember("fill", { typed: true });

@@ -19,7 +19,7 @@ export class Writing {
     this.slider.addEventListener("input", () => this.#draw());
     this.part("play").addEventListener("click", () => this.#play());
     this.part("masks").addEventListener("click", () => this.on.again(this.state.rows[0]));
-    this.part("anew").addEventListener("click", () => this.on.again(cells.anew(this.state.rows[0]), true));
+    this.part("anew").addEventListener("click", () => this.on.again(cells.anew(this.state.rows[0])));
   }
 
   get text() {
@@ -143,7 +143,8 @@ export class Writing {
     const still = rows.length === 1 && !this.running && at >= steps.length;
     this.part("masks").hidden = !still || !row.some(cells.masked);
     this.part("anew").hidden = !still || !row.some((cell) => !cell.given && !cell.locked && !cells.masked(cell));
-    this.part("hint").hidden = this.part("use").hidden = this.part("measure").hidden = !still;
+    this.part("hint").hidden = this.part("use").hidden = !still;
+    this.part("measure").hidden = !still || row.some(cells.masked);
   }
 
   #cost(cost) {
