@@ -59,6 +59,26 @@ def test_it_survives_a_restart(small: Model, browser: Browser) -> None:
         expect(page.locator("#fill-text")).to_have_value("my own words ____!")
 
 
+def test_what_is_cut_short_or_put_off_is_sent_again(page: Page, complaints: list[str]) -> None:
+    half = 'event: start\ndata: {"mask": 257, "rows": [[{"token": 257, "text": null}]]}\n\n'
+    busy = '{"error": {"message": "the server is busy", "code": "busy"}}'
+    answers: list[dict[str, Any]] = [
+        {"status": 200, "content_type": "text/event-stream", "body": half},
+        {"status": 429, "content_type": "application/json", "headers": {"retry-after": "1"}, "body": busy},
+    ]
+    page.route("**/trace", lambda route: route.fulfill(**answers.pop(0)) if answers else route.continue_())
+    page.fill("#fill-text", "ab____yz")
+    part(panel(page, "fill"), "go").click()
+    expect(part(page, "notice")).to_contain_text("not answering")
+    expect(part(page, "notice")).to_contain_text("busy")
+    result = done(page)
+    assert answers == []
+    expect(result.locator(".cell.mask")).to_have_count(0)
+    expect(result.locator(".cell.written")).to_have_count(4)
+    assert all("429" in complaint for complaint in complaints)
+    complaints.clear()
+
+
 def test_the_page_asks_for_the_key(small: Model, browser: Browser) -> None:
     old, new = "the-old-key-of-the-server", "the-new-key-of-the-server"
     with ExitStack() as stack:

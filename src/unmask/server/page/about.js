@@ -81,7 +81,7 @@ class About {
   #place(element) {
     const { card } = this;
     if (getComputedStyle(card).position === "fixed") {
-      element.scrollIntoView({ block: "nearest" });
+      if (this.pinned) element.scrollIntoView({ block: "nearest" }); // nothing moves under a pointer that only passes
       return;
     }
     const at = element.getClientRects()[0] ?? element.getBoundingClientRect();
