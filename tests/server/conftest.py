@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
+from browsing import listen, part
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from small_server import Running, random_model, running
 from starlette.testclient import TestClient
 
@@ -31,3 +34,32 @@ def client(small: Model) -> Iterator[TestClient]:
     limits = Limits(budget=1 << 14, length=128, requests=16)
     with TestClient(make_app(small, name="small", limits=limits), base_url="http://localhost") as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Of one module: as long as it is there no test can have an event loop of its own."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+    if found is None:
+        pytest.skip("NO BROWSER: the page was NOT looked at; install chromium to run these tests")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def complaints() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def page(browser: Browser, server: Running, complaints: list[str]) -> Iterator[Page]:
+    """The page, just opened. Whatever it complains about in the console fails the test."""
+    with browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce") as context:
+        page = context.new_page()
+        listen(page, complaints)
+        page.goto(server.url)
+        expect(part(page, "model")).to_contain_text("small")
+        yield page
+    assert complaints == []

@@ -52,11 +52,13 @@ class Running:
 
 @contextmanager
 def running(
-    model: Model, *, doors: Doors = Doors(), limits: Limits = Limits(), max_batch: int = 16
+    model: Model, *, doors: Doors = Doors(), limits: Limits = Limits(), max_batch: int = 16, port: int = 0
 ) -> Iterator[Running]:
+    """port: 0 takes any that is free."""
     app = make_app(model, name="small", doors=doors, limits=limits, max_batch=max_batch)
     listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
     listener.listen(512)
     port = listener.getsockname()[1]
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=20))

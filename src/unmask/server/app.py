@@ -259,6 +259,6 @@ def _docs(schema: dict[str, Any]) -> str:
         for method, about in methods.items():
             rows.append(f"<tr><td><code>{method.upper()} {path}</code></td><td>{about['summary']}</td></tr>")
     head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>unmask: routes</title>'
-    link = '<link rel="stylesheet" href="/page/style.css"><h1>Routes</h1>'
-    tail = '<p>Every field is described in <a href="/openapi.json">openapi.json</a>.</p></html>'
+    link = '<link rel="icon" href="/page/icon.svg"><link rel="stylesheet" href="/page/style.css"><main><h1>Routes</h1>'
+    tail = '<p>Every field is described in <a href="/openapi.json">openapi.json</a>.</p></main></html>'
     return f"{head}{link}<table>{''.join(rows)}</table>{tail}"

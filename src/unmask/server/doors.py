@@ -78,7 +78,10 @@ class Doors:
             foreign = origin[0]
         preflight = method == "OPTIONS" and foreign is not None  # carries no key and learns nothing
         if path != OPEN and not preflight and not self._has_key(found.get("authorization", [])):
-            raise Refused(401, "an API key is needed: send it as Authorization: Bearer KEY", "no_key", _ASK_KEY)
+            # Who opens a page is asked by the browser (any name, the key); what a page calls for, the page itself asks.
+            called = found.get("sec-fetch-dest") == ["empty"]
+            ask = {"www-authenticate": "Bearer" if called else _ASK_KEY}
+            raise Refused(401, "an API key is needed: send it as Authorization: Bearer KEY", "no_key", ask)
         return foreign
 
     def _knows(self, host: str) -> bool:
@@ -101,7 +104,7 @@ class Doors:
         return hmac.compare_digest(_digest(offered), _digest(self.key))
 
 
-_ASK_KEY = {"www-authenticate": 'Basic realm="unmask", charset="UTF-8"'}  # a browser asks for it: any name, the key
+_ASK_KEY = 'Basic realm="unmask", charset="UTF-8"'
 
 
 def _offered(given: str) -> str:

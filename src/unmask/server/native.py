@@ -148,7 +148,8 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
         if served.tokenizer.mask_id not in row:
             continue
         try:
-            canvas = served.canvas([row], constraint, may_end=False).to("cpu")
+            # A text from nothing may end before its length; a gap is filled to its end.
+            canvas = served.canvas([row], constraint, may_end=asked.text is None).to("cpu")
             constrained(served.fit_sampler(None, len(row))).start(canvas)
             return {"fits": True, "reason": None}
         except UsageError as e:

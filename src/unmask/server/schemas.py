@@ -100,7 +100,7 @@ class Score(Request):
 
 
 class Fit(Constrained):
-    """Can the constraint hold here? A text with gaps, or the length of a gap by itself."""
+    """Can the constraint hold here? A text with gaps, or the length of a text from nothing."""
 
     text: Gaps | None = None
     length: int | None = Field(None, ge=1, le=1_000_000)

@@ -1,0 +1,89 @@
+// What the text must be, and whether it can be that in the room there is: asked while it is typed.
+
+import { Sentence } from "./asking.js";
+import { find } from "./make.js";
+import { keepField, kept, keep } from "./store.js";
+
+const WAIT = 300; // milliseconds without a key
+const EXAMPLES = { regex: " [A-Z][a-z]+ the (cat|dog)", json_schema: '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}' };
+
+export class ConstraintBox {
+  /** room(): what /fit is asked about, { text } or { length }; null where nothing is to be asked. */
+  constructor(server, { room, onChange }) {
+    Object.assign(this, { server, room });
+    this.kind = document.getElementById("constraint-kind");
+    this.text = document.getElementById("constraint");
+    this.fit = find("fit");
+    keepField(this.kind, "constraint-kind");
+    this.#change();
+    this.kind.addEventListener("input", () => {
+      this.#change();
+      onChange();
+    });
+    this.text.addEventListener("input", () => {
+      keep(`constraint-${this.kind.value}`, this.text.value);
+      onChange();
+    });
+  }
+
+  #change() {
+    const kind = this.kind.value;
+    find("constraint").hidden = !kind;
+    if (kind) this.text.value = kept(`constraint-${kind}`, EXAMPLES[kind]);
+  }
+
+  /** As fields of a request. */
+  fields() {
+    const kind = this.kind.value;
+    if (!kind || !this.text.value.trim()) return {};
+    if (kind === "regex") return { regex: this.text.value };
+    let schema;
+    try {
+      schema = JSON.parse(this.text.value);
+    } catch {
+      throw new Sentence("The schema is not JSON yet.");
+    }
+    if (schema === null || typeof schema !== "object" || Array.isArray(schema)) throw new Sentence("A schema is a JSON object.");
+    return { json_schema: schema };
+  }
+
+  /** Ask again whether it can fit, when the typing pauses. */
+  check() {
+    clearTimeout(this.timer);
+    this.asking?.abort();
+    let fields;
+    try {
+      fields = this.fields();
+    } catch (error) {
+      this.#say("no", error.message);
+      return;
+    }
+    if (!Object.keys(fields).length) {
+      this.#say("", "");
+      return;
+    }
+    this.#say("", "Looking whether it can fit…");
+    this.timer = setTimeout(() => this.#ask(fields), WAIT);
+  }
+
+  async #ask(fields) {
+    this.asking = new AbortController();
+    try {
+      const { signal } = this.asking;
+      const room = await this.room(signal);
+      if (room === null) {
+        this.#say("", "");
+        return;
+      }
+      const { fits, reason } = await this.server.ask("/fit", { ...room, ...fields }, { signal });
+      this.#say(fits ? "yes" : "no", fits ? "This can fit." : `This cannot fit: ${reason}`);
+    } catch (error) {
+      if (error.name !== "AbortError") this.#say("no", `This cannot fit: ${error.message}`);
+    }
+  }
+
+  #say(how, text) {
+    this.fit.className = `fit ${how}`;
+    this.fit.textContent = text;
+  }
+}

@@ -1,0 +1,290 @@
+// The page: three tabs around one server.
+
+import { about } from "./about.js";
+import { Code, Controls, Sentence } from "./asking.js";
+import { gapsIn, ids, withGaps } from "./cells.js";
+import { ConstraintBox } from "./constraint.js";
+import { find, make } from "./make.js";
+import { Score } from "./score.js";
+import { Refused, Server } from "./server.js";
+import { keep, keepField, kept } from "./store.js";
+import { Writing } from "./writing.js";
+
+const TABS = ["fill", "generate", "score"];
+const panel = (tab) => document.getElementById(`panel-${tab}`);
+const text = (tab) => document.getElementById(`${tab}-text`);
+let info = { begin: 0, end: null };
+let tab = "fill";
+let away = false;
+
+// --- what is said ---
+
+const notice = find("notice");
+
+function say(message, kind = "") {
+  notice.textContent = message;
+  notice.className = `notice ${kind}`;
+  notice.hidden = message === "";
+}
+
+/** The server away and back; a restart may bring another model. */
+function waiting(message) {
+  if (message) say(message, "wait");
+  else if (away) {
+    say("The server is back.");
+    meet();
+  }
+  away = message !== "";
+}
+
+/** Do it, and say kindly what went wrong. */
+async function tried(act) {
+  try {
+    if (!away) say("");
+    return await act();
+  } catch (error) {
+    if (error.name === "AbortError") return undefined;
+    const known = error instanceof Sentence || error instanceof Refused;
+    const message = error.message.replace(/\.?$/, ".");
+    say(error instanceof Sentence ? message : known ? `That did not work: ${message}` : `Something went wrong in this page: ${message}`, "error");
+    if (!known) console.error(error);
+    return undefined;
+  }
+}
+
+const dialog = document.querySelector("dialog");
+
+function askKey(wasWrong) {
+  find("key-said").textContent = wasWrong ? "That key was not accepted." : "It is kept until you close this tab.";
+  const field = document.getElementById("key");
+  field.value = "";
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "ok" ? field.value.trim() : null), { once: true });
+  });
+}
+
+const server = new Server({ say: waiting, askKey, onKey: () => asked() });
+const code = new Code(() => server.hasKey);
+const controls = new Controls(asked);
+const constraint = new ConstraintBox(server, { room, onChange: asked });
+const score = new Score(panel("score"), server);
+const writings = {};
+const pasts = { fill: [], generate: [], score: [] };
+const futures = { fill: [], generate: [], score: [] };
+
+async function meet() {
+  await tried(async () => {
+    info = await server.ask("/info");
+    const size = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format(info.parameters);
+    find("model").textContent = `${info.model} · ${size} parameters · window of ${info.window} tokens`;
+    document.title = `unmask · ${info.model}`;
+    controls.orders(info.samplers);
+    asked();
+  });
+}
+
+// --- what is asked ---
+
+/** The request of a tab as it stands. */
+function request(of) {
+  if (of === "score") return { route: "/score", body: { texts: [text("score").value] } };
+  const more = { ...controls.how(of), ...constraint.fields() };
+  if (of === "fill") return { route: "/fill", body: { text: withGaps(text("fill").value), ...more } };
+  return { route: "/trace", body: { ...(text("generate").value ? { prompt: text("generate").value } : {}), ...more } };
+}
+
+/** What the constraint must fit into. */
+async function room(signal) {
+  if (tab === "fill") return gapsIn(text("fill").value).length ? { text: withGaps(text("fill").value) } : null;
+  if (tab !== "generate") return null;
+  const { length = info.window } = controls.how("generate");
+  const prompt = text("generate").value;
+  const taken = prompt ? (await server.ask("/tokenize", { text: prompt }, { signal })).tokens.length : 0;
+  return length > taken ? { length: length - taken } : null;
+}
+
+/** Something that a request is made of has changed. */
+function asked() {
+  try {
+    code.show(request(tab));
+  } catch {
+    code.show(null); // it is being typed; whoever presses the button is told
+  }
+  constraint.check();
+}
+
+// --- the past ---
+
+/** Called before something happens. typed: it changes the text field; else what is typed there is left alone. */
+function remember(of, { typed = false } = {}) {
+  pasts[of].push(moment(of, typed));
+  futures[of] = [];
+  steps(of);
+}
+
+const moment = (of, typed) => ({ text: typed ? text(of).value : null, state: writings[of]?.state });
+
+/** From one pile to the other: undo, and undo of undo. */
+function turn(of, from, to) {
+  const then = from[of].pop();
+  if (then === undefined || writings[of]?.running) return;
+  to[of].push(moment(of, then.text !== null));
+  if (then.text !== null) setText(of, then.text);
+  writings[of]?.restore(then.state);
+  about.close();
+  steps(of);
+}
+
+function steps(of) {
+  find("undo", panel(of)).disabled = pasts[of].length === 0;
+  find("redo", panel(of)).disabled = futures[of].length === 0;
+}
+
+function setText(of, value) {
+  text(of).value = value;
+  text(of).dispatchEvent(new Event("input"));
+}
+
+// --- what is done ---
+
+async function write(of, body, carry) {
+  const go = find("go", panel(of));
+  const name = go.textContent;
+  remember(of);
+  about.close();
+  go.textContent = "Stop";
+  let whole;
+  try {
+    whole = await writings[of].write(body, carry);
+  } finally {
+    go.textContent = name;
+    if (!whole) pasts[of].pop(); // nothing has happened
+    steps(of);
+  }
+}
+
+async function go(of) {
+  if (of === "score") {
+    if (!text("score").value.trim()) throw new Sentence("Type something to measure.");
+    await score.measure(request("score").body);
+    return;
+  }
+  if (writings[of].running) {
+    writings[of].stop.abort();
+    return;
+  }
+  if (of === "fill" && !gapsIn(text("fill").value).length) {
+    throw new Sentence("There is no gap yet. Select some words and mask them, or type ____ where something is missing.");
+  }
+  await write(of, request(of).body);
+}
+
+/** The row as it stands goes on: its masks are filled, with another seed, since the same would say the same again. */
+async function again(of, row) {
+  controls.nextSeed();
+  const { length, n, score: _, ...how } = controls.how(of);
+  await write(of, { tokens: ids(row), ...how, ...constraint.fields() }, row);
+}
+
+/** The selected words, or the word at the caret, become a gap of as many tokens as they had. */
+async function maskSelection() {
+  const field = text("fill");
+  const value = field.value;
+  let [start, end] = [field.selectionStart, field.selectionEnd];
+  const word = /[\p{L}\p{N}'’]/u;
+  while (start < end && /\s/.test(value[start])) start += 1;
+  while (end > start && /\s/.test(value[end - 1])) end -= 1;
+  while (start > 0 && word.test(value[start - 1]) && (start === end || word.test(value[start]))) start -= 1;
+  while (end < value.length && word.test(value[end]) && (end === start || word.test(value[end - 1]))) end += 1;
+  if (start === end) throw new Sentence("Select the words that should be written anew, then mask them.");
+  if (gapsIn(value).some(([from, to]) => from < end && to > start)) throw new Sentence("There is a gap in this selection already.");
+  const points = (to) => Array.from(value.slice(0, to)).length; // the server counts characters, JavaScript half of some
+  const { masked } = await server.ask("/tokenize", { text: value, spans: [[points(start), points(end)]] });
+  if (field.value !== value) return; // typed on meanwhile
+  remember("fill", { typed: true });
+  setText("fill", masked);
+  const behind = masked.length - (value.length - end);
+  field.focus();
+  field.setSelectionRange(behind, behind);
+}
+
+// --- the page ---
+
+function show(name, focus = false) {
+  tab = name;
+  keep("tab", name);
+  about.close();
+  for (const each of TABS) {
+    const button = document.getElementById(`tab-${each}`);
+    button.setAttribute("aria-selected", String(each === name));
+    button.tabIndex = each === name ? 0 : -1;
+    panel(each).hidden = each !== name;
+    if (each === name && focus) button.focus();
+  }
+  find("how").hidden = find("must").hidden = name === "score";
+  document.querySelector('[data-for="generate"]').hidden = name !== "generate";
+  if (!away) say("");
+  asked();
+}
+
+/** What stands behind a text field: the same text with its gaps marked. It also makes the field as high as its text. */
+function underlay(of) {
+  const behind = find("behind", panel(of));
+  const value = text(of).value;
+  const nodes = [];
+  let end = 0;
+  for (const [from, to] of of === "fill" ? gapsIn(value) : []) {
+    nodes.push(value.slice(end, from), make("mark", {}, value.slice(from, to)));
+    end = to;
+  }
+  behind.replaceChildren(...nodes, `${value.slice(end)}\u200b`);
+}
+
+for (const of of TABS) {
+  keepField(text(of), `${of}-text`);
+  text(of).addEventListener("input", () => {
+    underlay(of);
+    asked();
+  });
+  text(of).addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) tried(() => go(of));
+  });
+  underlay(of);
+  find("go", panel(of)).addEventListener("click", () => tried(() => go(of)));
+  find("undo", panel(of)).addEventListener("click", () => turn(of, pasts, futures));
+  find("redo", panel(of)).addEventListener("click", () => turn(of, futures, pasts));
+  document.getElementById(`tab-${of}`).addEventListener("click", () => show(of));
+}
+
+for (const of of ["fill", "generate"]) {
+  const writing = (writings[of] = new Writing(panel(of), {
+    server,
+    info: () => info,
+    on: { changed: () => remember(of), again: (row) => tried(() => again(of, row)) },
+  }));
+  writing.part("use").addEventListener("click", () => {
+    remember("fill", { typed: true });
+    setText("fill", writing.text);
+    show("fill");
+    text("fill").focus();
+  });
+  writing.part("measure").addEventListener("click", () => {
+    remember("score", { typed: true });
+    setText("score", writing.text);
+    show("score");
+    tried(() => go("score"));
+  });
+}
+
+find("mask", panel("fill")).addEventListener("click", () => tried(maskSelection));
+
+document.querySelector('[role="tablist"]').addEventListener("keydown", (event) => {
+  const step = { ArrowRight: 1, ArrowLeft: TABS.length - 1 }[event.key];
+  if (step) show(TABS[(TABS.indexOf(tab) + step) % TABS.length], true);
+});
+
+const before = kept("tab", "fill");
+show(TABS.includes(before) ? before : "fill");
+meet();

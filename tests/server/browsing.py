@@ -1,0 +1,50 @@
+"""The page's parts, found and used as a person would."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Locator, Page, expect
+
+expect.set_options(timeout=5_000)
+
+
+def listen(page: Page, complaints: list[str]) -> None:
+    page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+
+
+def part(within: Page | Locator, name: str) -> Locator:
+    return within.locator(f'[data-part="{name}"]').first
+
+
+def panel(page: Page, name: str) -> Locator:
+    return page.locator(f"#panel-{name}")
+
+
+def done(page: Page, name: str = "fill") -> Locator:
+    """The finished result of a tab."""
+    expect(part(panel(page, name), "go")).not_to_have_text("Stop")
+    result = panel(page, name).locator(".result:not(.running)")
+    expect(result.locator(".cell").first).to_be_visible()
+    return result
+
+
+def fill(page: Page, text: str) -> Locator:
+    page.fill("#fill-text", text)
+    part(panel(page, "fill"), "go").click()
+    return done(page)
+
+
+def shown(result: Locator, row: int = 0) -> str:
+    """The text as it stands on the page; a mask is _, its space with it."""
+    mask = "e => e.matches?.('.mask') ? '_' : e.textContent"
+    nodes = result.locator(".canvas").nth(row).evaluate(f"e => [...e.childNodes].map({mask})")
+    return "".join(nodes).replace(" _", "_").replace("\xa0", "").replace("↵", "")
+
+
+def select(page: Page, start: int, end: int) -> None:
+    page.locator("#fill-text").evaluate("(e, at) => { e.focus(); e.setSelectionRange(...at); }", [start, end])
+
+
+def act(page: Page, cell: Locator, name: str) -> None:
+    cell.click()
+    page.get_by_role("dialog", name="About this token").get_by_role("button", name=name, exact=True).click()

@@ -1,0 +1,315 @@
+"""The page in a real browser: what it does with a text is done once, by mouse or by keys."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import act, done, fill, panel, part, select, shown
+from playwright.sync_api import Page, expect
+from small_server import Running
+
+from unmask.model import Model
+from unmask.samplers.ancestral import Ancestral
+from unmask.samplers.left_to_right import LeftToRight
+
+
+@pytest.fixture
+def slow(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow enough that the steps of a text can be told apart."""
+    step = server.desk.engine._step
+
+    def slowly(*given: Any) -> None:
+        time.sleep(0.15)
+        step(*given)
+
+    monkeypatch.setattr(server.desk.engine, "_step", slowly)
+
+
+# --- fill ---
+
+
+def test_selected_words_become_a_gap(page: Page) -> None:
+    page.fill("#fill-text", "😀 the old café is open")
+    select(page, 12, 14)  # some letters of a word are the word
+    part(page, "mask").click()
+    expect(page.locator("#fill-text")).to_have_value("😀 the old [MASK:5] is open")
+    expect(page.locator(".behind mark").first).to_have_text("[MASK:5]")
+    select(page, 4, 4)  # so is a caret in it
+    part(page, "mask").click()
+    expect(page.locator("#fill-text")).to_have_value("😀 [MASK:3] old [MASK:5] is open")
+    select(page, 0, 30)
+    part(page, "mask").click()
+    expect(part(page, "notice")).to_contain_text("a gap in this selection already")
+    part(panel(page, "fill"), "undo").click()
+    expect(page.locator("#fill-text")).to_have_value("😀 the old [MASK:5] is open")
+
+
+def test_a_text_without_a_gap_is_answered_kindly(page: Page) -> None:
+    page.fill("#fill-text", "nothing is missing")
+    part(panel(page, "fill"), "go").click()
+    expect(part(page, "notice")).to_contain_text("There is no gap yet")
+    assert page.input_value("#fill-text") == "nothing is missing"
+
+
+@pytest.mark.usefixtures("slow")
+def test_fill_shows_every_step(page: Page, small: Model) -> None:
+    page.evaluate("""() => {
+        window.seen = [];
+        new MutationObserver(() => window.seen.push(document.querySelectorAll('#panel-fill .cell.mask').length))
+            .observe(document.querySelector('#panel-fill .result'), { childList: true, subtree: true });
+    }""")
+    page.fill("#temperature", "1")
+    page.fill("#steps", "8")
+    result = fill(page, "ab __________ yz")  # ten tokens
+    [wanted] = small.fill("ab [MASK:10] yz", sampler=Ancestral(steps=8, temperature=1.0), seed=1)
+    assert shown(result) == wanted
+    counts = page.evaluate("window.seen")
+    assert max(counts) == 10
+    assert counts[-1] == 0
+    assert len(set(counts)) > 2  # they opened one after another
+    written = result.locator(".cell.written")
+    expect(written).to_have_count(10)
+    assert all(re.search(r"\bsure-[0-4]\b", cell.get_attribute("class") or "") for cell in written.all())
+    assert re.fullmatch(r"\d+\.\d s", part(result, "seconds").inner_text())
+    assert re.fullmatch(r"[4-8] network calls", part(result, "calls").inner_text())
+
+
+def test_runners_up_by_mouse_and_by_keys(page: Page) -> None:
+    result = fill(page, "ab____yz")
+    card = page.get_by_role("dialog", name="About this token")
+    result.locator(".cell.written").first.hover()
+    expect(card.get_by_role("list", name="Runners-up").locator("li")).to_have_count(5)
+    expect(card).to_contain_text("%")
+    page.mouse.move(2, 2)
+    expect(card).to_be_hidden()
+    result.locator(".cell").first.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    expect(card).to_contain_text("written in step")
+    page.keyboard.press("Enter")
+    expect(card.get_by_role("button").first).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(card).to_be_hidden()
+    expect(result.locator('[data-at="3"]')).to_be_focused()
+
+
+def test_a_runner_up_is_taken(page: Page) -> None:
+    result = fill(page, "ab____yz")
+    result.locator('[data-at="3"]').click()
+    other = page.locator(".about .other").first
+    letter = other.locator("span").first.inner_text()
+    other.click()
+    assert shown(result)[3] == letter.replace("␣", " ")
+    expect(result.locator('[data-at="3"]')).to_have_class(re.compile("locked"))
+
+
+def test_mask_again_lock_write_anew_undo(page: Page) -> None:
+    result = fill(page, "ab________yz")
+    first = shown(result)
+    act(page, result.locator('[data-at="4"]'), "Mask again")
+    assert shown(result) == first[:4] + "_" + first[5:]
+    part(result, "masks").click()
+    done(page)
+    assert shown(result)[:4] + shown(result)[5:] == first[:4] + first[5:]
+    expect(result.locator(".cell.mask")).to_have_count(0)
+    second = shown(result)
+
+    act(page, result.locator('[data-at="3"]'), "Lock")
+    act(page, result.locator('[data-at="5"]'), "Lock")
+    part(result, "anew").click()
+    done(page)
+    third = shown(result)
+    assert third != second
+    assert [third[k] for k in (0, 1, 3, 5, 10, 11)] == [second[k] for k in (0, 1, 3, 5, 10, 11)]
+    assert page.input_value("#seed") == "3"  # another each time
+    expect(result.locator(".cell.locked")).to_have_count(2)
+
+    undo = part(panel(page, "fill"), "undo")
+    undo.click()
+    assert shown(result) == second
+    for _ in range(3):
+        undo.click()
+    assert shown(result)[4] == "_"
+    page.fill("#fill-text", "typed meanwhile")
+    undo.click()
+    assert shown(result) == first
+    undo.click()
+    expect(panel(page, "fill").locator(".result")).to_be_hidden()
+    expect(undo).to_be_disabled()
+    assert page.input_value("#fill-text") == "typed meanwhile"
+    part(panel(page, "fill"), "redo").click()
+    assert shown(panel(page, "fill").locator(".result")) == first
+
+
+def test_a_given_token_may_be_masked_and_put_back(page: Page) -> None:
+    result = fill(page, "ab__yz")
+    before = shown(result)
+    act(page, result.locator('[data-at="5"]'), "Mask again")
+    assert shown(result) == before[:5] + "_"
+    act(page, result.locator('[data-at="5"]'), "Put back")
+    assert shown(result) == before
+
+
+def test_replay(page: Page) -> None:
+    result = fill(page, "ab________yz")
+    end = shown(result)
+    slider = part(result, "replay")
+    steps = int(slider.get_attribute("max") or 0)
+    assert steps > 2
+    masks = []
+    for step in range(steps + 1):
+        slider.fill(str(step))
+        masks.append(result.locator(".cell.mask").count())
+        expect(part(result, "step")).to_have_text(f"step {step} of {steps}")
+    assert masks[0] == 8
+    assert masks[-1] == 0
+    assert masks == sorted(masks, reverse=True)
+    assert shown(result) == end
+    part(result, "play").click()
+    expect(part(result, "step")).to_have_text(f"step {steps} of {steps}")
+
+
+def test_three_alternatives_with_their_bounds(page: Page, small: Model) -> None:
+    page.check("#fill-three")
+    page.fill("#temperature", "1")
+    page.fill("#steps", "4")
+    result = fill(page, "ab________yz")
+    expect(result.locator(".card")).to_have_count(3)
+    texts = small.fill(["ab[MASK:8]yz"] * 3, sampler=Ancestral(steps=4, temperature=1.0), seed=1)
+    assert [shown(result, row) for row in range(3)] == texts
+    bounds = [small.score(text, num_samples=32).bits_per_byte for text in texts]
+    said = result.locator(".bound").all_inner_texts()
+    assert said == [f"bound {bound:.2f} bits/byte" for bound in bounds]
+    best = bounds.index(min(bounds))
+    expect(result.locator(".card").nth(best)).to_have_class(re.compile("best"))
+    tops = {card.bounding_box()["y"] for card in result.locator(".card").all()}  # type: ignore[index]
+    assert len(tops) == 1  # side by side
+    result.locator(".card").nth(2).get_by_role("button", name="Take this one").click()
+    expect(result.locator(".card")).to_have_count(1)
+    assert shown(result) == texts[2]
+    part(result, "replay").fill("0")
+    expect(result.locator(".cell.mask")).to_have_count(8)
+
+
+def test_gaps_of_unknown_length(page: Page, small: Model) -> None:
+    page.fill("#temperature", "1")
+    page.fill("#steps", "1")
+    result = fill(page, "ab[MASK:1..2]yz")
+    assert shown(result) == small.fill("ab[MASK:1..2]yz", sampler=Ancestral(steps=1, temperature=1.0), seed=1)[0]
+
+
+@pytest.mark.usefixtures("slow")
+def test_stop_keeps_what_was_there(page: Page) -> None:
+    before = shown(fill(page, "ab__yz"))
+    page.fill("#fill-text", "[MASK:30]")
+    go = part(panel(page, "fill"), "go")
+    go.click()
+    expect(go).to_have_text("Stop")
+    go.click()
+    assert shown(done(page)) == before
+
+
+# --- generate ---
+
+
+def test_generate_with_its_controls(page: Page, small: Model) -> None:
+    page.click("#tab-generate")
+    for field, value in {"length": "20", "steps": "5", "temperature": "0.5", "seed": "7"}.items():
+        page.fill(f"#{field}", value)
+    page.select_option("#sampler", "left_to_right")
+    for prompt in ("", "ab"):
+        page.fill("#generate-text", prompt)
+        part(panel(page, "generate"), "go").click()
+        result = done(page, "generate")
+        expect(part(result, "calls")).to_have_text("5 network calls")
+        sampler = LeftToRight(steps=5, temperature=0.5)
+        assert shown(result) == small.generate(1, 20, prompt, sampler=sampler, seed=7)[0]
+    text = shown(result)
+    part(result, "use").click()
+    expect(page.locator("#fill-text")).to_have_value(text)
+    expect(panel(page, "fill")).to_be_visible()
+
+
+@pytest.mark.parametrize("tab", ["fill", "generate", "score"])
+def test_the_same_in_code(page: Page, tab: str, tmp_path: Path) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click(f"#tab-{tab}")
+    page.fill(f"#{tab}-text", 'It\'s "é" \\ __' if tab == "fill" else 'It\'s "é" \\')
+    page.fill("#length", "16", force=True) if tab == "generate" else None
+    part(panel(page, tab), "go").click()
+    if tab == "score":
+        expect(panel(page, tab).locator(".scored")).to_be_visible()
+        wanted = part(panel(page, tab), "bits").inner_text()
+    else:
+        wanted = shown(done(page, tab))
+    page.get_by_text("The same in code").click()
+    code = {}
+    for language in ("python", "curl"):
+        part(page, language).click()
+        part(page, "copy").click()
+        expect(part(page, "copy")).to_have_text("Copied")
+        code[language] = page.evaluate("navigator.clipboard.readText()")
+    program = tmp_path / "request.py"
+    program.write_text(code["python"], encoding="utf-8")
+    run: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60, "encoding": "utf-8"}
+    printed = subprocess.run([sys.executable, "-X", "utf8", str(program)], check=True, **run).stdout
+    if tab == "score":
+        assert f"{float(printed):.2f}" == wanted
+    else:
+        assert printed == f"{wanted}\n"
+    if shutil.which("curl"):
+        answer = subprocess.run(["bash", "-c", code["curl"]], check=True, **run).stdout
+        assert '"error"' not in answer
+        assert '"texts"' in answer
+
+
+# --- constraint, score ---
+
+
+def test_a_constraint_and_whether_it_can_fit(page: Page) -> None:
+    page.fill("#fill-text", "ab ____ yz")
+    page.select_option("#constraint-kind", "regex")
+    fit = part(page, "fit")
+    page.fill("#constraint", "[0-9]{5}")
+    expect(fit).to_contain_text("This cannot fit")
+    page.fill("#constraint", "[0-9]{4}")
+    expect(fit).to_have_text("This can fit.")
+    assert re.fullmatch(r"ab \d{4} yz", shown(fill(page, "ab ____ yz")))
+    page.fill("#fill-text", "ab ___ yz")  # the room changes
+    expect(fit).to_contain_text("at least 4")
+    page.select_option("#constraint-kind", "json_schema")
+    page.fill("#constraint", '{"enum": ["x"')
+    expect(fit).to_have_text("The schema is not JSON yet.")
+    page.fill("#constraint", '{"enum": ["x"]}')
+    expect(fit).to_have_text("This can fit.")
+    assert shown(fill(page, "ab ___ yz")) == 'ab "x" yz'
+    page.click("#tab-generate")
+    page.fill("#length", "2")
+    expect(fit).to_contain_text("This cannot fit")
+    page.fill("#length", "12")
+    expect(fit).to_have_text("This can fit.")
+    part(panel(page, "generate"), "go").click()
+    assert shown(done(page, "generate")) == '"x"'
+    page.select_option("#constraint-kind", "regex")
+    expect(page.locator("#constraint")).to_have_value("[0-9]{4}")  # each kind has its own
+
+
+def test_score(page: Page, small: Model) -> None:
+    page.click("#tab-score")
+    page.fill("#score-text", "the 😀 sat, twice")
+    part(panel(page, "score"), "go").click()
+    words = page.locator(".word")
+    expect(words).to_have_text(["the", "😀", "sat,", "twice"])
+    bound = small.score("the 😀 sat, twice", num_samples=16)
+    expect(part(panel(page, "score"), "bits")).to_have_text(f"{bound.bits_per_byte:.2f}")
+    assert all(re.search(r"hard-[0-6]", word.get_attribute("class") or "") for word in words.all())
+    assert page.locator(".scored .canvas").inner_text() == "the 😀 sat, twice"
+    words.nth(1).hover()
+    expect(part(panel(page, "score"), "word")).to_have_text(re.compile(r"😀: [\d.]+ bits in 4 tokens"))

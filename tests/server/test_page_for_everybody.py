@@ -1,0 +1,178 @@
+"""The page when something goes wrong, and for everybody: errors, restarts, keys, a phone, no mouse."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.base import AXE_FILE_PATH
+from browsing import done, fill, panel, part, shown
+from playwright.sync_api import Browser, Page, expect
+from small_server import running
+
+from unmask.model import Model
+from unmask.server.doors import Doors
+
+# --- what goes wrong ---
+
+
+def test_errors_are_told_kindly(page: Page, complaints: list[str]) -> None:
+    notice = part(page, "notice")
+    page.fill("#steps", "2.5")
+    part(panel(page, "fill"), "go").click()
+    expect(notice).to_have_text("Steps must be a whole number.")
+    page.fill("#steps", "4")
+    page.fill("#fill-text", "[MASK:9..3]")
+    part(panel(page, "fill"), "go").click()
+    expect(notice).to_contain_text("That did not work: ")
+    expect(notice).to_contain_text("the smaller number comes first")
+    page.fill("#fill-text", "[MASK:99999]")
+    part(panel(page, "fill"), "go").click()
+    expect(notice).to_contain_text("ask for less")
+    fill(page, "ab__")
+    expect(notice).to_be_hidden()
+    assert all("400 (Bad Request)" in complaint for complaint in complaints)  # the browser notes every refusal
+    complaints.clear()
+
+
+def test_it_survives_a_restart(small: Model, browser: Browser) -> None:
+    with ExitStack() as stack, browser.new_context() as context:
+        first = stack.enter_context(ExitStack())
+        port = first.enter_context(running(small)).port
+        page = context.new_page()
+        page.goto(f"http://127.0.0.1:{port}")
+        expect(part(page, "model")).to_contain_text("small")
+        page.fill("#fill-text", "my own words ____")
+        first.close()
+        part(panel(page, "fill"), "go").click()
+        expect(part(page, "notice")).to_contain_text("not answering. Your text is safe")
+        page.locator("#fill-text").press_sequentially("!")
+        stack.enter_context(running(small, port=port))
+        expect(part(page, "notice")).to_have_text("The server is back.")
+        assert shown(done(page)).startswith("my own words ")
+        page.click("#tab-score")
+        page.reload()
+        expect(panel(page, "score")).to_be_visible()
+        page.click("#tab-fill")
+        expect(page.locator("#fill-text")).to_have_value("my own words ____!")
+
+
+def test_what_is_cut_short_or_put_off_is_sent_again(page: Page, complaints: list[str]) -> None:
+    half = 'event: start\ndata: {"mask": 257, "rows": [[{"token": 257, "text": null}]]}\n\n'
+    busy = '{"error": {"message": "the server is busy", "code": "busy"}}'
+    answers: list[dict[str, Any]] = [
+        {"status": 200, "content_type": "text/event-stream", "body": half},
+        {"status": 429, "content_type": "application/json", "headers": {"retry-after": "1"}, "body": busy},
+    ]
+    page.route("**/trace", lambda route: route.fulfill(**answers.pop(0)) if answers else route.continue_())
+    page.fill("#fill-text", "ab____yz")
+    part(panel(page, "fill"), "go").click()
+    expect(part(page, "notice")).to_contain_text("not answering")
+    expect(part(page, "notice")).to_contain_text("busy")
+    result = done(page)
+    assert answers == []
+    expect(result.locator(".cell.mask")).to_have_count(0)
+    expect(result.locator(".cell.written")).to_have_count(4)
+    assert all("429" in complaint for complaint in complaints)
+    complaints.clear()
+
+
+def test_the_page_asks_for_the_key(small: Model, browser: Browser) -> None:
+    old, new = "the-old-key-of-the-server", "the-new-key-of-the-server"
+    with ExitStack() as stack:
+        first = stack.enter_context(ExitStack())
+        port = first.enter_context(running(small, doors=Doors(key=old))).port
+        login: Any = {"username": "any", "password": old}
+        context = stack.enter_context(browser.new_context(http_credentials=login))
+        page = context.new_page()
+        page.goto(f"http://127.0.0.1:{port}")
+        expect(part(page, "model")).to_contain_text("small")  # what the browser asked for serves the page too
+        first.close()
+        stack.enter_context(running(small, doors=Doors(key=new), port=port))
+        part(panel(page, "fill"), "go").click()
+        dialog = page.get_by_role("dialog", name="This server needs its API key")
+        expect(dialog).to_be_visible()
+        page.fill("#key", "not-the-key")
+        page.keyboard.press("Enter")
+        expect(part(page, "key-said")).to_have_text("That key was not accepted.")
+        page.fill("#key", new)
+        page.get_by_role("button", name="Go on").click()
+        done(page)
+        assert page.evaluate("sessionStorage.getItem('unmask-key')") == new
+        assert page.evaluate("JSON.stringify({...localStorage})").find(new) < 0
+        page.get_by_text("The same in code").click()
+        expect(part(page, "request")).to_contain_text("Bearer $UNMASK_API_KEY")
+        assert new not in page.content()
+
+
+# --- for everybody ---
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1280)])
+def test_it_is_accessible_and_fits(page: Page, scheme: Any, width: int) -> None:
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page.set_viewport_size({"width": width, "height": 844})
+    page.evaluate(Path(AXE_FILE_PATH).read_text(encoding="utf-8"))
+
+    def look() -> None:
+        found = page.evaluate("axe.run({ resultTypes: ['violations'] })")["violations"]
+        said = [(v["id"], [(n["html"][:120], n.get("failureSummary")) for n in v["nodes"][:3]]) for v in found]
+        assert said == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+    page.get_by_text("The same in code").click()
+    page.select_option("#constraint-kind", "regex")
+    page.fill("#constraint", "[a-z]*")
+    expect(part(page, "fit")).to_contain_text("fit")
+    page.select_option("#constraint-kind", "")
+    page.check("#fill-three")
+    fill(page, "ab____yz")
+    look()
+    page.uncheck("#fill-three")
+    page.fill("#steps", "2")
+    result = fill(page, "ab____yz" + "long" * 14)  # a word wider than a phone
+    result.locator(".cell.written").last.click()
+    expect(page.locator(".about")).to_be_visible()
+    look()
+    page.keyboard.press("Escape")
+    page.click("#tab-generate")
+    look()
+    page.click("#tab-score")
+    page.fill("#score-text", "some words of a text")
+    part(panel(page, "score"), "go").click()
+    expect(page.locator(".word")).to_have_count(5)
+    look()
+    page.fill("#score-text", "")
+    part(panel(page, "score"), "go").click()
+    expect(part(page, "notice")).to_contain_text("Type something")
+    look()
+
+
+def test_the_routes_are_a_page_too(page: Page) -> None:
+    page.get_by_role("link", name="Routes").click()
+    expect(page.get_by_role("heading", name="Routes")).to_be_visible()
+    page.evaluate(Path(AXE_FILE_PATH).read_text(encoding="utf-8"))
+    assert page.evaluate("axe.run()")["violations"] == []
+
+
+def test_by_keys_alone(page: Page) -> None:
+    page.locator("#tab-fill").focus()
+    page.keyboard.press("ArrowRight")
+    expect(panel(page, "generate")).to_be_visible()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Tab")
+    expect(page.locator("#fill-text")).to_be_focused()
+    page.keyboard.press("Control+a")
+    page.keyboard.type("ab____yz")
+    page.keyboard.press("Control+Enter")
+    result = done(page)
+    name = "(e => e.dataset.part ?? (e.id || e.className))(document.activeElement)"
+    reached: list[str] = []
+    while "tab-fill" not in reached and len(reached) < 40:
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate(name))
+    assert {"go", "mask", "undo", "play", "replay", "anew", "use", "measure"} <= set(reached)
+    assert sum("cell" in name for name in reached) == 1  # one stop for the whole text, arrows within
+    expect(result).to_be_visible()
