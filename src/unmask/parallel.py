@@ -229,9 +229,9 @@ def _shard(work: nn.Module, network: Network, world: World, bf16: bool) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(world.device.type, (world.size,))
-    # What is left to the root keeps float32: its head's gradient is a sum over chunks. Nothing is cast on its way in:
-    # times are float64 on purpose.
-    full = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+    # What is left to the root keeps its precision: its head's gradient is a sum over chunks. Nothing is cast on its way
+    # in: times are float64 on purpose.
+    full = MixedPrecisionPolicy(cast_forward_inputs=False)
     half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for part in network.parts():
         fully_shard(part, mesh=mesh, mp_policy=half if bf16 else full, reshard_after_forward=True)

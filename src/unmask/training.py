@@ -91,6 +91,10 @@ def _loop(run: Run, tell: Announcer) -> None:
     with stop_requests() as asked_to_stop, steady_gc(), ahead as batches:
         if run.step == 0:
             tell.on_valid(0, run.validate())
+        if run.spread.kind == "ddp":
+            # DDP lays its exchange out anew after the first backward pass and sums in another order from then on. One
+            # that counts for nothing lets a resumed run sum as the run it continues.
+            run.forward_backward(run.loader.fetch(run.step, *run.share))
         run.began = run.last_read = time.perf_counter()
         for rows in batches:
             lr = learning_rate(config.optim, run.step, config.steps)

@@ -23,6 +23,8 @@ class Watchdog:
         self.count = 0
         self.armed = False  # reading a corpus may take as long as it takes; steps may not
         self.moved = time.monotonic()
+        self._heard: dict[int, tuple[bytes, float]] = {}  # a post, and since when it stands
+        self._asked = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unmask-watchdog", daemon=True)
 
@@ -43,27 +45,36 @@ class Watchdog:
 
     def _run(self) -> None:
         every = min(5.0, max(0.2, self.timeout / 10))
+        posts = 0
         while not self._stop.wait(every):
+            posts += 1
             with contextlib.suppress(Exception):  # the store's own process may be gone; torchrun sees to that
-                self.store.set(f"unmask/{self.rank}", json.dumps([self.count, time.time()]))
-                late = time.monotonic() - self.moved > self.timeout
-                if self.armed and late and (behind := self._behind()):
+                self.store.set(f"unmask/{self.rank}", json.dumps([self.count, posts]))
+                if self.armed and time.monotonic() - self.moved > self.timeout and (behind := self._behind(3 * every)):
                     line = f"unmask: rank {self.rank}: no progress for {self.timeout:.0f} s; {behind}\n"
                     sys.stderr.write(line)
                     sys.stderr.flush()
                     os._exit(1)
 
-    def _behind(self) -> str:
-        """Who has done less than this process, and when it last gave a sign of life."""
+    def _behind(self, silence: float) -> str:
+        """Who has done less than this process, or gives no more sign of life; asked again and again once it is late."""
         missing = []
+        now = time.monotonic()
         for rank in range(self.size):
+            key = f"unmask/{rank}"
             if rank == self.rank:
                 continue
-            key = f"unmask/{rank}"
             if not self.store.check([key]):
                 missing.append(f"rank {rank} never came")
                 continue
-            count, at = json.loads(self.store.get(key))
-            if count < self.count:
-                missing.append(f"rank {rank} is missing, last alive {max(0.0, time.time() - at):.0f} s ago")
+            post = self.store.get(key)
+            last, since = self._heard.get(rank, (b"", now))
+            if post != last:
+                since = now
+            self._heard[rank] = (post, since)
+            if now - since > silence:
+                missing.append(f"rank {rank} is missing and gives no sign of life")
+            elif json.loads(post)[0] < self.count and self._asked > 3:
+                missing.append(f"rank {rank} is missing, though alive")
+        self._asked += 1
         return "; ".join(missing)

@@ -135,7 +135,7 @@ def same_state(a: str, b: str) -> bool:
 def resumed(folder: Path, world: World, seed: int, way: str, precision: str) -> dict[str, Any]:
     """A whole run against one that was stopped after steps 3 and 7, and against one that lost what it saved last."""
     changes: dict[str, Any] = {"seed": seed, "parallel": way, "precision": precision}
-    name = f"resume-{seed}-{way}-{precision}"
+    name = f"resume-{seed}-{way}-{precision}-{world.size}"
     straight = make_config(folder, name, **changes)
     reference = losses(straight)
     broken = make_config(folder, f"{name}-broken", **changes)
