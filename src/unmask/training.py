@@ -6,8 +6,6 @@ import contextlib
 import importlib.util
 import json
 import math
-import os
-import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,13 +21,13 @@ from unmask.atomic import atomic_text
 from unmask.batch import Batch, make_batch
 from unmask.bound import Bound
 from unmask.callbacks import Announcer, Callback, MetricsFile, StepReport, TensorBoard
-from unmask.checkpoint import Checkpoint, load_checkpoint
-from unmask.config import RECIPE_FILE, RunConfig, from_dict, option_paths, to_dict
+from unmask.checkpoint import Checkpoint
+from unmask.config import RECIPE_FILE, RunConfig, to_dict
 from unmask.denoisers._network import Network
 from unmask.devices import fast_attention
 from unmask.draws import row_keys
 from unmask.ema import Ema
-from unmask.errors import ConfigError, DataError, ModelFolderError, Stopped, UsageError
+from unmask.errors import UsageError
 from unmask.evaluate import evaluate_rows
 from unmask.guards import Guard, steady_gc, stop_requests
 from unmask.loader import Loader
@@ -38,21 +36,10 @@ from unmask.model_folder import load_weights, unshared
 from unmask.optim import Updater, flatten_optimizer, learning_rate, make_optimizer, restore_optimizer
 from unmask.packing import Rows, build_rows, reading_bar
 from unmask.parallel import Spread, World, join_world, whole
+from unmask.resuming import STATE, check_same_run, find_checkpoint, stopped
 from unmask.saving import Saver
 from unmask.tokens import Tokenizer, load_tokenizer, tokenizer_from_json
 from unmask.untrusted import read_text
-
-# What may differ between a run and its continuation: nothing of what decides the weights, save how long it goes on.
-MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "compile", "data.cache"}
-MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save", "parallel", "on_nonfinite", "max_nonfinite"}
-
-STATE: dict[str, Any] = {  # of a checkpoint, with its types
-    "config": dict,
-    "data": list,
-    "optimizer": dict,
-    "ema_updates": int,
-    "best": (int, float, type(None)),
-}
 
 
 def train(
@@ -125,7 +112,7 @@ def _loop(run: Run, tell: Announcer) -> None:
                 run.last_read = time.perf_counter()  # validating and saving are no part of a step
             if stopping:
                 world.barrier()  # the first process may still be writing: who leaves now ends it
-                raise run.stopped()
+                raise stopped(config, world, run.step)
 
 
 class Run:
@@ -137,7 +124,7 @@ class Run:
         self.config, self.world, self.device = config, world, world.device
         self.share = world.share(config.batch)
         self.folder = Path(config.out)
-        checkpoint = self._find_checkpoint(resume)
+        checkpoint = find_checkpoint(config, world, resume=resume)
         self.tokenizer = self._tokenizer(checkpoint is not None)
         self.rows, self.valid_rows = self._build_rows()
         self.loader = Loader(self.rows, config.batch, config.seed)
@@ -148,7 +135,7 @@ class Run:
         self.network.checkpoint_activations = config.checkpoint_activations
         if checkpoint is not None:
             with checkpoint.holds(**STATE):
-                self._check_same_run(checkpoint)
+                check_same_run(config, self._data(), checkpoint)
                 load_weights(self.network, checkpoint.tensors["model"], str(checkpoint.path / "model.safetensors"))
         elif init is not None:
             self._init_from(init)
@@ -349,15 +336,6 @@ class Run:
         }
         self.saver.save(self.step, tensors, state, best=best)
 
-    def stopped(self) -> Stopped:
-        job = os.environ.get("TORCHELASTIC_RUN_ID")
-        if job and self.world.first:  # torchrun takes a process that leaves for one that fails: it may start it again
-            atomic_text(self.folder / "stopped", job + "\n")
-        return Stopped(
-            f"stopped at step {self.step} of {self.config.steps}, all is saved; "
-            f"go on with: unmask train {shlex.quote(str(self.folder))} --resume"
-        )
-
     def _gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors whole, on the first process; the others only give their shares."""
         if self.spread.kind != "fsdp":
@@ -368,44 +346,6 @@ class Run:
     def _data(self) -> list[dict[str, Any]]:
         """What the rows are, to the last character: a run goes on with the same or not at all."""
         return [{"key": rows.key} | asdict(rows.report) for rows in (self.rows, self.valid_rows)]
-
-    def _find_checkpoint(self, resume: bool) -> Checkpoint | None:
-        found = load_checkpoint(self.folder)
-        steps = self.world.gather(-1 if found is None else found.step)
-        if len(set(steps)) > 1:
-            raise DataError(
-                f"rank {self.world.rank} sees another {self.folder} than rank 0: "
-                "the run's folder must be on a file system that all machines share"
-            )
-        if (self.folder / "config.json").exists() or (self.folder / "model.safetensors").exists():
-            raise UsageError(f"{self.folder} is a model's folder, not a run's; give another --out")
-        if self.world.restarts:  # torchrun began again by itself: go on from what there is, unless we were to stop
-            note = self.folder / "stopped"
-            if found is not None and note.exists() and note.read_text().strip() == os.environ["TORCHELASTIC_RUN_ID"]:
-                self.step = found.step
-                raise self.stopped()
-            return found
-        if not resume:
-            if found is not None:
-                raise UsageError(
-                    f"{self.folder} holds a run at step {found.step}; go on with --resume, or give another --out"
-                )
-            return None
-        if found is None:
-            raise ModelFolderError(f"{self.folder} holds no checkpoint to resume; leave --resume out to begin")
-        if found.step >= self.config.steps:
-            raise UsageError(f"{self.folder} is at step {found.step} already; give more --steps to go on")
-        return found
-
-    def _check_same_run(self, found: Checkpoint) -> None:
-        before = option_paths(from_dict(RunConfig, found.state["config"]))  # options that are new since have defaults
-        for key, now in option_paths(self.config).items():
-            if key not in MAY_CHANGE and before.get(key) != now:
-                raise ConfigError(
-                    f"{key} is {now!r}, the run in {self.folder} has {before.get(key)!r}; it cannot change"
-                )
-        if found.state["data"] != self._data():
-            raise DataError(f"the data changed since the run in {self.folder} began; restore it, or begin a new run")
 
     def _restore(self, found: Checkpoint) -> None:
         restore_optimizer(self.optimizer, self.names, found.tensors["optimizer"], found.state["optimizer"])

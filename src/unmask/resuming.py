@@ -1,0 +1,84 @@
+"""Where a run goes on: the checkpoint it continues, whether it is the same run, and how a stop is told."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from unmask.atomic import atomic_text
+from unmask.checkpoint import Checkpoint, load_checkpoint
+from unmask.config import RunConfig, from_dict, option_paths
+from unmask.errors import ConfigError, DataError, ModelFolderError, Stopped, UsageError
+from unmask.parallel import World
+
+# What may differ between a run and its continuation: nothing of what decides the weights, save how long it goes on.
+MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "compile", "data.cache"}
+MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save", "parallel", "on_nonfinite", "max_nonfinite"}
+
+STATE: dict[str, Any] = {  # of a checkpoint, with its types
+    "config": dict,
+    "data": list,
+    "optimizer": dict,
+    "ema_updates": int,
+    "best": (int, float, type(None)),
+}
+
+
+def find_checkpoint(config: RunConfig, world: World, *, resume: bool) -> Checkpoint | None:
+    """The checkpoint that the run continues; None: it begins.
+
+    >>> find_checkpoint(RunConfig(out="runs/none-of-this-name"), World(), resume=False) is None
+    True
+    """
+    folder = Path(config.out)
+    found = load_checkpoint(folder)
+    steps = world.gather(-1 if found is None else found.step)
+    if len(set(steps)) > 1:
+        raise DataError(
+            f"rank {world.rank} sees another {folder} than rank 0: "
+            "the run's folder must be on a file system that all machines share"
+        )
+    if (folder / "config.json").exists() or (folder / "model.safetensors").exists():
+        raise UsageError(f"{folder} is a model's folder, not a run's; give another --out")
+    if world.restarts:  # torchrun began again by itself: go on from what there is, unless we were to stop
+        note = folder / "stopped"
+        if found is not None and note.exists() and note.read_text().strip() == os.environ["TORCHELASTIC_RUN_ID"]:
+            raise stopped(config, world, found.step)
+        return found
+    if not resume:
+        if found is not None:
+            raise UsageError(f"{folder} holds a run at step {found.step}; go on with --resume, or give another --out")
+        return None
+    if found is None:
+        raise ModelFolderError(f"{folder} holds no checkpoint to resume; leave --resume out to begin")
+    if found.step >= config.steps:
+        raise UsageError(f"{folder} is at step {found.step} already; give more --steps to go on")
+    return found
+
+
+def check_same_run(config: RunConfig, data: list[dict[str, Any]], found: Checkpoint) -> None:
+    """Refuse to go on with another recipe or other data.
+
+    >>> check_same_run(config, data, find_checkpoint(config, World(), resume=True))  # doctest: +SKIP
+    """
+    before = option_paths(from_dict(RunConfig, found.state["config"]))  # options that are new since have defaults
+    for key, now in option_paths(config).items():
+        if key not in MAY_CHANGE and before.get(key) != now:
+            raise ConfigError(f"{key} is {now!r}, the run in {config.out} has {before.get(key)!r}; it cannot change")
+    if found.state["data"] != data:
+        raise DataError(f"the data changed since the run in {config.out} began; restore it, or begin a new run")
+
+
+def stopped(config: RunConfig, world: World, step: int) -> Stopped:
+    """What a run that was asked to stop ends with.
+
+    >>> str(stopped(RunConfig(out="runs/a", steps=9), World(), 3))
+    'stopped at step 3 of 9, all is saved; go on with: unmask train runs/a --resume'
+    """
+    job = os.environ.get("TORCHELASTIC_RUN_ID")
+    if job and world.first:  # torchrun takes a process that leaves for one that fails: it may start it again
+        atomic_text(Path(config.out) / "stopped", job + "\n")
+    again = f"unmask train {shlex.quote(config.out)} --resume"
+    return Stopped(f"stopped at step {step} of {config.steps}, all is saved; go on with: {again}")
