@@ -13,7 +13,7 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 # All kills, write faults, corruptions and hostile folders; `make test` runs a seeded sample of the kills.
 faults: $(READY)

@@ -18,10 +18,10 @@ import hypothesis
 import pytest
 import torch
 
+from tiny import TINY, MakeConfig
 from unmask.callbacks import Callback, StepReport
 from unmask.config import DataConfig, OptimConfig, RunConfig
 from unmask.corpora.text import Text
-from unmask.denoisers.dit import DiT
 from unmask.model import Model, load
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
@@ -33,7 +33,6 @@ torch.set_num_threads(2)
 hypothesis.settings.register_profile("unmask", deadline=None)
 hypothesis.settings.load_profile("unmask")
 
-TINY = DiT(size="nano", hidden=32, blocks=1, heads=2, dropout=0.1)
 WORDS = (
     "the cat sat on the mat",
     "a dog ran to the red hut",
@@ -83,9 +82,6 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("corpus") / "lines.txt"
     path.write_text("".join(f"{WORDS[i * i % 7 % 4]}\n" for i in range(200)), encoding="utf-8")
     return path
-
-
-MakeConfig = Callable[..., RunConfig]
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 
-from conftest import TINY, MakeConfig
 from constraint_pool import POOL, Entry
+from tiny import TINY, MakeConfig
 from unmask import constraints, samplers
 from unmask.canvas import Canvas
 from unmask.cli import run

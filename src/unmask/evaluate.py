@@ -62,6 +62,7 @@ def evaluate_rows(
             estimator=estimator,
             label_B=None if label is None else torch.from_numpy(label).to(device),
         )
+        world.barrier()  # who ran far ahead would wait so long at the end that it looks like a hang
         if progress is not None:
             progress(min(len(indices), (turn + world.size) * batch), len(indices))
     found = {lo: part for held in world.gather(parts) for lo, part in held.items()}

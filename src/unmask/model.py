@@ -18,6 +18,7 @@ from unmask.constraints import Constraint
 from unmask.constraints._automaton import compile_constraints
 from unmask.denoisers._network import Network
 from unmask.devices import pick_device, pick_dtype
+from unmask.draws import row_keys
 from unmask.editing import edit, fill
 from unmask.errors import UsageError
 from unmask.generate import sample, steps
@@ -90,6 +91,7 @@ class Model:
         constraint: Constraint | Sequence[Constraint] | None = None,
         label: int | None = None,
         guidance: float | None = None,
+        only: Sequence[int] | None = None,
         watch: Watch | None = None,
         runners_up: int = 0,
     ) -> list[str]:
@@ -101,10 +103,11 @@ class Model:
         A constraint always holds, of what is written behind the prompt or, with over="text", of the whole text.
         label: the class of the texts, for a model trained with classes. guidance > 0 follows prompt, suffix and label
         more closely than the model does by itself, at two calls a step.
+        only: of all these texts write those of these numbers; each is what it is among all the others.
 
         >>> model.generate(2, 128, ["def ", "class "], seed=1)  # doctest: +SKIP
         """
-        canvas, heads = self._prompted(num, length, prompt, suffix, constraint, seed=seed, label=label)
+        canvas, heads = self.prompted(num, length, prompt, suffix, constraint, seed=seed, label=label, only=only)
         finished = self.run(canvas, sampler, guidance=guidance, watch=watch, runners_up=runners_up)
         return self._texts(finished, heads)
 
@@ -130,7 +133,7 @@ class Model:
 
         >>> model.particles(lambda z: (z == 101).sum(dim=1), num=4, prompt="th", crowd=32)  # doctest: +SKIP
         """
-        canvas, heads = self._prompted(num, length, prompt, suffix, seed=seed, label=label)
+        canvas, heads = self.prompted(num, length, prompt, suffix, seed=seed, label=label)
         if canvas.tokens.shape[1] > self.length:
             raise UsageError(f"particles work within one window: ask for at most {self.length} tokens")
         sampler = sampler or self.objective.sampler()
@@ -139,7 +142,7 @@ class Model:
             self._rows(canvas, particles(self.denoiser, canvas, sampler, score, **options).tokens), heads
         )
 
-    def _prompted(
+    def prompted(
         self,
         num: int,
         length: int | None,
@@ -147,28 +150,36 @@ class Model:
         suffix: str,
         constraint: Constraint | Sequence[Constraint] | None = None,
         *,
-        seed: int,
-        label: int | None,
+        seed: int = 0,
+        label: int | None = None,
+        only: Sequence[int] | None = None,
     ) -> tuple[Canvas, list[int]]:
-        """`num` rows for each prompt, and how many tokens each has been given at its head."""
+        """`num` rows for each prompt, or `only` some of them, and how many tokens each has been given at its head.
+
+        >>> canvas, heads = model.prompted(4, 64, ["def ", "class "])  # doctest: +SKIP
+        """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        if num < 1 or not prompts:
+            raise UsageError(f"num must be at least 1 and there must be a prompt list of at least one, got num={num}")
+        numbers = range(num * len(prompts)) if only is None else only
+        if not numbers or min(numbers) < 0 or max(numbers) >= num * len(prompts):
+            raise UsageError(f"only: at least one number from 0 to {num * len(prompts) - 1} must be given")
         length = (self.typical_length or self.length) if length is None else length
         tail = encode_fixed(suffix, self.tokenizer, "suffix")
-        rows, heads = [], []
-        for text in prompts:
-            head = self.begin + encode_fixed(text, self.tokenizer, "prompt")
-            gap = length - len(head) - len(tail)
-            if gap < 1:
+        begun: dict[int, list[int]] = {}
+        for which in dict.fromkeys(number // num for number in numbers):
+            head = begun[which] = self.begin + encode_fixed(prompts[which], self.tokenizer, "prompt")
+            if length - len(head) - len(tail) < 1:
                 raise UsageError(
                     f"the prompt takes {len(head)} tokens and the suffix {len(tail)}, which leaves nothing of length "
                     f"{length}: give a larger length or a shorter prompt"
                 )
-            rows += [head + [self.tokenizer.mask_id] * gap + tail] * num
-            heads += [len(head)] * num
-        if num < 1 or not rows:
-            raise UsageError(f"num must be at least 1 and there must be a prompt list of at least one, got num={num}")
+        heads = [begun[number // num] for number in numbers]
+        rows = [head + [self.tokenizer.mask_id] * (length - len(head) - len(tail)) + tail for head in heads]
+        key_B = row_keys(seed, torch.tensor(numbers))
         # A suffix must stay part of the text, so nothing before it may end the text.
-        return self.canvas(rows, constraint, may_end=not tail, seed=seed, label=label), heads
+        canvas = self.canvas(rows, constraint, may_end=not tail, key_B=key_B, label=label)
+        return canvas, [len(head) for head in heads]
 
     def _texts(self, rows: list[list[int]], heads: list[int]) -> list[str]:
         begin = len(self.begin)

@@ -44,7 +44,7 @@ from unmask.untrusted import read_text
 
 # What may differ between a run and its continuation: nothing of what decides the weights, save how long it goes on.
 MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "compile", "data.cache"}
-MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save"}
+MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save", "parallel", "on_nonfinite", "max_nonfinite"}
 
 STATE: dict[str, Any] = {  # of a checkpoint, with its types
     "config": dict,
@@ -346,8 +346,9 @@ class Run:
         self.saver.save(self.step, tensors, state, best=best)
 
     def stopped(self) -> Stopped:
-        if self.world.first:  # torchrun takes a process that leaves for one that fails, and may start it again
-            atomic_text(self.folder / "stopped", os.environ.get("TORCHELASTIC_RUN_ID", "") + "\n")
+        job = os.environ.get("TORCHELASTIC_RUN_ID")
+        if job and self.world.first:  # torchrun takes a process that leaves for one that fails: it may start it again
+            atomic_text(self.folder / "stopped", job + "\n")
         return Stopped(
             f"stopped at step {self.step} of {self.config.steps}, all is saved; "
             f"go on with: unmask train {shlex.quote(str(self.folder))} --resume"

@@ -28,10 +28,10 @@ def role(path: Path) -> str:
 
 
 class Taps:
-    """Wraps the calls; counts those that touch a checkpoint and asks `act` about each."""
+    """Wraps the calls; counts those that touch `folder` (a run's checkpoints) under root and asks `act` about each."""
 
-    def __init__(self, root: Path, act: Act) -> None:
-        self.root, self.act = str(root.resolve()), act
+    def __init__(self, root: Path, act: Act, folder: str = "checkpoints") -> None:
+        self.root, self.act, self.folder = str(root.resolve()), act, folder
         self.seen: list[str] = []
         self.open_files: dict[int, Path] = {}
         self.real = {name: getattr(place, name) for place, name in WRAPPED}
@@ -46,7 +46,7 @@ class Taps:
             setattr(place, name, self.real[name])
 
     def _around(self, point: str, path: Path, call: Callable[[], Any]) -> Any:
-        if "checkpoints" not in path.parts or not str(path.absolute()).startswith(self.root):
+        if self.folder not in path.parts or not str(path.absolute()).startswith(self.root):
             return call()
         self.seen.append(point)
         self.act(point, "before")
@@ -75,7 +75,7 @@ class Taps:
         def call() -> int:
             half = (len(data) + 1) // 2
             written: int = self.real["write"](descriptor, data[:half])
-            if "checkpoints" in path.parts and self.act(point, "half") == "short":
+            if self.folder in path.parts and self.act(point, "half") == "short":
                 return written
             return written + int(self.real["write"](descriptor, data[half:]))
 

@@ -13,7 +13,7 @@ from chains import World, fits
 from test_guidance import chain_from
 from torch import Tensor
 
-from conftest import MakeConfig
+from tiny import MakeConfig
 from unmask import kernels, samplers
 from unmask.batch import make_batch
 from unmask.canvas import Canvas

@@ -2,14 +2,24 @@
 
 Diffusion models give an upper bound, autoregressive ones the exact value. The protocol is printed beside the numbers.
 
+Several processes (--nproc, or torchrun) share the batches and give the numbers that one process gives.
+
 Example:
   unmask eval demo-model --data notes.txt --json
+  unmask eval demo-model --data notes.txt --nproc 4
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from unmask.cli import _processes
+
+if TYPE_CHECKING:
+    from unmask.parallel import World
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,10 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=16, help="rows at a time (default 16)")
     parser.add_argument("--seed", type=int, default=0, help="of times and masks (default 0)")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    _processes.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
+    if _processes.launched(args):
+        return 0
+    from unmask.parallel import join_world
+
+    with join_world(args.device, timeout=args.timeout) as world:
+        return _evaluate(args, world)
+
+
+def _evaluate(args: argparse.Namespace, world: World) -> int:
     from unmask.cli._terminal import progress_bar
     from unmask.corpora._files import from_path
     from unmask.corpora.stdlib import Stdlib
@@ -41,15 +61,15 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-    model = load(args.model, device=args.device)
+    model = load(args.model, device=world.device)
     length = args.length or model.length
     if length > model.length:
         raise UsageError(f"--length {length} is beyond the model's window of {model.length} tokens")
     corpus = Stdlib() if args.data == "stdlib" else from_path(args.data)
-    with reading_bar() as bar:
+    with reading_bar() if world.first else nullcontext() as bar:
         rows = build_rows(corpus, model.tokenizer, policy=args.packing, length=length, progress=bar)
     estimator = args.estimator or model.objective.estimator(model.denoiser)
-    with progress_bar("evaluate") as progress:
+    with progress_bar("evaluate") if world.first else nullcontext() as progress:
         bound = evaluate_rows(
             model.denoiser,
             model.objective,
@@ -60,7 +80,10 @@ def run(args: argparse.Namespace) -> int:
             batch=args.batch,
             estimator=estimator,
             progress=progress,
+            world=world,
         )
+    if not world.first:
+        return 0
     exact = estimator == "exact"
     protocol = {
         "data": args.data,

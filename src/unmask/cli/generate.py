@@ -1,16 +1,26 @@
 """Write texts with a model, from nothing or from a prompt.
 
+With --out they go to files in a folder, part-00000.jsonl and so on, a line of JSON each, and the same call goes on
+where it was stopped or killed. Several processes (--nproc, or torchrun) share the parts and write the same texts.
+
 Example:
   unmask generate demo-model --num 2 --length 256 --prompt "def " --watch
   unmask generate demo-model --length 16 --prompt "x = " --regex "[0-9]+"
+  unmask generate demo-model --num 100000 --out texts --nproc 4
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import shlex
+from contextlib import nullcontext
+from functools import partial
 
 from unmask.built_in import DEFAULT
-from unmask.cli import _sampling
+from unmask.cli import _processes, _sampling
+from unmask.errors import Stopped, UsageError
 
 TAKES_OVERRIDES = True  # a sampler's own options
 
@@ -23,10 +33,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt", action="append", help="how the text begins; may be given several times")
     parser.add_argument("--suffix", default="", help="how the text ends")
+    group = parser.add_argument_group("many texts")
+    group.add_argument("--out", metavar="DIR", help="write the texts to files in this folder, or go on with it")
+    group.add_argument("--batch", type=int, metavar="N", help="texts written at a time (default 64)")
+    group.add_argument("--part-size", type=int, metavar="N", help="texts in a file (default 256)")
+    _processes.add_arguments(group)
     _sampling.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.out is not None:
+        return _write_many(args)
+    for name in ("batch", "part_size", "nproc"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is for texts that go to a folder: give --out DIR")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("several processes write to a folder: give --out DIR")
     from unmask.model import load
 
     model = load(args.model, device=args.device, dtype=args.dtype)
@@ -47,4 +69,45 @@ def run(args: argparse.Namespace) -> int:
         )
     _sampling.print_texts(texts, args, {"prompts": args.prompt or [""], "suffix": args.suffix})
     view.save()
+    return 0
+
+
+def _write_many(args: argparse.Namespace) -> int:
+    for name in ("watch", "trace", "html", "svg"):
+        if getattr(args, name):
+            raise UsageError(f"--{name} is for texts that are printed: leave out --out, or --{name}")
+    if not args.out:
+        raise UsageError("--out needs the name of a folder")
+    if _processes.launched(args):
+        return 0
+    from unmask.cli._terminal import progress_bar, stderr
+    from unmask.many import Order, generate_many
+    from unmask.model import load
+    from unmask.parallel import join_world
+
+    sizes = {"batch": args.batch, "part": args.part_size}
+    with join_world(args.device, timeout=args.timeout) as world:
+        model = load(args.model, device=world.device, dtype=args.dtype)
+        constraint = _sampling.make_constraint(args)
+        order = Order(
+            num=args.num,
+            length=args.length,
+            prompts=tuple(args.prompt or [""]),
+            suffix=args.suffix,
+            sampler=_sampling.make_sampler(args, model),
+            seed=args.seed,
+            constraint=None if constraint is None else tuple(constraint),
+            label=args.label,
+            guidance=args.guidance,
+            **{name: size for name, size in sizes.items() if size is not None},
+        )
+        try:
+            with progress_bar("generate") if world.first else nullcontext() as progress:
+                note = partial(stderr().print, soft_wrap=True)
+                generate_many(model, order, args.out, world=world, progress=progress, note=note)
+        except Stopped as e:
+            raise Stopped(f"{e}; go on with: unmask {shlex.join(args.words)}") from None
+        if world.first:
+            told = {"out": args.out, "texts": order.total, "parts": len(order.parts)}
+            print(json.dumps(told) if args.json else args.out)
     return 0

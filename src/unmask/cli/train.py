@@ -15,6 +15,8 @@ import argparse
 import json
 import os
 
+from unmask.cli import _processes
+
 TAKES_OVERRIDES = True
 
 
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on with the run in the recipe's out folder")
     parser.add_argument("--init", metavar="DIR", help="begin with the weights of this model")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
-    parser.add_argument("--nproc", type=int, metavar="N", help="train in N processes of this machine (default 1)")
+    _processes.add_arguments(parser)
     parser.add_argument(
         "--max-restarts",
         type=int,
@@ -44,22 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --nproc: begin again from the last checkpoint up to N times",
     )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=600.0,
-        metavar="S",
-        help="seconds to wait for a process that hangs (default 600)",
-    )
     parser.add_argument("--json", action="store_true", help="print this call's best validation as one JSON object")
     parser.add_argument("--options", action=_ShowOptions, nargs=0, help="list every --KEY with its default and choices")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.nproc is not None and "RANK" not in os.environ:
-        from unmask.launch import launch
-
-        launch(args.words, nproc=args.nproc, max_restarts=args.max_restarts)
+    if _processes.launched(args, max_restarts=args.max_restarts):
         return 0
     from unmask.bound import Bound
     from unmask.callbacks import Callback

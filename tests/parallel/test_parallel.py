@@ -1,0 +1,118 @@
+"""One run, whatever the number of processes: gradients, losses, bounds, stops and checkpoints on 1, 2 and 4 of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from worlds import KINDS, WAYS, losses, make_config, one_step, write_text
+
+from unmask.parallel import World
+
+WORKER = Path(__file__).with_name("worlds.py")
+
+
+def start(size: int, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    done = subprocess.run([*torchrun, *words], env=environment, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def worked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("worlds")
+    write_text(folder)
+    start(4, str(WORKER), str(folder), "gradients,losses,resume,reshard")
+    start(2, str(WORKER), str(folder), "gradients,losses,resume,reshard,nonfinite,errors")
+    return folder
+
+
+def found(folder: Path, name: str) -> Any:
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+def test_gradients_do_not_depend_on_the_processes(worked: Path, kind: str, dtype: torch.dtype) -> None:
+    limit = 1e-6 if dtype is torch.float32 else 1e-10
+    alone = one_step(make_config(worked, "alone", kind), World(), dtype)
+    count = 0
+    for size in (2, 4):
+        for way, micro in WAYS:
+            path = worked / f"gradients-{size}-{kind}-{way}-{micro}-{str(dtype)[6:]}.safetensors"
+            if not path.exists():
+                continue
+            together = load_file(path)
+            assert together.keys() == alone.keys()
+            off = sum(float((together[k] - alone[k]).double().square().sum()) for k in alone) ** 0.5
+            size_of = sum(float(g.double().square().sum()) for g in alone.values()) ** 0.5
+            assert off <= limit * size_of, f"{path.name}: {off / size_of:.1e}"
+            count += 1
+    assert count == (4 if dtype is torch.float32 else 8)
+
+
+@pytest.fixture(scope="module")
+def alone(worked: Path) -> Any:
+    """20 steps of one process."""
+    return losses(make_config(worked, "alone-20", steps=20))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("way", "micro"), WAYS)
+def test_twenty_steps_are_the_same(worked: Path, alone: Any, size: int, way: str, micro: int | None) -> None:
+    first, *others = found(worked, f"losses-{way}-{micro}-{size}")
+    assert {int(k): v for k, v in first["losses"].items()} == pytest.approx(alone["losses"], rel=1e-4)
+    assert {int(k): v for k, v in first["bounds"].items()} == pytest.approx(alone["bounds"], rel=1e-4)
+    assert all(not other["losses"] for other in others)  # only the first process talks
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_activations_computed_again_change_nothing(worked: Path, size: int) -> None:
+    plain = losses(make_config(worked, f"plain-{size}"))
+    first = found(worked, f"checkpointed-{size}")[0]
+    assert list(first["losses"].values()) == pytest.approx(list(plain["losses"].values()), rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(worked: Path, size: int) -> None:
+    names = sorted(path.stem for path in worked.glob(f"resume-*-{size}.json"))
+    assert len(names) == (12 if size == 2 else 4)
+    for name in names:
+        for rank, facts in enumerate(found(worked, name)):
+            assert facts == {"stops": [True, True, False], "same losses": True, "same state": True}, (name, rank)
+
+
+def test_a_run_goes_on_with_other_processes(worked: Path, alone: Any) -> None:
+    """Four with shares of the weights, then two with copies, then one."""
+    reference = losses(make_config(worked, "reference"))["losses"]
+    parts = [found(worked, f"reshard-{size}")[0] for size in (4, 2)]
+    assert [part["stopped"] for part in parts] == [True, True]
+    last = losses(make_config(worked, "reshard"), resume=True)
+    joined = {int(k): v for part in [*parts, last] for k, v in part["losses"].items()}
+    assert joined == pytest.approx(reference, rel=1e-4)
+    assert min(last["losses"]) > 8
+
+
+def test_one_process_with_a_bad_gradient_is_everybodys_affair(worked: Path) -> None:
+    for rank, facts in enumerate(found(worked, "nonfinite-2")):
+        if rank == 0:
+            assert [note.partition(" at step")[0] for note in facts["notes"]] == ["loss nan", "loss nan"]
+            assert sorted(map(int, facts["losses"])) == [1, 2, 4, 5, 7, 8, 9, 10, 11, 12]
+        assert "loss nan at step 3" in facts["stop"]
+        assert "checkpoints" in facts["stop"]
+        assert "loss nan at step 6" in facts["limit"]
+        assert "after 1 skipped" in facts["limit"]
+
+
+def test_rows_that_cannot_be_shared_are_told(worked: Path) -> None:
+    for facts in found(worked, "uneven-2"):
+        assert facts["said"].startswith("a batch of 5 rows cannot be divided among 2 processes")

@@ -1,0 +1,225 @@
+"""What several processes are asked to do, in one group of them: started by test_parallel.py under torchrun.
+
+Every scenario leaves its results in FOLDER/NAME.json or .safetensors, written by the first process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from unmask.callbacks import Callback
+from unmask.checkpoint import load_checkpoint
+from unmask.config import DataConfig, OptimConfig, RunConfig
+from unmask.corpora.text import Text
+from unmask.denoisers.dit import DiT
+from unmask.errors import NonFiniteError, Stopped, UsageError
+from unmask.objectives.ar import AR
+from unmask.objectives.mdlm import MDLM
+from unmask.parallel import World, join_world, whole
+from unmask.training import Run, train
+
+SMALL: dict[str, Any] = {"hidden": 16, "blocks": 2, "heads": 2, "dropout": 0.0}
+KINDS = {
+    "count": (DiT(**SMALL), MDLM(form="count")),
+    "level": (DiT(**SMALL, conditioning="level", cond_dim=8, tied=True), MDLM()),
+    "ar": (DiT(**SMALL, causal=True), AR()),
+}
+WAYS = [("ddp", None), ("ddp", 1), ("fsdp", None), ("fsdp", 1)]
+
+
+def make_config(folder: Path, name: str, kind: str = "count", **changes: Any) -> RunConfig:
+    """A run of 12 steps of 8 rows, some shorter than others."""
+    text = folder / "text.jsonl.txt"
+    denoiser, objective = KINDS[kind]
+    config = RunConfig(
+        out=str(folder / name),
+        steps=12,
+        batch=8,
+        denoiser=denoiser,
+        objective=objective,
+        data=DataConfig(
+            train=Text(path=str(text), separator="|"),
+            length=24,
+            packing="pad",
+            held_out=0.2,
+            cache=str(folder / "cache"),
+        ),
+        optim=OptimConfig(lr=3e-3, warmup=4, ema=0.9),
+        log_every=1,
+        valid_every=6,
+        valid_rows=20,
+        sample_every=0,
+        save_every=4,
+        keep=5,
+    )
+    return dataclasses.replace(config, **changes)
+
+
+def write_text(folder: Path) -> None:
+    rows = (f"{i * i % 97}: the cat sat"[: 8 + i * 7 % 15] for i in range(160))
+    (folder / "text.jsonl.txt").write_text("|".join(rows), encoding="utf-8")
+
+
+def one_step(config: RunConfig, world: World, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Loss, norm and gradients of a first step, whole."""
+    shutil.rmtree(config.out, ignore_errors=True) if world.first else None
+    world.barrier()
+    torch.set_default_dtype(dtype)
+    try:
+        run = Run(config, world, resume=False, init=None)
+        with torch.no_grad():  # away from the start, where a zero head hides everything below it
+            for i, p in enumerate(run.network.parameters()):
+                p.add_(0.05 * torch.sin(torch.arange(1, 2) + i).to(dtype))
+        loss, norm, _ = run.forward_backward(run.loader.fetch(0, *run.share))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    grads = {name: whole(p.grad).detach().clone() for name, p in run.network.named_parameters() if p.grad is not None}
+    return grads | {"loss": loss.detach().clone(), "norm": norm.detach().clone()}
+
+
+class Losses(Callback):
+    """Remembers; asks this process, and it alone, to stop after a step."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.stop_at = stop_at
+        self.losses: dict[int, float] = {}
+        self.bounds: dict[int, float] = {}
+        self.notes: list[str] = []
+
+    def on_step(self, report: Any) -> None:
+        self.losses[report.step] = report.loss
+        if report.step == self.stop_at:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    def on_valid(self, step: int, bound: Any) -> None:
+        self.bounds[step] = bound.nats_per_token
+
+    def on_note(self, step: int, text: str) -> None:
+        self.notes.append(text)
+
+
+def losses(config: RunConfig, *, stop_at: int | None = None, resume: bool = False) -> dict[str, Any]:
+    seen = Losses(stop_at)
+    stopped = False
+    try:
+        train(config, callbacks=[seen], device="cpu", resume=resume)
+    except Stopped:
+        stopped = True
+    return {"losses": seen.losses, "bounds": seen.bounds, "notes": seen.notes, "stopped": stopped}
+
+
+def same_state(a: str, b: str) -> bool:
+    """Weights, averages and moments of the newest checkpoints, to the last bit."""
+    one, other = load_checkpoint(Path(a)), load_checkpoint(Path(b))
+    assert one is not None
+    assert other is not None
+    return one.step == other.step and all(
+        group.keys() == other.tensors[name].keys()
+        and all(torch.equal(t, other.tensors[name][k]) for k, t in group.items())
+        for name, group in one.tensors.items()
+    )
+
+
+def resumed(folder: Path, world: World, seed: int, way: str, precision: str) -> dict[str, Any]:
+    """A whole run against one that was stopped after steps 3 and 7, and against one that lost what it saved last."""
+    changes: dict[str, Any] = {"seed": seed, "parallel": way, "precision": precision}
+    name = f"resume-{seed}-{way}-{precision}"
+    straight = make_config(folder, name, **changes)
+    reference = losses(straight)
+    broken = make_config(folder, f"{name}-broken", **changes)
+    parts = [losses(broken, stop_at=3), losses(broken, stop_at=7, resume=True)]
+    if world.first:  # as if killed before the save at the stop was durable
+        shutil.rmtree(Path(broken.out) / "checkpoints" / f"step-{8:08d}")
+    world.barrier()
+    parts.append(losses(broken, resume=True))
+    joined = {k: v for part in parts for k, v in part["losses"].items()}
+    return {
+        "stops": [part["stopped"] for part in parts],
+        "same losses": not world.first or joined == reference["losses"],
+        "same state": same_state(straight.out, broken.out),
+    }
+
+
+def nonfinite(folder: Path, world: World) -> dict[str, Any]:
+    """A gradient that is no number on one process alone: all skip the step; at the limit all stop."""
+    real = Run._nats
+
+    def poisoned(self: Run, part: Any, network: Any) -> Tensor:
+        bad = self.world.rank == self.world.size - 1 and self.step in (2, 5)
+        return real(self, part, network) * (float("nan") if bad else 1.0)
+
+    Run._nats = poisoned  # type: ignore[method-assign]
+    try:
+        found: dict[str, Any] = losses(make_config(folder, "skip", on_nonfinite="skip", max_nonfinite=2))
+        for name, limit in (("stop", 0), ("limit", 1)):
+            how = {"on_nonfinite": "skip", "max_nonfinite": 1} if limit else {}
+            try:
+                losses(make_config(folder, name, **how))
+            except NonFiniteError as e:
+                found[name] = str(e)
+    finally:
+        Run._nats = real  # type: ignore[method-assign]
+    return found
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    asked = sys.argv[2].split(",")
+    with join_world("cpu") as world:
+
+        def leave(name: str, found: dict[str, Any]) -> None:
+            everybody = world.gather(found)
+            if world.first:
+                (folder / f"{name}-{world.size}.json").write_text(json.dumps(everybody))
+
+        if "gradients" in asked:
+            for kind in KINDS:
+                for way, micro in WAYS:
+                    for dtype in (torch.float32, torch.float64):
+                        if micro and dtype is torch.float32:
+                            continue
+                        config = make_config(folder, "gradients", kind, parallel=way, micro_batch=micro)
+                        found = one_step(config, world, dtype)
+                        if world.first:
+                            name = f"gradients-{world.size}-{kind}-{way}-{micro}-{str(dtype)[6:]}"
+                            save_file(found, folder / f"{name}.safetensors")
+        if "losses" in asked:
+            for way, micro in WAYS:
+                name = f"losses-{way}-{micro}"
+                config = make_config(folder, f"{name}-{world.size}", steps=20, parallel=way, micro_batch=micro)
+                leave(name, losses(config))
+            checkpointed = make_config(folder, f"ac-{world.size}", parallel="fsdp", checkpoint_activations=True)
+            leave("checkpointed", losses(checkpointed))
+        if "resume" in asked:
+            for seed in (0, 1, 2) if world.size == 2 else (0,):
+                for way in ("ddp", "fsdp"):
+                    for precision in ("fp32", "bf16"):
+                        leave(f"resume-{seed}-{way}-{precision}", resumed(folder, world, seed, way, precision))
+        if "reshard" in asked:
+            first = world.size == 4
+            config = make_config(folder, "reshard", parallel="fsdp" if first else "ddp")
+            leave("reshard", losses(config, stop_at=4 if first else 8, resume=not first))
+        if "nonfinite" in asked:
+            leave("nonfinite", nonfinite(folder, world))
+        if "errors" in asked:
+            try:
+                losses(make_config(folder, "uneven", batch=world.size * 2 + 1))
+            except UsageError as e:
+                leave("uneven", {"said": str(e)})
+    assert not dist.is_initialized()
+
+
+if __name__ == "__main__":
+    main()
