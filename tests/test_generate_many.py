@@ -265,6 +265,14 @@ def test_wrong_use(
     assert not list(in_folder.iterdir())
 
 
+def test_several_processes_need_a_folder(
+    trained: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.run(["generate", str(trained.folder), "--device", "cpu"]) == 2
+    assert capsys.readouterr().err == "unmask: several processes write to a folder: give --out DIR\n"
+
+
 @pytest.fixture
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -290,7 +298,7 @@ def forked(trained: Any, corpus_file: Path, tmp_path_factory: pytest.TempPathFac
     program = Path(__file__).parent / "faults" / "many_texts.py"
     words = json.dumps(command_lines(trained, corpus_file, folder / "two"))
     done = subprocess.run(
-        [sys.executable, str(program), str(folder), str(trained.folder), "0" if ALL else "8", words],
+        [sys.executable, str(program), str(folder), str(trained.folder), "0" if ALL else "6", words],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -302,11 +310,11 @@ def forked(trained: Any, corpus_file: Path, tmp_path_factory: pytest.TempPathFac
 
 
 def test_a_killed_call_goes_on(forked: tuple[Path, Any], tally: Any) -> None:
-    """SIGKILL where the folder changes and behind every batch: no part is torn, and the end is the undisturbed one."""
+    """SIGKILL where the folder changes and behind batches: no part is torn, and the end is the undisturbed one."""
     _, report = forked
     assert report["wrong"] == []
     assert report["points"] > 40
-    assert len(set(report["reached"])) == (report["points"] if ALL else 8) + 6
+    assert len(set(report["reached"])) == (report["points"] + 6 if ALL else 9)
     tally("killed while writing many texts", len(report["reached"]))
 
 

@@ -156,11 +156,13 @@ def generate_many(
     others = [rank for rank, told in enumerate(world.gather(manifest)) if told != manifest]
     if others:
         raise UsageError(f"rank {world.rank} and rank {others[0]} differ in their model or options: give all the same")
-    if folder.is_dir():
-        clean(folder)  # what dead writers left: each process knows those of its own id
-    world.barrier()
     with stop_requests() as asked_to_stop:
         missing = world.from_first(lambda: _begin(folder, manifest, order, note))
+        if not folder.is_dir():
+            raise _not_shared(folder)
+        clean(folder)  # what dead writers left: each process knows those of its own id
+        world.barrier()  # on another machine a writer that lives looks dead
+        world.arm()
         parts = order.parts
         done = written = order.total - sum(len(parts[k]) for k in missing)
         for turn in range(0, len(missing), world.size):
@@ -220,14 +222,16 @@ def _begin(folder: Path, manifest: dict[str, Any], order: Order, note: Note | No
 
 
 def _finish(folder: Path, manifest: dict[str, Any], order: Order) -> None:
-    for k in range(len(order.parts)):
-        if not (folder / part_name(k)).exists():
-            raise UnmaskError(
-                f"{folder / part_name(k)} is not there: processes on several machines must share {folder}"
-            )
+    for path in (folder / part_name(k) for k in range(len(order.parts))):
+        if not path.exists():
+            raise _not_shared(path)
     clean(folder)
     if not read_json(folder / MANIFEST).get("complete"):
         atomic_text(folder / MANIFEST, _json(manifest, complete=True))
+
+
+def _not_shared(path: Path) -> UnmaskError:
+    return UnmaskError(f"{path} is not there: processes on several machines must share the folder that they write to")
 
 
 def _wrong(path: Path, order: Order, numbers: range) -> int | None:

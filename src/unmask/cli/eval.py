@@ -69,6 +69,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     with reading_bar() if world.first else nullcontext() as bar:
         rows = build_rows(corpus, model.tokenizer, policy=args.packing, length=length, progress=bar)
     estimator = args.estimator or model.objective.estimator(model.denoiser)
+    world.arm()
     with progress_bar("evaluate") if world.first else nullcontext() as progress:
         bound = evaluate_rows(
             model.denoiser,
