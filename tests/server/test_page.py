@@ -212,8 +212,11 @@ def test_stop_keeps_what_was_there(page: Page) -> None:
     go = part(panel(page, "fill"), "go")
     go.click()
     expect(go).to_have_text("Stop")
+    part(panel(page, "fill"), "undo").click()  # nothing to take back yet
     go.click()
     assert shown(done(page)) == before
+    part(panel(page, "fill"), "undo").click()
+    expect(panel(page, "fill").locator(".result")).to_be_hidden()
 
 
 # --- generate ---

@@ -128,8 +128,9 @@ const moment = (of, typed) => ({ text: typed ? text(of).value : null, state: wri
 
 /** From one pile to the other: undo, and undo of undo. */
 function turn(of, from, to) {
+  if (writings[of]?.running) return;
   const then = from[of].pop();
-  if (then === undefined || writings[of]?.running) return;
+  if (then === undefined) return;
   to[of].push(moment(of, then.text !== null));
   if (then.text !== null) setText(of, then.text);
   writings[of]?.restore(then.state);
