@@ -17,7 +17,7 @@ test: $(READY)
 
 # All kills, write faults, corruptions and hostile folders; `make test` runs a seeded sample of the kills.
 faults: $(READY)
-	UNMASK_FAULTS=all UNMASK_FAULTS_REPORT=docs/faults-last.txt $(BIN)/python -m pytest -q tests/faults tests/hostile tests/test_generate_many.py
+	UNMASK_FAULTS=all UNMASK_FAULTS_REPORT=docs/faults-last.txt $(BIN)/python -m pytest -q tests/faults tests/hostile tests/parallel tests/test_generate_many.py
 
 lint: $(READY)
 	$(BIN)/ruff format .
