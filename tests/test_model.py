@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import unmask
+from damaging import Damage, edit
 from unmask.bound import Bound
 from unmask.canvas import Canvas
 from unmask.denoisers.dit import DiT
@@ -138,27 +139,6 @@ def test_a_wrapped_function_is_used_but_not_saved(tmp_path: Path) -> None:
 
 
 # --- refused by name --------------------------------------------------------------------------------------------------
-
-Damage = Callable[[Path], None]
-
-
-def edit(**changes: Any) -> Damage:
-    """Change config.json; a dotted key reaches inside, `...` removes."""
-
-    def damage(folder: Path) -> None:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        for key, value in changes.items():
-            *path, last = key.split("__")
-            place = config
-            for part in path:
-                place = place[part]
-            if value is ...:
-                del place[last]
-            else:
-                place[last] = value
-        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-
-    return damage
 
 
 def tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Damage:

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 import unmask.saving
+from unmask.callbacks import Callback
 from unmask.checkpoint import load_checkpoint, save_checkpoint
 from unmask.errors import NonFiniteError, Stopped, UnmaskError
 from unmask.saving import Saver
@@ -231,3 +232,35 @@ def test_a_disk_without_room_stops_the_run_at_that_step(
     found = load_checkpoint(tmp_path / "run")
     assert found is not None
     assert (found.step, found.skipped) == (4, [])
+
+
+def test_a_save_that_fails_behind_an_error_is_told(
+    tmp_path: Path, make_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's own error is raised; that the last save failed too is said before the end."""
+
+    class Notes(Callback):
+        said: ClassVar[list[str]] = []
+
+        def on_note(self, step: int, text: str) -> None:
+            self.said.append(text)
+
+        def on_step(self, report: Any) -> None:
+            if report.step == 4:  # its save begins after this and fails in the background
+                monkeypatch.setattr("unmask.saving.save_checkpoint", failing)
+
+    def failing(*_: Any, **__: Any) -> Path:
+        raise OSError(5, "Input/output error")
+
+    real = Run.forward_backward
+
+    def then(self: Run, *given: Any) -> Any:
+        if self.step == 4:
+            raise NonFiniteError("loss nan")
+        return real(self, *given)
+
+    monkeypatch.setattr(Run, "forward_backward", then)
+    config = make_config(tmp_path / "run", async_save=True, valid_every=100, save_every=4, steps=100)
+    with pytest.raises(NonFiniteError):
+        train(config, callbacks=[Notes()], device="cpu")
+    assert Notes.said == ["the last save failed: [Errno 5] Input/output error"]

@@ -53,12 +53,15 @@ def launch(words: list[str], *, nproc: int, max_restarts: int = 0) -> None:
             raise _ending(Path(notes), {rank: failure.exitcode for rank, failure in e.failures.items()}) from None
 
 
-def leave_note(code: int, message: str) -> None:
-    """A started process's last words, for the one that started it; nothing where nobody did."""
-    if NOTES in os.environ:
-        with contextlib.suppress(OSError):
-            path = Path(os.environ[NOTES], os.environ.get("RANK", "0"))
-            path.write_text(json.dumps([code, message]), encoding="utf-8")
+def leave_note(code: int, message: str) -> bool:
+    """A started process's last words, for the one that started it; False where nobody did, or cannot be told."""
+    if NOTES not in os.environ:
+        return False
+    try:
+        Path(os.environ[NOTES], os.environ.get("RANK", "0")).write_text(json.dumps([code, message]), encoding="utf-8")
+    except OSError:
+        return False
+    return True
 
 
 def _ending(notes: Path, codes: dict[int, int]) -> Exception:

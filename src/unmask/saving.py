@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import threading
 from collections import deque
@@ -38,6 +37,7 @@ class Saver:
         self._host: dict[tuple[str, str], Tensor] = {}  # used again by every save: pages are dear to get
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self.failed: Exception | None = None  # a save that nobody waited for any more
         self._durable: deque[tuple[int, Path]] = deque()
 
     def save(self, step: int, tensors: Groups, state: Mapping[str, Any], *, best: bool) -> None:
@@ -70,9 +70,12 @@ class Saver:
             raise error
 
     def close(self) -> Iterator[tuple[int, Path]]:
-        """The last of `finished`, for a run that ends by an error of its own: that one is raised, not a save's."""
-        with contextlib.suppress(Exception):
+        """The last of `finished`, for a run that ends by an error of its own: that one is raised, a save's is kept in
+        `failed`."""
+        try:
             self.wait()
+        except Exception as error:
+            self.failed = error
         return self.finished()
 
     def _write(

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,6 +68,8 @@ def train(
         finally:
             for step, path in run.saver.close():
                 tell.on_save(step, path)
+            if run.saver.failed is not None:
+                tell.on_note(run.step, f"the last save failed: {run.saver.failed}")
             tell.on_end()
         world.barrier()  # what the others load, the first has written
         return load(run.folder, device=str(world.device))
@@ -148,6 +151,7 @@ class Run:
         self.stopping = False
         self.guard = Guard(config.on_nonfinite, config.max_nonfinite)
         self.unread: deque[Unread] = deque()
+        self.global_rows: tuple[np.ndarray, int] = (np.empty(0, dtype=np.int64), 0)
         self.began = self.last_read = time.perf_counter()
         self.skipped: list[str] = []
         if checkpoint is not None:
@@ -184,7 +188,10 @@ class Run:
         _, x, valid_len, prefix_len = (torch.from_numpy(a) for a in rows)
         label = self.rows.labels_of(rows[0])
         batch, (first, _) = self.config.batch, self.share
-        tokens = max(self.rows.counts(self.loader.indices(self.step))[0], 1)
+        indices = self.loader.indices(self.step)
+        scored, tokens_seen = self.rows.counts(indices)
+        self.global_rows = indices, tokens_seen  # for the report of this step
+        tokens = max(scored, 1)
         micro = self.config.micro_batch or batch
         total = torch.zeros((), device=self.device)
         self.optimizer.zero_grad(set_to_none=True)
@@ -230,7 +237,7 @@ class Run:
             numbers = numbers.to("cpu", non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
-        self.unread.append(Unread(self.step, lr, numbers, arrived))
+        self.unread.append(Unread(self.step, lr, *self.global_rows, numbers, arrived))
 
     def looks_now(self) -> bool:
         """Does something look at the weights after this step? On a CPU a step is over when it returns, so always."""
@@ -246,12 +253,11 @@ class Run:
                 seen.arrived.synchronize()
             loss, grad_norm, stops = seen.numbers.tolist()
             self.stopping = self.stopping or stops > 0
-            indices = self.loader.indices(seen.step - 1)
-            word, fine = self.guard.look(seen.step, loss, grad_norm, indices, self.folder)
+            word, fine = self.guard.look(seen.step, loss, grad_norm, seen.indices, self.folder)
             if word:
                 tell.on_note(seen.step, word)
             now = time.perf_counter()
-            rate, self.last_read = self.rows.counts(indices)[1] / (now - self.last_read), now
+            rate, self.last_read = seen.tokens / (now - self.last_read), now
             if fine:
                 tell.on_step(StepReport(seen.step, loss, seen.lr, grad_norm, rate, now - self.began))
 
@@ -420,5 +426,7 @@ class Unread:
 
     step: int
     lr: float
+    indices: np.ndarray  # rows of the global batch
+    tokens: int  # of them, prompts included
     numbers: Tensor
     arrived: torch.cuda.Event | None

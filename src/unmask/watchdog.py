@@ -48,7 +48,9 @@ class Watchdog:
         posts = 0
         while not self._stop.wait(every):
             posts += 1
-            with contextlib.suppress(Exception):  # the store's own process may be gone; torchrun sees to that
+            with contextlib.suppress(
+                RuntimeError, OSError
+            ):  # the store's own process may be gone; torchrun sees to that
                 self.store.set(f"unmask/{self.rank}", json.dumps([self.count, posts]))
                 if self.armed and time.monotonic() - self.moved > self.timeout and (behind := self._behind(3 * every)):
                     line = f"unmask: rank {self.rank}: no progress for {self.timeout:.0f} s; {behind}\n"

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from watching import watched
 
+from damaging import edit
 from unmask.cli import run as unmask_command
 from unmask.errors import UnmaskError
 from unmask.model import load
@@ -281,25 +282,6 @@ for kind, attack in PARTS.items():
 
 
 # --- config ----------------------------------------------------------------------------------------------------------
-
-
-def edit(file: str = "config.json", **changes: Any) -> Attack:
-    """Change a JSON file; a dotted key reaches inside, `...` removes."""
-
-    def attack(folder: Path) -> None:
-        config = json.loads((folder / file).read_text(encoding="utf-8"))
-        for key, value in changes.items():
-            *path, last = key.split("__")
-            place = config
-            for part in path:
-                place = place[part]
-            if value is ...:
-                del place[last]
-            else:
-                place[last] = value
-        (folder / file).write_text(json.dumps(config), encoding="utf-8")
-
-    return attack
 
 
 def textual(old: str, new: str) -> Attack:

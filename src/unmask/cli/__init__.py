@@ -51,11 +51,12 @@ def run(argv: list[str]) -> int:
 def _fail(message: str, code: int) -> int:
     message = " ".join(message.split())
     rank = os.environ.get("RANK", "0")  # one of several processes
-    if "UNMASK_LAUNCH_NOTES" in os.environ:
+    if "RANK" in os.environ:
         from unmask.launch import leave_note
 
-        leave_note(code, message)  # who started us says it, once
-    elif rank == "0" or code != UsageError.exit_code:  # a wrong use is everybody's: the first says it
+        if leave_note(code, message):
+            return code  # who started us says it, once
+    if rank == "0" or code != UsageError.exit_code:  # a wrong use is everybody's: the first says it
         where = "" if rank == "0" or message.startswith("rank ") else f"rank {rank}: "
         print(f"unmask: {where}{message}", file=sys.stderr)
     return code

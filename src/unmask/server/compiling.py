@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections import OrderedDict
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
@@ -110,5 +111,6 @@ def serve(handle: int) -> None:
         except MemoryError:
             return
         except Exception:
+            traceback.print_exc()  # ours, not the client's: it must be seen
             found = UsageError("the constraint cannot be prepared: use a simpler one")
         pipe.send(found)
