@@ -249,13 +249,17 @@ def test_a_save_that_fails_behind_an_error_is_told(
             if report.step == 4:  # its save begins after this and fails in the background
                 monkeypatch.setattr("unmask.saving.save_checkpoint", failing)
 
+    over = threading.Event()
+
     def failing(*_: Any, **__: Any) -> Path:
+        assert over.wait(30)
         raise OSError(5, "Input/output error")
 
     real = Run.forward_backward
 
     def then(self: Run, *given: Any) -> Any:
         if self.step == 4:
+            over.set()
             raise NonFiniteError("loss nan")
         return real(self, *given)
 
