@@ -11,6 +11,8 @@ from torch import Tensor
 from unmask.denoisers._network import Network, put_rows, take_rows
 from unmask.devices import put
 
+FEW_SIZES = 4096
+
 
 class Ragged(NamedTuple):
     """Where the M tokens of a padded batch [B, L] stand, row after row; only attention has to know."""
@@ -26,13 +28,22 @@ class Ragged(NamedTuple):
         return Ragged(moved[0], moved[1], moved[2], moved[3], self.shape)
 
 
-def ragged(valid_BL: Tensor) -> Ragged:
-    """The places of all that is not padding. Counted where valid_BL is: on the host, in training.
+def ragged(valid_BL: Tensor, multiple: int = 1) -> Ragged:
+    """The places of all that is not padding, up to a multiple. Counted where valid_BL is: on the host, in training.
+
+    What is missing to the multiple is filled with rows of their own behind all others.
 
     >>> ragged(torch.tensor([[True, True, False], [True, False, False]])).starts
     tensor([0, 2, 3], dtype=torch.int32)
+    >>> ragged(torch.tensor([[True, True, False], [True, False, False]]), 8).starts
+    tensor([0, 2, 3, 6, 8, 8], dtype=torch.int32)
     """
-    B, L = valid_BL.shape
+    L = valid_BL.shape[1]
+    if multiple > 1:
+        missing = -int(valid_BL.sum()) % multiple
+        rows = -(-(multiple - 1) // L)  # as many for any number: graphs are kept while no shape changes
+        valid_BL = torch.cat([valid_BL, (torch.arange(rows * L, device=valid_BL.device) < missing).view(rows, L)])
+    B = len(valid_BL)
     at_M = valid_BL.flatten().nonzero().squeeze(1)
     starts = F.pad(valid_BL.sum(dim=1).cumsum(0), (1, 0)).to(torch.int32)
     return Ragged(at_M, at_M // L, at_M % L, starts, (B, L))
@@ -80,7 +91,9 @@ def vectors_at(
     if valid_BL is None or not network.takes_ragged():
         valid_BL = None if valid_BL is None else put(valid_BL, device)
         return network.trunk_at(put(z_BL, device), level_B, put(flat_N, device), valid_BL=valid_BL, cond=label_B)
-    rows = ragged(valid_BL)
+    # On a GPU every new size of a step costs the host a search for kernels and for memory: few sizes cost few.
+    rows = ragged(valid_BL, FEW_SIZES if device.type == "cuda" else 1)
     place_N = (valid_BL.flatten().cumsum(0) - 1)[flat_N]
-    z_M = put(z_BL.flatten()[rows.at_M], device)
+    z_M = F.pad(z_BL[valid_BL], (0, len(rows.at_M) - int(rows.starts[len(z_BL)])), value=network.mask_id)
+    z_M = put(z_M, device)
     return network.trunk_ragged(z_M, level_B, rows.to(device), put(place_N, device), cond=label_B)
