@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 import unmask
-from unmask.bound import Bound
 from unmask.canvas import Canvas
 from unmask.model import Model
 from unmask.samplers import Sampler, Step
@@ -99,19 +98,6 @@ def test_scores_are_the_librarys(serve: Callable[[], Served], small: Model) -> N
         assert mine.tokens_B.tolist() == theirs.tokens_B.tolist() == [6, 2, 51]
         split = sum(float(s.nats_L.sum()) for s in served.scorings)
         assert split == pytest.approx(mine.nats, rel=1e-6)
-
-
-def test_an_autoregressive_model_is_served_row_by_row(ar_model: Model, compiler: Compiler) -> None:
-    engine = Engine(ar_model, max_batch=4)
-    try:
-        task: dict[str, Any] = {"num": 3, "length": 14, "prompt": "the ", "seed": 2}
-        served = Served(engine, compiler, Limits(), Call())
-        assert served.generate(**task) == ar_model.generate(**task)
-        bound: Bound = served.score(["the cat"])
-        assert bound.exact
-        assert bound.nats == pytest.approx(ar_model.score(["the cat"]).nats)
-    finally:
-        engine.close()
 
 
 # --- the law ----------------------------------------------------------------------------------------------------------

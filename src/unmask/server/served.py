@@ -92,13 +92,10 @@ class Served(Model):
         return self.rows
 
     def _writing(self, row: Canvas, sampler: Sampler, guidance: float | None, runners_up: int) -> Writing:
-        predictor = self.engine.predictor
-        if predictor.left_to_right:
-            predictor = self.objective.predictor(self.denoiser)
         condition_1L = ~row.open_BL
         condition_1L[:, : len(self.begin)] = False  # the begin token is no wish of the user's
         how = None if guidance is None else Guidance(guidance, condition_1L)
-        return Writing(row, sampler, predictor, guidance=how, runners_up=runners_up)
+        return Writing(row, sampler, self.engine.predictor, guidance=how, runners_up=runners_up)
 
     def _bound(self, canvas: Canvas, **how: Any) -> Bound:
         num, length = canvas.tokens.shape

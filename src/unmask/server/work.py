@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unmask.batch import Batch
 from unmask.canvas import Canvas
+from unmask.denoisers._network import KVCache
 from unmask.draws import row_keys
 from unmask.errors import UnmaskError
 from unmask.guidance import Guidance, Guided
@@ -22,6 +23,7 @@ from unmask.samplers import Sampler, Step
 from unmask.samplers._asking import ask_about
 from unmask.samplers._planned import PlannedSampler
 from unmask.seeing import seen
+from unmask.server.next_tokens import NextQuery
 
 Drawn = tuple[Tensor, Tensor]  # tokens and their log-probabilities
 AT_ONCE = 8  # draws of a bound that are asked in one step: they do not depend on each other
@@ -48,16 +50,19 @@ class Work(ABC):
 class _Relay:
     """Stands for the network while a predictor around it is read: first it notes what it is asked, then it answers."""
 
-    left_to_right = False
-
-    def __init__(self, kind: Kind) -> None:
-        self.kind = kind
+    def __init__(self, predictor: Predictor) -> None:
+        self.kind: Kind = predictor.kind
+        self.left_to_right = predictor.left_to_right
+        self._cache = KVCache()  # of what stands before, where the network goes from left to right
         self.asked: list[Query] = []
         self.answers: list[Tensor] = []
 
     def __call__(self, query: Query) -> Tensor:
         if self.answers:
             return self.answers.pop(0)
+        if self.left_to_right:
+            parts = {field.name: getattr(query, field.name) for field in fields(query)}
+            query = NextQuery(**parts, cache=self._cache)
         self.asked.append(query)
         return torch.zeros(int(query.wanted_RK.sum()), 1)
 
@@ -75,9 +80,8 @@ class Writing(Work):
         runners_up: int = 0,
     ) -> None:
         self.canvas, self.sampler, self.runners_up = canvas, sampler, runners_up
-        self._own = predictor if predictor.left_to_right else None  # it remembers its row: no other can share a call
         self.kind = predictor.kind
-        self._relay = _Relay(predictor.kind)
+        self._relay = _Relay(predictor)
         self._seen_by: Predictor = self._relay if guidance is None else Guided(self._relay, canvas, guidance)
         self.tokens_1L = canvas.tokens
         self._state = sampler.start(canvas)
@@ -86,7 +90,7 @@ class Writing(Work):
     @property
     def law(self) -> tuple[PlannedSampler, tuple[int, ...]] | None:
         """Rows for which this is the same draw their tokens alike; None: in a way of its own."""
-        plain = isinstance(self._seen_by, _Relay) and self._own is None
+        plain = isinstance(self._seen_by, _Relay)
         if not plain or not isinstance(self.sampler, PlannedSampler) or self.sampler.temperature_end is not None:
             return None
         return self.sampler, self.canvas.never
@@ -101,14 +105,9 @@ class Writing(Work):
         self._query = self.sampler.ask(self._state)
         self._relay.asked = []
         self.done = self._query is None
-        if self._query is not None and self._own is None:
+        if self._query is not None:
             self._seen_by(self._query)  # with guidance two questions come of one
         self.questions = self._relay.asked
-
-    def alone(self) -> Step:
-        assert self._own is not None
-        assert self._query is not None
-        return self.take([self._own(self._query)])
 
     def take(self, predictions: list[Tensor], drawn: Drawn | None = None) -> Step:
         """drawn: the tokens, where they were drawn together with those of other rows."""
