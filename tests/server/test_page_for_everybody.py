@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
-from browsing import done, fill, panel, part, shown
+from browsing import done, fill, listen, panel, part, shown
 from playwright.sync_api import Browser, Page, expect
 from small_server import running
 
@@ -79,32 +79,104 @@ def test_what_is_cut_short_or_put_off_is_sent_again(page: Page, complaints: list
     complaints.clear()
 
 
-def test_the_page_asks_for_the_key(small: Model, browser: Browser) -> None:
-    old, new = "the-old-key-of-the-server", "the-new-key-of-the-server"
+OLD, NEW = "the-old-key-of-the-server", "the-new-key-of-the-server"
+
+
+def sign_in(page: Page, key: str) -> None:
+    expect(page.get_by_role("heading", name="This server needs its API key")).to_be_visible()
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Go on").click()
+
+
+def test_who_has_no_key_is_asked_by_our_own_page(small: Model, browser: Browser) -> None:
+    """Never by the browser: no answer may carry a challenge that it has a dialog for."""
+    with ExitStack() as stack, browser.new_context(viewport={"width": 390, "height": 844}) as context:
+        first = stack.enter_context(ExitStack())
+        port = first.enter_context(running(small, doors=Doors(key=OLD))).port
+        url = f"http://127.0.0.1:{port}"
+        page = context.new_page()
+        refused: list[tuple[str, str | None]] = []
+        page.on("response", lambda r: refused.append((r.url, r.headers.get("www-authenticate"))) if not r.ok else None)
+        complaints: list[str] = []
+        listen(page, complaints)
+        answer = page.goto(url)
+        assert answer is not None
+        assert answer.status == 401
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        axe = context.new_cdp_session(page)  # our policy lets no script in, so it is brought in as a debugger would
+        axe.send("Page.setBypassCSP", {"enabled": True})
+        page.reload()
+        page.evaluate(Path(AXE_FILE_PATH).read_text(encoding="utf-8"))
+        assert page.evaluate("axe.run()")["violations"] == []
+        axe.send("Page.setBypassCSP", {"enabled": False})
+        page.reload()
+        sign_in(page, "not-the-key")
+        expect(page.get_by_role("status")).to_have_text("That key was not accepted.")
+        sign_in(page, "kein Schlüssel")  # no header can say this
+        expect(page.get_by_role("status")).to_have_text("That key was not accepted.")
+        assert not any("Content Security Policy" in complaint for complaint in complaints)
+        sign_in(page, f" {OLD} ")
+        expect(part(page, "model")).to_contain_text("small")  # it is not asked for twice
+        assert shown(fill(page, "ab__yz")).startswith("ab")
+        page.reload()
+        expect(part(page, "model")).to_contain_text("small")
+        page.get_by_role("link", name="Routes").click()
+        expect(page.get_by_role("heading", name="Routes")).to_be_visible()
+        assert {challenge for _, challenge in refused} == {'Bearer realm="unmask"'}
+        assert all(OLD not in cookie["value"] for cookie in context.cookies())  # type: ignore[typeddict-item]
+
+        # Another tab has the page by the cookie, and asks for the key itself.
+        second = context.new_page()
+        second.goto(url)
+        expect(second.get_by_role("dialog", name="This server needs its API key")).to_be_visible()
+
+        # After a restart the cookie is void: the tab's key opens the page again by itself.
+        first.close()
+        stack.enter_context(running(small, doors=Doors(key=OLD), port=port))
+        page.goto(url)
+        expect(part(page, "model")).to_contain_text("small")
+        assert "unmask-opened" not in page.evaluate("Object.keys(sessionStorage)")
+
+
+def test_a_browser_that_sends_no_cookie_is_told(
+    small: Model, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Doors, "_has_cookie", lambda *_: False)
+    with running(small, doors=Doors(key=OLD)) as server, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(server.url)
+        sign_in(page, OLD)
+        expect(page.get_by_role("status")).to_contain_text("keeps no cookie")  # rather than opening it for ever
+
+
+def test_the_page_asks_for_a_key_that_has_changed(small: Model, browser: Browser) -> None:
     with ExitStack() as stack:
         first = stack.enter_context(ExitStack())
-        port = first.enter_context(running(small, doors=Doors(key=old))).port
-        login: Any = {"username": "any", "password": old}
-        context = stack.enter_context(browser.new_context(http_credentials=login))
+        port = first.enter_context(running(small, doors=Doors(key=OLD))).port
+        context = stack.enter_context(browser.new_context())
         page = context.new_page()
         page.goto(f"http://127.0.0.1:{port}")
-        expect(part(page, "model")).to_contain_text("small")  # what the browser asked for serves the page too
+        sign_in(page, OLD)
+        expect(part(page, "model")).to_contain_text("small")
         first.close()
-        stack.enter_context(running(small, doors=Doors(key=new), port=port))
+        stack.enter_context(running(small, doors=Doors(key=NEW), port=port))
+        page.fill("#fill-text", "my own words ____")
         part(panel(page, "fill"), "go").click()
         dialog = page.get_by_role("dialog", name="This server needs its API key")
         expect(dialog).to_be_visible()
         page.fill("#key", "not-the-key")
         page.keyboard.press("Enter")
         expect(part(page, "key-said")).to_have_text("That key was not accepted.")
-        page.fill("#key", new)
+        page.fill("#key", NEW)
         page.get_by_role("button", name="Go on").click()
-        done(page)
-        assert page.evaluate("sessionStorage.getItem('unmask-key')") == new
-        assert page.evaluate("JSON.stringify({...localStorage})").find(new) < 0
+        assert shown(done(page)).startswith("my own words ")
+        assert page.evaluate("sessionStorage.getItem('unmask-key')") == NEW
+        assert page.evaluate("JSON.stringify({...localStorage})").find(NEW) < 0
         page.get_by_text("The same in code").click()
         expect(part(page, "request")).to_contain_text("Bearer $UNMASK_API_KEY")
-        assert new not in page.content()
+        assert NEW not in page.content()
+        page.reload()  # the cookie is of the old server: the new key opens the page
+        expect(page.locator("#fill-text")).to_have_value("my own words ____")
 
 
 # --- for everybody ---
