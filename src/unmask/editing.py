@@ -214,6 +214,20 @@ def fill(
     ]
 
 
+def check_fit(model: Model, text: str, constraint: Constraint | Sequence[Constraint]) -> None:
+    """Raise what stands in the way where `fill` could not hold the constraint in any of the gaps' lengths. No network is
+    asked.
+
+    >>> check_fit(model, "born [MASK:1..3]", unmask.constraints.Regex(pattern="[0-9]{4}"))  # doctest: +SKIP
+    """
+    ways = known_lengths(text, MAX_CANDIDATES)
+    rows = [model.begin + parse_gaps(way, model.tokenizer, exact=True) for way in ways]
+    if model.tokenizer.mask_id not in rows[-1]:
+        raise UsageError("the text has no gap: write [MASK] for one token, [MASK:5] for five")
+    views = [_view(model, row, constraint) for row in rows]
+    _possible(model, rows, views, row_keys(0, torch.arange(len(rows))), [0] * len(rows), None, constraint)
+
+
 def _best(model: Model, found: list[tuple[int, str]], label: int | None) -> Filled:
     """The text of the smallest bound."""
     ways = []

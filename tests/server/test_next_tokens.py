@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from small_server import WINDOW
+from starlette.testclient import TestClient
 
 import unmask
 from unmask.denoisers._network import KVCache, Network
@@ -17,6 +18,7 @@ from unmask.model import Model
 from unmask.objectives.ar import AR
 from unmask.predictor import NextToken
 from unmask.samplers.left_to_right import LeftToRight
+from unmask.server.app import make_app
 from unmask.server.compiling import Compiler
 from unmask.server.engine import Call, Engine
 from unmask.server.limits import Limits
@@ -174,7 +176,17 @@ def test_what_an_autoregressive_model_cannot_do_is_said(serve: Callable[[], Serv
         serve().generate(1, 12, "ab", constraint=unmask.constraints.Regex(pattern="[a-f]+"))
 
 
-def test_scores_are_exact(causal: Model, serve: Callable[[], Served]) -> None:
-    bound = serve().score(["the cat"])
-    assert bound.exact
-    assert bound.nats == pytest.approx(causal.score(["the cat"]).nats)
+def test_scores_are_exact_and_told_token_by_token(causal: Model, serve: Callable[[], Served]) -> None:
+    texts = ["the cat", "x" * 50, "a"]  # the second in two windows
+    served = serve()
+    mine, theirs = served.score(texts), causal.score(texts)
+    assert mine.exact
+    assert mine.draws_BS.flatten().tolist() == pytest.approx(theirs.draws_BS.flatten().tolist(), rel=1e-5)
+    assert mine.tokens_B.tolist() == theirs.tokens_B.tolist()
+    assert sum(float(s.nats_L.sum()) for s in served.scorings) == pytest.approx(mine.nats)
+    with TestClient(make_app(causal), base_url="http://localhost") as client:
+        cat, dog = client.post("/score", json={"texts": ["the cat", "the dog"]}).json()["texts"]
+    nats = [[token["nats"] for token in one["by_token"]] for one in (cat, dog)]
+    assert nats[0][:4] == pytest.approx(nats[1][:4])  # what comes later is not looked at
+    assert nats[0][4:] != pytest.approx(nats[1][4:])
+    assert 0 < sum(nats[0]) < cat["nats"]  # the end has its share as well

@@ -9,10 +9,10 @@ from typing import Any
 
 from unmask.canvas import Canvas
 from unmask.cli._trace import as_dict
-from unmask.editing import NUM_SAMPLES, Filled
+from unmask.editing import NUM_SAMPLES, Filled, check_fit
 from unmask.editing import fill as fill_gaps
 from unmask.errors import UsageError
-from unmask.prompts import known_lengths, parse_gaps
+from unmask.prompts import known_lengths
 from unmask.samplers import Step
 from unmask.samplers._constrained import constrained
 from unmask.server import schemas
@@ -126,7 +126,7 @@ def score(served: Served, asked: schemas.Score) -> dict[str, Any]:
         bound = served.score(text, seed=asked.seed, num_samples=asked.num_samples)
         nats = [float(x) for scoring in served.scorings for x in scoring.nats_L]
         tokens = spans(text, served.tokenizer)
-        # Where nothing was masked in a single draw nothing is known; what autoregression says is not split here.
+        # Where nothing was masked in a single draw nothing is known.
         shares = nats[len(served.begin) :] if len(nats) == len(served.begin) + len(ids) + 1 else []
         for token, share in zip(tokens, shares, strict=False):
             token["nats"] = round(share, 6) if math.isfinite(share) else None
@@ -141,21 +141,19 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
     constraint = constraints_of(asked)
     if constraint is None:
         raise UsageError("give a constraint: regex, json_schema, choices or constraints")
-    text = asked.text if asked.text is not None else f"[MASK:{asked.length}]"
-    check_gaps(text, served.limits)
-    reason = "the text has no gap: write [MASK] for one token, [MASK:5] for five"
-    for way in known_lengths(text, 64):
-        row = served.begin + parse_gaps(way, served.tokenizer, exact=True)
-        if served.tokenizer.mask_id not in row:
-            continue
-        try:
-            # A text from nothing may end before its length; a gap is filled to its end.
-            canvas = served.canvas([row], constraint, may_end=asked.text is None).to("cpu")
+    if asked.text is not None:
+        check_gaps(asked.text, served.limits)
+    served.limits.check_length(asked.length or 1)
+    try:
+        if asked.text is not None:
+            check_fit(served, asked.text, constraint)
+        else:
+            row = served.begin + [served.tokenizer.mask_id] * (asked.length or 1)
+            canvas = served.canvas([row], constraint, may_end=True).to("cpu")  # it may end before its length
             constrained(served.fit_sampler(None, len(row))).start(canvas)
-            return {"fits": True, "reason": None}
-        except UsageError as e:
-            reason = str(e)
-    return {"fits": False, "reason": hide(reason, asked.model_dump_json().encode())}
+    except UsageError as e:
+        return {"fits": False, "reason": hide(str(e), asked.model_dump_json(exclude_defaults=True).encode())}
+    return {"fits": True, "reason": None}
 
 
 def tokenize(tokenizer: Tokenizer, asked: schemas.Tokenize) -> dict[str, Any]:

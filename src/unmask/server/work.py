@@ -13,10 +13,11 @@ from torch import Tensor
 
 from unmask.batch import Batch
 from unmask.canvas import Canvas
-from unmask.denoisers._network import KVCache
+from unmask.denoisers._network import KVCache, Network
 from unmask.draws import row_keys
 from unmask.errors import UnmaskError
 from unmask.guidance import Guidance, Guided
+from unmask.objectives._terms import subs_log_probs
 from unmask.objectives.mdlm import MDLM, Noised, bound_draws
 from unmask.predictor import Kind, Predictor, Query
 from unmask.samplers import Sampler, Step
@@ -188,6 +189,26 @@ class Scoring(Work):
             self.nats_S[g] += float(nats_N.sum()) / strata
             self.nats_L[masked_L] += nats_N / self._num
         self._ask()
+
+
+class Reading(Work):
+    """A row that an autoregressive network reads once: its score is exact. The same fields as Scoring's."""
+
+    def __init__(self, x_1L: Tensor, denoiser: Network) -> None:
+        self.questions = []
+        self.x_1L, self.denoiser = x_1L, denoiser
+        self.nats_S: list[float] = []
+        self.nats_L = torch.zeros(x_1L.shape[1], dtype=torch.float64)
+
+    def take(self, predictions: list[Tensor]) -> None:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def alone(self) -> None:
+        x_1L = self.x_1L.to(self.denoiser.device_for(self.x_1L))
+        log_p_LI = subs_log_probs(self.denoiser.head(self.denoiser.trunk(x_1L)[0]), self.denoiser.mask_id)
+        self.nats_L = -log_p_LI.gather(1, x_1L[0, :, None]).squeeze(1).double().cpu()
+        self.nats_S, self.done = [float(self.nats_L.sum())], True
 
 
 class Calling(Work):
