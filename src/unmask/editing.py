@@ -215,7 +215,7 @@ def fill(
 
 
 def check_fit(model: Model, text: str, constraint: Constraint | Sequence[Constraint]) -> None:
-    """Raise what stands in the way where `fill` could not hold the constraint in any of the gaps' lengths. No network is
+    """Raise what stands in the way where `fill` could hold the constraint in none of the gaps' lengths. No network is
     asked.
 
     >>> check_fit(model, "born [MASK:1..3]", unmask.constraints.Regex(pattern="[0-9]{4}"))  # doctest: +SKIP
