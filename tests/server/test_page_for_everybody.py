@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
-from browsing import done, fill, listen, panel, part, shown
+from browsing import act, done, fill, listen, panel, part, select, shown, undo
 from playwright.sync_api import Browser, Page, expect
-from small_server import running
+from small_server import Running, random_model, running
 
 from unmask.model import Model
 from unmask.server.doors import Doors
@@ -57,6 +58,110 @@ def test_it_survives_a_restart(small: Model, browser: Browser) -> None:
         expect(panel(page, "score")).to_be_visible()
         page.click("#tab-fill")
         expect(page.locator("#fill-text")).to_have_value("my own words ____!")
+
+
+def test_a_restart_with_another_model(small: Model, browser: Browser) -> None:
+    """Its tokens are others: what stands there is still text, and nothing of the old model is sent to the new one."""
+    with ExitStack() as stack, browser.new_context() as context:
+        first = stack.enter_context(ExitStack())
+        port = first.enter_context(running(small)).port
+        page = context.new_page()
+        page.goto(f"http://127.0.0.1:{port}")
+        result = fill(page, "ab____yz")
+        before = shown(result)
+        act(page, result.locator('[data-at="3"]'), "Mask again")
+        first.close()
+        page.click("#tab-score")
+        part(panel(page, "score"), "go").click()
+        expect(part(page, "notice")).to_contain_text("not answering")
+        stack.enter_context(running(random_model(seed=1), name="other", port=port))
+        expect(part(page, "notice")).to_have_text("The server is back, with another model: other.")
+        expect(part(page, "model")).to_contain_text("other")
+        page.click("#tab-fill")
+        part(result, "masks").click()
+        expect(part(page, "notice")).to_contain_text("The server has another model now")
+        undo(page)
+        assert shown(result) == before
+        part(result, "use").click()
+        expect(page.locator("#fill-text")).to_have_value(before)
+
+
+def test_a_score_can_be_stopped_while_the_server_is_away(small: Model, browser: Browser) -> None:
+    with ExitStack() as stack, browser.new_context() as context:
+        first = stack.enter_context(ExitStack())
+        port = first.enter_context(running(small)).port
+        page = context.new_page()
+        page.goto(f"http://127.0.0.1:{port}")
+        expect(part(page, "model")).to_contain_text("small")
+        page.click("#tab-score")
+        first.close()
+        go = part(panel(page, "score"), "go")
+        go.click()
+        expect(part(page, "notice")).to_contain_text("not answering. Your text is safe")
+        expect(go).to_have_text("Stop")
+        go.click()
+        expect(go).to_have_text("Score")
+        go.click()
+        expect(go).to_have_text("Stop")
+        stack.enter_context(running(small, port=port))
+        expect(panel(page, "score").locator(".word").first).to_be_visible()
+        expect(part(page, "notice")).to_have_text("The server is back.")
+
+
+def test_nothing_typed_is_lost(page: Page, server: Running) -> None:
+    # Not to another tab,
+    page.fill("#fill-text", "typed in the first tab __")
+    second = page.context.new_page()
+    second.goto(server.url)
+    expect(second.locator("#fill-text")).to_have_value("typed in the first tab __")
+    second.fill("#fill-text", "typed in the second")
+    page.reload()
+    expect(page.locator("#fill-text")).to_have_value("typed in the first tab __")
+    second.close()
+    # not to what takes its place, also over a reload,
+    page.click("#tab-generate")
+    page.fill("#length", "8")
+    part(panel(page, "generate"), "go").click()
+    part(done(page, "generate"), "use").click()
+    taken = page.input_value("#fill-text")
+    assert taken != "typed in the first tab __"
+    page.reload()
+    undo(page)
+    expect(page.locator("#fill-text")).to_have_value("typed in the first tab __")
+    # and not to an undo that goes too far and is followed by something else.
+    select(page, 0, 5)
+    part(page, "mask").click()
+    expect(page.locator("#fill-text")).to_have_value("[MASK:5] in the first tab __")
+    page.fill("#fill-text", "[MASK:5] and a long way on")
+    undo(page)
+    select(page, 6, 8)
+    part(page, "mask").click()
+    undo(page)
+    undo(page)
+    expect(page.locator("#fill-text")).to_have_value("[MASK:5] and a long way on")
+
+
+def test_an_autoregressive_model(ar_model: Model, browser: Browser, complaints: list[str]) -> None:
+    with running(ar_model) as server, browser.new_context() as context:
+        page = context.new_page()
+        listen(page, complaints)
+        page.goto(server.url)
+        expect(part(page, "one-way")).to_be_visible()
+        for hidden in ("#steps", "#sampler", "#constraint-kind"):
+            expect(page.locator(hidden)).to_be_hidden()
+        page.fill("#temperature", "1")
+        assert shown(fill(page, "the ____")) == ar_model.fill("the [MASK:4]", seed=1)[0]
+        page.click("#tab-generate")
+        page.fill("#length", "12")
+        page.fill("#generate-text", "a ")
+        part(panel(page, "generate"), "go").click()
+        assert shown(done(page, "generate")) == ar_model.generate(1, 12, "a ", seed=1)[0]
+        page.click("#tab-score")
+        page.fill("#score-text", "the cat xq")
+        part(panel(page, "score"), "go").click()
+        page.locator(".word").last.hover()
+        expect(part(panel(page, "score"), "word")).to_have_text(re.compile(r"xq: [1-9]\d*\.\d bits in 2 tokens"))
+    assert complaints == []
 
 
 def test_what_is_cut_short_or_put_off_is_sent_again(page: Page, complaints: list[str]) -> None:

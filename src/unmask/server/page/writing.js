@@ -6,9 +6,10 @@ import * as cells from "./cells.js";
 import { find, make } from "./make.js";
 
 const RUNNERS_UP = 5;
+// of: what the server said of its model, as tokens mean nothing to another one.
 // all: every row that was written and its steps, of which `picked` are shown. ways: where a gap's length was unknown,
 // for each text its rows from the best to the worst.
-const EMPTY = { rows: [], start: [], steps: [], bounds: [], texts: [], cost: null, all: null, picked: [], ways: [] };
+const EMPTY = { of: null, num: 1, rows: [], start: [], steps: [], bounds: [], texts: [], cost: null, all: null, picked: [], ways: [] };
 
 /** on.changed(): something that undo can take back is about to happen. on.again(tokens, row): fill these tokens. */
 export class Writing {
@@ -25,7 +26,7 @@ export class Writing {
   }
 
   get text() {
-    return this.state.texts?.[0] ?? "";
+    return this.state.texts[0] ?? "";
   }
 
   get running() {
@@ -56,10 +57,11 @@ export class Writing {
     const hear = (kind, event) => {
       if (this.stop !== stop) return;
       if (kind === "start") {
-        const rows = cells.fromStart(event, this.info().begin, carry);
-        show({ ...EMPTY, start: rows, rows, num: body.n ?? 1 });
+        const of = this.info();
+        const rows = cells.fromStart(event, of.begin, carry);
+        show({ ...EMPTY, of, start: rows, rows, num: body.n ?? 1 });
       } else if (kind === "step") {
-        const rows = cells.afterStep(state.rows, event, this.info().begin);
+        const rows = cells.afterStep(state.rows, event, state.of.begin);
         show({ ...state, rows, steps: [...state.steps, event], cost: event });
       }
     };
@@ -100,8 +102,9 @@ export class Writing {
   }
 
   #picking(all, picked) {
-    const { rows, ...more } = cells.only(all, picked, this.info().begin);
-    return { ...more, picked, rows: rows.map((row) => cells.upToEnd(row, this.info().end)) };
+    const { begin, end } = this.state.of;
+    const { rows, ...more } = cells.only(all, picked, begin);
+    return { ...more, picked, rows: rows.map((row) => cells.upToEnd(row, end)) };
   }
 
   // --- how it is shown ---
@@ -120,18 +123,18 @@ export class Writing {
 
   /** The rows at the slider's step; at its end as they stand now. */
   #shown() {
-    const { rows, start, steps } = this.state;
+    const { of, rows, start, steps } = this.state;
     const step = Number(this.slider.value);
     if (step >= steps.length) return rows;
     let found = start;
-    for (const event of steps.slice(0, step)) found = cells.afterStep(found, event, this.info().begin);
+    for (const event of steps.slice(0, step)) found = cells.afterStep(found, event, of.begin);
     return found;
   }
 
   #draw() {
     const { steps, bounds, rows } = this.state;
     // A gap of unknown length has a row for each length it could have: while they are written the first few are shown.
-    const shown = this.#shown().slice(0, 3).map((row) => cells.upToEnd(row, this.info().end));
+    const shown = this.#shown().slice(0, 3).map((row) => cells.upToEnd(row, this.state.of.end));
     const list = this.part("texts");
     if (this.canvases.length !== shown.length) {
       this.canvases = shown.map((_, row) => this.#canvas(row));
