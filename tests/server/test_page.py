@@ -97,9 +97,11 @@ def test_runners_up_by_mouse_and_by_keys(page: Page) -> None:
     expect(card).to_contain_text("written in step")
     page.keyboard.press("Enter")
     expect(card.get_by_role("button").first).to_be_focused()
+    expect(result.locator(".cell[aria-expanded]")).to_have_attribute("data-at", "3")
     page.keyboard.press("Escape")
     expect(card).to_be_hidden()
     expect(result.locator('[data-at="3"]')).to_be_focused()
+    expect(result.locator(".cell[aria-expanded]")).to_have_count(0)
 
 
 def test_a_runner_up_is_taken(page: Page) -> None:

@@ -21,6 +21,8 @@ from unmask.objectives._terms import subs_log_probs
 from unmask.predictor import Query
 from unmask.server.batching import LEAST
 
+FEWEST = 4  # lines of a product; one row by itself pays for all of them, so they are not more
+
 
 @dataclass(frozen=True, kw_only=True)
 class NextQuery(Query):
@@ -95,11 +97,11 @@ def _one_token_on(network: DiTNetwork, asked: Sequence[NextQuery], device: torch
 
 
 def _whole(lines: Tensor) -> Tensor:
-    """Lines that are nobody's behind the last: whole eights share out evenly among threads, so that none of them takes
-    the way of few lines through the processor.
+    """Lines that are nobody's behind the last: four at least, else whole eights, which share out evenly among threads,
+    so that no product takes the way of few lines through the processor.
 
-    >>> _whole(torch.ones(9, 2)).shape
-    torch.Size([16, 2])
+    >>> [len(_whole(torch.ones(n, 2))) for n in (1, 4, 5, 9)]
+    [4, 4, 8, 16]
     """
-    missing = -len(lines) % LEAST
+    missing = max(0, FEWEST - len(lines)) if len(lines) <= FEWEST else -len(lines) % LEAST
     return torch.cat([lines, lines[-1:].expand(missing, *lines.shape[1:])]) if missing else lines
