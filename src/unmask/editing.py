@@ -225,7 +225,8 @@ def check_fit(model: Model, text: str, constraint: Constraint | Sequence[Constra
     if model.tokenizer.mask_id not in rows[-1]:
         raise UsageError("the text has no gap: write [MASK] for one token, [MASK:5] for five")
     views = [_view(model, row, constraint) for row in rows]
-    _possible(model, rows, views, row_keys(0, torch.arange(len(rows))), [0] * len(rows), None, constraint)
+    keys = row_keys(0, torch.arange(len(rows)))
+    _possible(model, rows, views, keys, [0] * len(rows), None, constraint, enough=1)
 
 
 def _best(model: Model, found: list[tuple[int, str]], label: int | None) -> Filled:
@@ -288,8 +289,10 @@ def _possible(
     owner: list[int],
     sampler: Sampler | None,
     constraint: Constraint | Sequence[Constraint],
+    enough: int | None = None,
 ) -> list[int]:
-    """The rows in which the constraint can hold; where it can in none of an owner's, the reason is raised."""
+    """The rows in which the constraint can hold; where it can in none of an owner's, the reason is raised. enough: no
+    more than so many are looked for."""
     keep: list[int] = []
     refused: dict[int, UsageError] = {}
     for i, row in enumerate(rows):
@@ -298,6 +301,8 @@ def _possible(
         try:
             constrained(model.fit_sampler(sampler, len(seen))).start(canvas)
             keep.append(i)
+            if len(keep) == enough:
+                return keep
         except UsageError as e:
             # The way in which the fewest gaps are to blame tells most: that of a fixed length is among them. Of equals
             # the last, which has the longest gaps.

@@ -167,9 +167,11 @@ def test_fit_asks_no_network(client: TestClient) -> None:
 
 def test_fit_says_what_fill_does(client: TestClient) -> None:
     """Also beyond the window, and of every length that fill would try."""
-    for text in ("x" * 40 + "[MASK:2]", "[MASK:2]" + "x" * 40, "[MASK:1..9][MASK:1..9]"):
+    for text in ("x" * 40 + "[MASK:2]", "[MASK:2]" + "x" * 40):
         assert post(client, "/fit", text=text, regex="[0-9]+")["fits"] is True
         assert re.search("[0-9]", post(client, "/fill", text=text, regex="[0-9]+", steps=1)["texts"][0]["text"])
+    for pattern, fits in (("[0-9]{1,2}", True), ("[0-9]{9}", True), ("[0-9]{10}", False)):
+        assert post(client, "/fit", text="[MASK:1..9][MASK:1..9]", regex=pattern)["fits"] is fits
 
 
 def test_tokenize_turns_words_into_gaps(client: TestClient) -> None:
