@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import time
@@ -138,3 +139,78 @@ def test_a_models_particles_follow_the_score(model: Model) -> None:
     assert [text[0] + text[-1] for text in ends] == ["a!", "a!", "b!", "b!"]
     with pytest.raises(UsageError, match="within one window"):
         model.particles(liked, length=model.length + 1)
+
+
+# --- which model ---
+
+
+@pytest.fixture
+def loaded(trained: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the models that commands ask for; all get the small one."""
+    names: list[str] = []
+
+    def load(name: str, **_: Any) -> Model:
+        names.append(name)
+        return trained.model  # type: ignore[no-any-return]
+
+    monkeypatch.setattr("unmask.model.load", load)
+    return names
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "--length", "8"],
+        ["fill", "the [MASK] sat"],
+        ["fill", "the [MASK] sat", "a [MASK:2]"],
+        ["fill", "--seed", "1", "the [MASK] sat", "--json"],
+        ["refine", "the cat sat"],
+        ["edit", "--text", "the cat sat", "--replace", "cat"],
+        ["eval", "--data", "CORPUS", "--max-rows", "2", "--batch", "2"],
+    ],
+)
+def test_where_no_model_is_named_it_is_stories(
+    words: list[str], loaded: list[str], corpus_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([str(corpus_file) if word == "CORPUS" else word for word in words] + ["--device", "cpu"]) == 0
+    assert loaded == ["stories"]
+    assert capsys.readouterr().out.strip()
+
+
+def test_a_model_that_is_named_comes_first(
+    folder: str, loaded: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["the [MASK] sat", "a [MASK:2]"]
+    for given in ([folder, *texts], [folder, texts[0], "--json", texts[1]], ["stories", *texts], ["no-such", *texts]):
+        assert run(["fill", *given, "--seed", "3"]) == 0
+    assert loaded == [folder, folder, "stories", "no-such"]
+    printed = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO("the [MASK] sat"))
+    assert run(["fill", "-", "--seed", "3"]) == 0
+    assert loaded[-1] == "stories"
+    assert printed.startswith(capsys.readouterr().out.strip())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fill"], 'give a text with a gap, as in unmask fill "The [MASK:2] sat."'),
+        (["fill", "stories"], "give a text with a gap"),
+        (["fill", "--json"], "give a text with a gap"),
+        (["fill", "."], "give a text with a gap"),
+        (["fill", "once upon a time"], "no gap in 'once upon a time': write [MASK]"),
+        (["fill", "x" * 5000], "no gap in"),
+        (["refine"], "give a finished text"),
+        (["refine", "stories"], "give a finished text"),
+        (["generate", "once upon a time"], "give the text as --prompt"),
+        (["edit", "the cat sat", "--text", "x", "--replace", "x"], "give the text as --text"),
+    ],
+)
+def test_a_missing_text_is_one_friendly_line(
+    words: list[str], said: str, loaded: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1

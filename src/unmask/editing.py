@@ -214,6 +214,21 @@ def fill(
     ]
 
 
+def check_fit(model: Model, text: str, constraint: Constraint | Sequence[Constraint]) -> None:
+    """Raise what stands in the way where `fill` could hold the constraint in none of the gaps' lengths. No network is
+    asked.
+
+    >>> check_fit(model, "born [MASK:1..3]", unmask.constraints.Regex(pattern="[0-9]{4}"))  # doctest: +SKIP
+    """
+    ways = known_lengths(text, MAX_CANDIDATES)
+    rows = [model.begin + parse_gaps(way, model.tokenizer, exact=True) for way in ways]
+    if model.tokenizer.mask_id not in rows[-1]:
+        raise UsageError("the text has no gap: write [MASK] for one token, [MASK:5] for five")
+    views = [_view(model, row, constraint) for row in rows]
+    keys = row_keys(0, torch.arange(len(rows)))
+    _possible(model, rows, views, keys, [0] * len(rows), None, constraint, enough=1)
+
+
 def _best(model: Model, found: list[tuple[int, str]], label: int | None) -> Filled:
     """The text of the smallest bound."""
     ways = []
@@ -274,8 +289,10 @@ def _possible(
     owner: list[int],
     sampler: Sampler | None,
     constraint: Constraint | Sequence[Constraint],
+    enough: int | None = None,
 ) -> list[int]:
-    """The rows in which the constraint can hold; where it can in none of an owner's, the reason is raised."""
+    """The rows in which the constraint can hold; where it can in none of an owner's, the reason is raised. enough: no
+    more than so many are looked for."""
     keep: list[int] = []
     refused: dict[int, UsageError] = {}
     for i, row in enumerate(rows):
@@ -284,6 +301,8 @@ def _possible(
         try:
             constrained(model.fit_sampler(sampler, len(seen))).start(canvas)
             keep.append(i)
+            if len(keep) == enough:
+                return keep
         except UsageError as e:
             # The way in which the fewest gaps are to blame tells most: that of a fixed length is among them. Of equals
             # the last, which has the longest gaps.

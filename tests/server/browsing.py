@@ -48,3 +48,7 @@ def select(page: Page, start: int, end: int) -> None:
 def act(page: Page, cell: Locator, name: str) -> None:
     cell.click()
     page.get_by_role("dialog", name="About this token").get_by_role("button", name=name, exact=True).click()
+
+
+def undo(page: Page, name: str = "fill") -> None:
+    part(panel(page, name), "undo").click()

@@ -52,10 +52,16 @@ class Running:
 
 @contextmanager
 def running(
-    model: Model, *, doors: Doors = Doors(), limits: Limits = Limits(), max_batch: int = 16, port: int = 0
+    model: Model,
+    *,
+    name: str = "small",
+    doors: Doors = Doors(),
+    limits: Limits = Limits(),
+    max_batch: int = 16,
+    port: int = 0,
 ) -> Iterator[Running]:
     """port: 0 takes any that is free."""
-    app = make_app(model, name="small", doors=doors, limits=limits, max_batch=max_batch)
+    app = make_app(model, name=name, doors=doors, limits=limits, max_batch=max_batch)
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))

@@ -49,8 +49,11 @@ BAD_KEYS: list[dict[str, str]] = [
     {"authorization": f"Token {KEY}"},
     {"authorization": "Basic !!!"},
     {"authorization": "Basic " + base64.b64encode(KEY.encode()).decode()},
-    {"authorization": "Basic " + base64.b64encode(f"{KEY}:x".encode()).decode()},
+    {"authorization": "Basic " + base64.b64encode(f"any:{KEY}".encode()).decode()},
     {"x-api-key": KEY},
+    {"cookie": f"unmask-page={KEY}"},
+    {"cookie": "unmask-page="},
+    {"accept": "text/html"},
 ]
 
 
@@ -63,15 +66,56 @@ def test_every_route_but_health_needs_the_key(locked: TestClient) -> None:
                 assert answer.status_code == 200
             elif url != "/health":
                 assert answer.status_code == 401, (method, url, headers)
-                assert answer.headers["www-authenticate"].startswith("Basic")
+                # At any other kind a browser would ask by itself, before our page can.
+                assert answer.headers["www-authenticate"] == 'Bearer realm="unmask"'
+                assert "set-cookie" not in answer.headers
                 assert KEY not in answer.text
 
 
+def test_who_opens_the_page_is_refused_with_one_that_asks(locked: TestClient) -> None:
+    html = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    for path in ("/", "/docs"):
+        answer = locked.get(path, headers=html)
+        assert answer.status_code == 401
+        assert answer.headers["content-type"].startswith("text/html")
+        assert '<input id="key" type="password"' in answer.text
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert len(re.findall(r"'sha256-[A-Za-z0-9+/]{43}='", policy)) == 2
+        assert locked.get(path).headers["content-type"] == "application/json"  # a program
+    assert locked.get("/info", headers=html).headers["content-type"] == "application/json"
+    assert locked.post("/fill", headers=html, json={}).headers["content-type"] == "application/json"
+    assert locked.get("/", headers=html | {"host": "evil.example"}).status_code == 421
+
+
+def test_the_cookie_opens_the_page_and_nothing_else(small: Model) -> None:
+    doors = Doors(key=KEY)
+    with TestClient(make_app(small, doors=doors), base_url="http://localhost:8000") as client:
+        opened = client.get("/", headers={"authorization": f"Bearer {KEY}"})
+        said = opened.headers["set-cookie"]
+        assert said == f"unmask-page={doors.cookie}; Path=/; HttpOnly; SameSite=Strict"
+        assert KEY not in said
+        cookie = {"cookie": f"theme=dark; unmask-page={doors.cookie}"}
+        client.cookies.clear()
+        pages = {"/", "/docs", "/openapi.json", "/page/{name}"}
+        for method, path in routes(client):
+            url = path.replace("{name}", "main.js")
+            answer = client.request(method, url, headers=cookie, json={} if method == "POST" else None)
+            client.cookies.clear()
+            assert answer.status_code == (200 if path in pages or path == "/health" else 401), (method, path)
+        assert client.post("/", headers=cookie, json={}).status_code == 401
+        assert client.get("/", headers={"cookie": f"unmask-page={Doors(key=KEY).cookie}"}).status_code == 401
+    assert doors.cookie not in repr(doors)
+    with TestClient(make_app(small), base_url="http://localhost") as client:
+        assert "set-cookie" not in client.get("/").headers  # no key, no cookie
+
+
 def test_with_the_key_the_door_opens(locked: TestClient) -> None:
-    basic = base64.b64encode(f"anybody:{KEY}".encode()).decode()
-    for given in (f"Bearer {KEY}", f"bearer {KEY}", f"Basic {basic}"):
+    for given in (f"Bearer {KEY}", f"bearer {KEY}"):
         assert locked.get("/v1/models", headers={"authorization": given}).status_code == 200
         assert locked.get("/", headers={"authorization": given}).status_code == 200
+        locked.cookies.clear()
     two = [("authorization", f"Bearer {KEY}"), ("authorization", f"Bearer {KEY}")]
     assert locked.get("/v1/models", headers=two).status_code == 401
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 import unmask
-from unmask.bound import Bound
 from unmask.canvas import Canvas
+from unmask.constraints.regex import Regex
 from unmask.model import Model
 from unmask.samplers import Sampler, Step
 from unmask.samplers.ancestral import Ancestral
@@ -58,24 +58,61 @@ TASKS: list[dict[str, Any]] = [
     {"length": 30, "seed": 4, "sampler": Confidence(tokens=3)},
     {"length": 20, "seed": 5, "sampler": unmask.samplers.EntropyBounded(gamma=3.0, top_k=20)},
     {"length": 24, "seed": 6, "sampler": unmask.samplers.ReMDM(steps=9)},
-    {"length": 12, "seed": 7, "constraint": unmask.constraints.Regex(pattern="[a-f]+x[0-9]+")},
+    {"length": 12, "seed": 7, "constraint": Regex(pattern="[a-f]+x[0-9]+")},
     {"length": 21, "seed": 8, "prompt": "ab", "guidance": 1.5},
     {"length": 70, "seed": 9, "sampler": Ancestral(steps=6)},
     {"length": 16, "seed": 10, "suffix": "the end", "num": 3},
     {"length": 28, "seed": 11, "sampler": unmask.samplers.Block(size=7)},
     {"length": 19, "seed": 12, "sampler": unmask.samplers.Refine(inner=Ancestral(steps=4))},
     {"length": 9, "seed": 13, "sampler": unmask.samplers.Posterior(steps=7)},
+    {"length": 26, "seed": 14, "sampler": unmask.samplers.Margin(tokens=2, random=0.3)},
+    {"length": 15, "seed": 15, "sampler": unmask.samplers.Entropy(steps=4), "num": 2},
+    {"length": 31, "seed": 16, "sampler": unmask.samplers.LeftToRight(steps=6)},
+    {"length": 18, "seed": 17, "sampler": unmask.samplers.PredictorCorrector(steps=5)},
+    {"length": 22, "seed": 18, "sampler": unmask.samplers.Threshold(threshold=0.05)},
+    {"length": 60, "seed": 19, "sampler": unmask.samplers.SemiAR(window=24, inner=Ancestral(steps=3))},
+    {"length": 14, "seed": 20, "sampler": Confidence(tokens=2), "constraint": Regex(pattern="[0-9 ]+")},
+    {
+        "length": 25,
+        "seed": 21,
+        "sampler": unmask.samplers.Block(size=6),
+        "constraint": unmask.constraints.JsonSchema.of({"type": "integer"}),
+    },
+    {
+        "length": 20,
+        "seed": 22,
+        "prompt": "it is ",
+        "sampler": Ancestral(steps=3, temperature=0.6),
+        "constraint": [unmask.constraints.Words(forbid=("I",)), Regex(pattern="it is [a-z I]*", over="text")],
+    },
+]
+
+JOBS: list[tuple[str, dict[str, Any]]] = [
+    *(("generate", task) for task in TASKS),
+    ("fill", {"text": ["a[MASK:2..5]b", "the [MASK:3] sat on [MASK:4]"], "seed": 3}),
+    ("fill", {"text": "n = [MASK:1..4]", "constraint": unmask.constraints.Choices(options=("1", "22", "yes"))}),
+    ("edit", {"text": "the cat sat", "replace": "cat", "with_length": (2, 4), "num": 2, "seed": 5}),
+    ("score", {"texts": ["the cat sat", "x" * 50], "num_samples": 12}),
 ]
 
 
+def done_by(served: Served, job: tuple[str, dict[str, Any]]) -> Any:
+    found = getattr(served, job[0])(**job[1])
+    return found.draws_BS.tolist() if job[0] == "score" else found
+
+
+def test_every_sampler_is_among_the_tasks() -> None:
+    there = {type(task["sampler"]) for task in TASKS if "sampler" in task}
+    assert {unmask.samplers.room.get(name) for name in unmask.samplers.room.names()} == there
+
+
 def test_alone_and_under_load_the_same_text(serve: Callable[[], Served]) -> None:
-    alone = [serve().generate(**task) for task in TASKS]
-    with ThreadPoolExecutor(len(TASKS) * 3) as pool:
-        for round in range(2):
-            order = TASKS * 3 if round == 0 else TASKS[::-1] * 3
-            texts = list(pool.map(lambda task: serve().generate(**task), order))
-            for task, text in zip(order, texts, strict=True):
-                assert text == alone[TASKS.index(task)], task
+    """Samplers, lengths, constraints and step counts together, with edits and scores among them: to the last bit."""
+    alone = [done_by(serve(), job) for job in JOBS]
+    with ThreadPoolExecutor(len(JOBS) * 2) as pool:
+        for order in (JOBS * 2, JOBS[::-1] * 2):
+            for job, found in zip(order, pool.map(lambda job: done_by(serve(), job), order), strict=True):
+                assert found == alone[JOBS.index(job)], job
 
 
 def test_as_the_library_writes_it(serve: Callable[[], Served], small: Model) -> None:
@@ -99,19 +136,6 @@ def test_scores_are_the_librarys(serve: Callable[[], Served], small: Model) -> N
         assert mine.tokens_B.tolist() == theirs.tokens_B.tolist() == [6, 2, 51]
         split = sum(float(s.nats_L.sum()) for s in served.scorings)
         assert split == pytest.approx(mine.nats, rel=1e-6)
-
-
-def test_an_autoregressive_model_is_served_row_by_row(ar_model: Model, compiler: Compiler) -> None:
-    engine = Engine(ar_model, max_batch=4)
-    try:
-        task: dict[str, Any] = {"num": 3, "length": 14, "prompt": "the ", "seed": 2}
-        served = Served(engine, compiler, Limits(), Call())
-        assert served.generate(**task) == ar_model.generate(**task)
-        bound: Bound = served.score(["the cat"])
-        assert bound.exact
-        assert bound.nats == pytest.approx(ar_model.score(["the cat"]).nats)
-    finally:
-        engine.close()
 
 
 # --- the law ----------------------------------------------------------------------------------------------------------

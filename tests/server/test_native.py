@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from unmask.editing import fill as fill_gaps
 from unmask.model import Model
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.confidence import Confidence
@@ -55,6 +56,30 @@ def test_fill_with_a_bound_and_of_unknown_length(client: TestClient, small: Mode
     [one] = found["texts"]
     assert one["text"] == small.fill("a[MASK:1..2]b", sampler=Ancestral(steps=1))[0]
     assert one["bound"]["nats"] == pytest.approx(small.score(one["text"], num_samples=32).nats, rel=1e-4)
+
+
+def test_gaps_of_unknown_length_tell_their_tokens_and_ranks(client: TestClient, small: Model) -> None:
+    text = "a[MASK:1..3]b[MASK:1..2]"
+    found = post(client, "/fill", text=text, n=2, seed=4, runners_up=2)["texts"]
+    wanted = fill_gaps(small, [text] * 2, seed=4)
+    for one, mine in zip(found, wanted, strict=True):
+        assert one["text"] == mine.text == "".join(token["text"] for token in one["tokens"])
+        assert one["row"] == mine.row
+        assert [way["text"] for way in one["ranked"]] == [way.text for way in mine.ways]
+        assert [way["row"] for way in one["ranked"]] == [way.row for way in mine.ways]
+        assert [way["nats"] for way in one["ranked"]] == pytest.approx([way.nats for way in mine.ways], rel=1e-4)
+        written = [k for k, token in enumerate(one["tokens"]) if "log_prob" in token]
+        assert [k for k, token in enumerate(one["tokens"]) if "others" in token] == written
+        assert len(written) == len(one["text"]) - 2
+    plain = post(client, "/fill", text="a[MASK:2]b", n=2)["texts"]
+    assert [one["row"] for one in plain] == [0, 1]
+    assert all("ranked" not in one for one in plain)
+
+
+def test_a_constrained_text_beyond_the_window_tells_no_row_that_is_not_its_own(client: TestClient) -> None:
+    [one] = post(client, "/fill", text="x" * 40 + "[MASK:2]", regex="[0-9]+")["texts"]
+    assert re.fullmatch(r"x{40}\d\d", one["text"])
+    assert "tokens" not in one
 
 
 def test_samplers_and_their_options(client: TestClient, small: Model) -> None:
@@ -132,11 +157,21 @@ def test_fit_asks_no_network(client: TestClient) -> None:
     assert post(client, "/fit", text="a[MASK:2..5]b", regex="[0-9]{4}")["fits"] is True
     assert post(client, "/fit", text="a[MASK:2..3]b", regex="[0-9]{4}")["fits"] is False
     assert post(client, "/fit", text="no gap", regex="a")["fits"] is False
+    assert "a constraint is held within one window" in post(client, "/fit", length=50, regex="[0-9]+")["reason"]
     assert post(client, "/fit", length=3, regex="(")["fits"] is False
     secret = post(client, "/fit", length=3, regex="a very secret pattern(")
     assert "no regular expression" in secret["reason"]
     assert "secret" not in secret["reason"]
     assert calls() == before
+
+
+def test_fit_says_what_fill_does(client: TestClient) -> None:
+    """Also beyond the window, and of every length that fill would try."""
+    for text in ("x" * 40 + "[MASK:2]", "[MASK:2]" + "x" * 40):
+        assert post(client, "/fit", text=text, regex="[0-9]+")["fits"] is True
+        assert re.search("[0-9]", post(client, "/fill", text=text, regex="[0-9]+", steps=1)["texts"][0]["text"])
+    for pattern, fits in (("[0-9]{1,2}", True), ("[0-9]{9}", True), ("[0-9]{10}", False)):
+        assert post(client, "/fit", text="a[MASK:1..9]b[MASK:1..9]", regex=pattern)["fits"] is fits
 
 
 def test_tokenize_turns_words_into_gaps(client: TestClient) -> None:

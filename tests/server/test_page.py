@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from browsing import act, done, fill, panel, part, select, shown
 from playwright.sync_api import Page, expect
 from small_server import Running
 
+from unmask.editing import fill as fill_gaps
 from unmask.model import Model
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.left_to_right import LeftToRight
@@ -95,9 +97,11 @@ def test_runners_up_by_mouse_and_by_keys(page: Page) -> None:
     expect(card).to_contain_text("written in step")
     page.keyboard.press("Enter")
     expect(card.get_by_role("button").first).to_be_focused()
+    expect(result.locator(".cell[aria-expanded]")).to_have_attribute("data-at", "3")
     page.keyboard.press("Escape")
     expect(card).to_be_hidden()
     expect(result.locator('[data-at="3"]')).to_be_focused()
+    expect(result.locator(".cell[aria-expanded]")).to_have_count(0)
 
 
 def test_a_runner_up_is_taken(page: Page) -> None:
@@ -202,7 +206,50 @@ def test_gaps_of_unknown_length(page: Page, small: Model) -> None:
     page.fill("#temperature", "1")
     page.fill("#steps", "1")
     result = fill(page, "ab[MASK:1..2]yz")
-    assert shown(result) == small.fill("ab[MASK:1..2]yz", sampler=Ancestral(steps=1, temperature=1.0), seed=1)[0]
+    [best] = fill_gaps(small, "ab[MASK:1..2]yz", sampler=Ancestral(steps=1, temperature=1.0), seed=1)
+    assert shown(result) == best.text
+    written = result.locator(".cell.written")
+    expect(written).to_have_count(len(best.text) - 4)
+    assert all(re.search(r"\bsure-[0-4]\b", cell.get_attribute("class") or "") for cell in written.all())
+    written.first.hover()
+    expect(page.get_by_role("list", name="Runners-up").locator("li")).to_have_count(5)
+    page.mouse.move(2, 2)
+    part(result, "replay").fill("0")
+    expect(result.locator(".cell.mask")).to_have_count(len(best.text) - 4)
+    part(result, "replay").fill("1")
+    # What was tried, the best of it marked; another may be shown and is then the text.
+    part(result, "ways").get_by_text("2 lengths tried, this is the best").click()
+    tried = part(result, "ways").locator("li")
+    bits = [f"{way.nats / math.log(2):.0f} bits" for way in best.ways]
+    expect(tried.locator(".bound")).to_have_text([f"{bits[0]}, best", bits[1]])
+    expect(tried.nth(0).get_by_role("button")).to_be_disabled()
+    tried.nth(1).get_by_role("button", name="Show").click()
+    assert shown(result) == best.ways[1].text
+    expect(part(result, "ways")).to_contain_text("this is not the best")
+    part(result, "use").click()
+    expect(page.locator("#fill-text")).to_have_value(best.ways[1].text)
+    undo = part(panel(page, "fill"), "undo")
+    undo.click()
+    undo.click()
+    assert shown(result) == best.text
+    act(page, written.first, "Mask again")
+    part(result, "masks").click()
+    done(page)
+    expect(result.locator(".cell.mask")).to_have_count(0)
+    expect(part(result, "ways")).to_be_hidden()
+
+
+def test_three_of_unknown_length(page: Page, small: Model) -> None:
+    page.check("#fill-three")
+    page.fill("#temperature", "1")
+    page.fill("#steps", "2")
+    result = fill(page, "ab[MASK:1..3]yz")
+    found = fill_gaps(small, ["ab[MASK:1..3]yz"] * 3, sampler=Ancestral(steps=2, temperature=1.0), seed=1)
+    assert [shown(result, row) for row in range(3)] == [one.text for one in found]
+    expect(result.locator(".card.best")).to_have_count(1)
+    result.locator(".card").nth(2).get_by_role("button", name="Take this one").click()
+    assert shown(result) == found[2].text
+    expect(result.locator(".ways li")).to_have_count(3)
 
 
 @pytest.mark.usefixtures("slow")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
-from browsing import done, fill, panel, part, shown
+from browsing import act, done, fill, listen, panel, part, select, shown, undo
 from playwright.sync_api import Browser, Page, expect
-from small_server import running
+from small_server import Running, random_model, running
 
 from unmask.model import Model
 from unmask.server.doors import Doors
@@ -59,6 +60,110 @@ def test_it_survives_a_restart(small: Model, browser: Browser) -> None:
         expect(page.locator("#fill-text")).to_have_value("my own words ____!")
 
 
+def test_a_restart_with_another_model(small: Model, browser: Browser) -> None:
+    """Its tokens are others: what stands there is still text, and nothing of the old model is sent to the new one."""
+    with ExitStack() as stack, browser.new_context() as context:
+        first = stack.enter_context(ExitStack())
+        port = first.enter_context(running(small)).port
+        page = context.new_page()
+        page.goto(f"http://127.0.0.1:{port}")
+        result = fill(page, "ab____yz")
+        before = shown(result)
+        act(page, result.locator('[data-at="3"]'), "Mask again")
+        first.close()
+        page.click("#tab-score")
+        part(panel(page, "score"), "go").click()
+        expect(part(page, "notice")).to_contain_text("not answering")
+        stack.enter_context(running(random_model(seed=1), name="other", port=port))
+        expect(part(page, "notice")).to_have_text("The server is back, with another model: other.")
+        expect(part(page, "model")).to_contain_text("other")
+        page.click("#tab-fill")
+        part(result, "masks").click()
+        expect(part(page, "notice")).to_contain_text("The server has another model now")
+        undo(page)
+        assert shown(result) == before
+        part(result, "use").click()
+        expect(page.locator("#fill-text")).to_have_value(before)
+
+
+def test_a_score_can_be_stopped_while_the_server_is_away(small: Model, browser: Browser) -> None:
+    with ExitStack() as stack, browser.new_context() as context:
+        first = stack.enter_context(ExitStack())
+        port = first.enter_context(running(small)).port
+        page = context.new_page()
+        page.goto(f"http://127.0.0.1:{port}")
+        expect(part(page, "model")).to_contain_text("small")
+        page.click("#tab-score")
+        first.close()
+        go = part(panel(page, "score"), "go")
+        go.click()
+        expect(part(page, "notice")).to_contain_text("not answering. Your text is safe")
+        expect(go).to_have_text("Stop")
+        go.click()
+        expect(go).to_have_text("Score")
+        go.click()
+        expect(go).to_have_text("Stop")
+        stack.enter_context(running(small, port=port))
+        expect(panel(page, "score").locator(".word").first).to_be_visible()
+        expect(part(page, "notice")).to_have_text("The server is back.")
+
+
+def test_nothing_typed_is_lost(page: Page, server: Running) -> None:
+    # Not to another tab,
+    page.fill("#fill-text", "typed in the first tab __")
+    second = page.context.new_page()
+    second.goto(server.url)
+    expect(second.locator("#fill-text")).to_have_value("typed in the first tab __")
+    second.fill("#fill-text", "typed in the second")
+    page.reload()
+    expect(page.locator("#fill-text")).to_have_value("typed in the first tab __")
+    second.close()
+    # not to what takes its place, also over a reload,
+    page.click("#tab-generate")
+    page.fill("#length", "8")
+    part(panel(page, "generate"), "go").click()
+    part(done(page, "generate"), "use").click()
+    taken = page.input_value("#fill-text")
+    assert taken != "typed in the first tab __"
+    page.reload()
+    undo(page)
+    expect(page.locator("#fill-text")).to_have_value("typed in the first tab __")
+    # and not to an undo that goes too far and is followed by something else.
+    select(page, 0, 5)
+    part(page, "mask").click()
+    expect(page.locator("#fill-text")).to_have_value("[MASK:5] in the first tab __")
+    page.fill("#fill-text", "[MASK:5] and a long way on")
+    undo(page)
+    select(page, 6, 8)
+    part(page, "mask").click()
+    undo(page)
+    undo(page)
+    expect(page.locator("#fill-text")).to_have_value("[MASK:5] and a long way on")
+
+
+def test_an_autoregressive_model(ar_model: Model, browser: Browser, complaints: list[str]) -> None:
+    with running(ar_model) as server, browser.new_context() as context:
+        page = context.new_page()
+        listen(page, complaints)
+        page.goto(server.url)
+        expect(part(page, "one-way")).to_be_visible()
+        for hidden in ("#steps", "#sampler", "#constraint-kind"):
+            expect(page.locator(hidden)).to_be_hidden()
+        page.fill("#temperature", "1")
+        assert shown(fill(page, "the ____")) == ar_model.fill("the [MASK:4]", seed=1)[0]
+        page.click("#tab-generate")
+        page.fill("#length", "12")
+        page.fill("#generate-text", "a ")
+        part(panel(page, "generate"), "go").click()
+        assert shown(done(page, "generate")) == ar_model.generate(1, 12, "a ", seed=1)[0]
+        page.click("#tab-score")
+        page.fill("#score-text", "the cat xq")
+        part(panel(page, "score"), "go").click()
+        page.locator(".word").last.hover()
+        expect(part(panel(page, "score"), "word")).to_have_text(re.compile(r"xq: [1-9]\d*\.\d bits in 2 tokens"))
+    assert complaints == []
+
+
 def test_what_is_cut_short_or_put_off_is_sent_again(page: Page, complaints: list[str]) -> None:
     half = 'event: start\ndata: {"mask": 257, "rows": [[{"token": 257, "text": null}]]}\n\n'
     busy = '{"error": {"message": "the server is busy", "code": "busy"}}'
@@ -79,32 +184,104 @@ def test_what_is_cut_short_or_put_off_is_sent_again(page: Page, complaints: list
     complaints.clear()
 
 
-def test_the_page_asks_for_the_key(small: Model, browser: Browser) -> None:
-    old, new = "the-old-key-of-the-server", "the-new-key-of-the-server"
+OLD, NEW = "the-old-key-of-the-server", "the-new-key-of-the-server"
+
+
+def sign_in(page: Page, key: str) -> None:
+    expect(page.get_by_role("heading", name="This server needs its API key")).to_be_visible()
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Go on").click()
+
+
+def test_who_has_no_key_is_asked_by_our_own_page(small: Model, browser: Browser) -> None:
+    """Never by the browser: no answer may carry a challenge that it has a dialog for."""
+    with ExitStack() as stack, browser.new_context(viewport={"width": 390, "height": 844}) as context:
+        first = stack.enter_context(ExitStack())
+        port = first.enter_context(running(small, doors=Doors(key=OLD))).port
+        url = f"http://127.0.0.1:{port}"
+        page = context.new_page()
+        refused: list[tuple[str, str | None]] = []
+        page.on("response", lambda r: refused.append((r.url, r.headers.get("www-authenticate"))) if not r.ok else None)
+        complaints: list[str] = []
+        listen(page, complaints)
+        answer = page.goto(url)
+        assert answer is not None
+        assert answer.status == 401
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        axe = context.new_cdp_session(page)  # our policy lets no script in, so it is brought in as a debugger would
+        axe.send("Page.setBypassCSP", {"enabled": True})
+        page.reload()
+        page.evaluate(Path(AXE_FILE_PATH).read_text(encoding="utf-8"))
+        assert page.evaluate("axe.run()")["violations"] == []
+        axe.send("Page.setBypassCSP", {"enabled": False})
+        page.reload()
+        sign_in(page, "not-the-key")
+        expect(page.get_by_role("status")).to_have_text("That key was not accepted.")
+        sign_in(page, "kein Schlüssel")  # no header can say this
+        expect(page.get_by_role("status")).to_have_text("That key was not accepted.")
+        assert not any("Content Security Policy" in complaint for complaint in complaints)
+        sign_in(page, f" {OLD} ")
+        expect(part(page, "model")).to_contain_text("small")  # it is not asked for twice
+        assert shown(fill(page, "ab__yz")).startswith("ab")
+        page.reload()
+        expect(part(page, "model")).to_contain_text("small")
+        page.get_by_role("link", name="Routes").click()
+        expect(page.get_by_role("heading", name="Routes")).to_be_visible()
+        assert {challenge for _, challenge in refused} == {'Bearer realm="unmask"'}
+        assert all(OLD not in cookie["value"] for cookie in context.cookies())  # type: ignore[typeddict-item]
+
+        # Another tab has the page by the cookie, and asks for the key itself.
+        second = context.new_page()
+        second.goto(url)
+        expect(second.get_by_role("dialog", name="This server needs its API key")).to_be_visible()
+
+        # After a restart the cookie is void: the tab's key opens the page again by itself.
+        first.close()
+        stack.enter_context(running(small, doors=Doors(key=OLD), port=port))
+        page.goto(url)
+        expect(part(page, "model")).to_contain_text("small")
+        assert "unmask-opened" not in page.evaluate("Object.keys(sessionStorage)")
+
+
+def test_a_browser_that_sends_no_cookie_is_told(
+    small: Model, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Doors, "_has_cookie", lambda *_: False)
+    with running(small, doors=Doors(key=OLD)) as server, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(server.url)
+        sign_in(page, OLD)
+        expect(page.get_by_role("status")).to_contain_text("keeps no cookie")  # rather than opening it for ever
+
+
+def test_the_page_asks_for_a_key_that_has_changed(small: Model, browser: Browser) -> None:
     with ExitStack() as stack:
         first = stack.enter_context(ExitStack())
-        port = first.enter_context(running(small, doors=Doors(key=old))).port
-        login: Any = {"username": "any", "password": old}
-        context = stack.enter_context(browser.new_context(http_credentials=login))
+        port = first.enter_context(running(small, doors=Doors(key=OLD))).port
+        context = stack.enter_context(browser.new_context())
         page = context.new_page()
         page.goto(f"http://127.0.0.1:{port}")
-        expect(part(page, "model")).to_contain_text("small")  # what the browser asked for serves the page too
+        sign_in(page, OLD)
+        expect(part(page, "model")).to_contain_text("small")
         first.close()
-        stack.enter_context(running(small, doors=Doors(key=new), port=port))
+        stack.enter_context(running(small, doors=Doors(key=NEW), port=port))
+        page.fill("#fill-text", "my own words ____")
         part(panel(page, "fill"), "go").click()
         dialog = page.get_by_role("dialog", name="This server needs its API key")
         expect(dialog).to_be_visible()
         page.fill("#key", "not-the-key")
         page.keyboard.press("Enter")
         expect(part(page, "key-said")).to_have_text("That key was not accepted.")
-        page.fill("#key", new)
+        page.fill("#key", NEW)
         page.get_by_role("button", name="Go on").click()
-        done(page)
-        assert page.evaluate("sessionStorage.getItem('unmask-key')") == new
-        assert page.evaluate("JSON.stringify({...localStorage})").find(new) < 0
+        assert shown(done(page)).startswith("my own words ")
+        assert page.evaluate("sessionStorage.getItem('unmask-key')") == NEW
+        assert page.evaluate("JSON.stringify({...localStorage})").find(NEW) < 0
         page.get_by_text("The same in code").click()
         expect(part(page, "request")).to_contain_text("Bearer $UNMASK_API_KEY")
-        assert new not in page.content()
+        assert NEW not in page.content()
+        page.reload()  # the cookie is of the old server: the new key opens the page
+        expect(page.locator("#fill-text")).to_have_value("my own words ____")
 
 
 # --- for everybody ---

@@ -83,7 +83,9 @@ def _dispatch(argv: list[str]) -> int:
     words, overrides = argv[1:], dict[str, str]()
     if getattr(module, "TAKES_OVERRIDES", False):
         words, overrides = _split_overrides(words, parser)
-    args = parser.parse_args(words)
+    # Texts may stand before and behind options.
+    parse = parser.parse_intermixed_args if getattr(module, "TAKES_TEXTS", False) else parser.parse_args
+    args = parse(words)
     args.overrides, args.words = overrides, argv
     try:
         code: int = module.run(args)

@@ -3,6 +3,7 @@
 The bounds are of whole texts, with the same draws for all; they compare bounds, not likelihoods.
 
 Example:
+  unmask edit --text "The cat sat on the mat." --replace cat --with-length 1..3
   unmask edit demo-model --text "for item in things:" --replace things --with-length 3..8 --num 3
   unmask edit demo-model --text "a = b + b" --replace b --occurrence 2 --json
 """
@@ -15,7 +16,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from unmask.cli import _sampling
+from unmask.cli import _naming, _sampling
 
 if TYPE_CHECKING:
     from unmask.editing import Edit
@@ -24,7 +25,7 @@ TAKES_OVERRIDES = True  # a sampler's own options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model folder, a training run's, or a built-in model's name")
+    _naming.add_model(parser)
     parser.add_argument("--text", required=True, help="the text; - reads it from standard input")
     parser.add_argument("--replace", required=True, metavar="SPAN", help="what of it is written anew")
     parser.add_argument("--occurrence", type=int, metavar="N", help="which one, where the span occurs several times")
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from unmask.model import load
 
+    _naming.refuse_text(args.model, "--text")
     model = load(args.model, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
     constraint = _sampling.make_constraint(args)

@@ -16,14 +16,14 @@ import json
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from unmask.cli import _processes
+from unmask.cli import _naming, _processes
 
 if TYPE_CHECKING:
     from unmask.parallel import World
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model folder, a training run's, or a built-in model's name")
+    _naming.add_model(parser)
     parser.add_argument(
         "--data", required=True, help="text, JSONL or Parquet file or folder, also .gz .xz .zst; or stdlib"
     )

@@ -1,6 +1,7 @@
 """Fill the gaps of a text: [MASK] is one token, [MASK:5] five, [MASK:3..8] what fits best; all else stays as it is.
 
 Example:
+  unmask fill "Once upon [MASK:2] there was a [MASK]."
   unmask fill demo-model "def [MASK:8](self):" --watch
   unmask fill demo-model "x = [MASK:1..8]" --choices True,False,None
 """
@@ -11,18 +12,18 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from unmask.cli import _sampling
+from unmask.cli import _naming, _sampling
 
 if TYPE_CHECKING:
     from unmask.editing import Way
 
 
 TAKES_OVERRIDES = True  # a sampler's own options
+TAKES_TEXTS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model folder, a training run's, or a built-in model's name")
-    parser.add_argument("text", nargs="+", help="texts with gaps; - reads one from standard input")
+    _naming.add_model_and_texts(parser, "texts with gaps; - reads one from standard input")
     _sampling.add_arguments(parser)
 
 
@@ -30,10 +31,11 @@ def run(args: argparse.Namespace) -> int:
     from unmask.editing import fill
     from unmask.model import load
 
-    model = load(args.model, device=args.device, dtype=args.dtype)
+    name, given = _naming.model_and_texts(args.given, 'a text with a gap, as in unmask fill "The [MASK:2] sat."')
+    model = load(name, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
     constraint = _sampling.make_constraint(args)
-    texts = [_sampling.standard_input() if text == "-" else text for text in args.text]
+    texts = [_sampling.standard_input() if text == "-" else text for text in given]
     with _sampling.shown(args, model) as view:
         filled = fill(
             model,

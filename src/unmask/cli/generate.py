@@ -4,6 +4,7 @@ With --out they go to files in a folder, part-00000.jsonl and so on, a line of J
 where it was stopped or killed. Several processes (--nproc, or torchrun) share the parts and write the same texts.
 
 Example:
+  unmask generate --prompt "Once upon a time" --watch
   unmask generate demo-model --num 2 --length 256 --prompt "def " --watch
   unmask generate demo-model --length 16 --prompt "x = " --regex "[0-9]+"
   unmask generate demo-model --num 100000 --out texts --nproc 4
@@ -18,15 +19,14 @@ import shlex
 from contextlib import nullcontext
 from functools import partial
 
-from unmask.built_in import DEFAULT
-from unmask.cli import _processes, _sampling
+from unmask.cli import _naming, _processes, _sampling
 from unmask.errors import Stopped, UsageError
 
 TAKES_OVERRIDES = True  # a sampler's own options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", default=DEFAULT, help="a folder or a built-in model (default stories)")
+    _naming.add_model(parser)
     parser.add_argument("--num", type=int, default=1, help="how many texts for each prompt (default 1)")
     parser.add_argument(
         "--length", type=int, help="tokens, prompt included (default: typical, else the model's window)"
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    _naming.refuse_text(args.model, "--prompt")
     if args.out is not None:
         return _write_many(args)
     for name in ("batch", "part_size", "nproc"):

@@ -1,6 +1,7 @@
 """Take finished texts and write their least sure tokens anew, in rounds.
 
 Example:
+  unmask refine "The cat sat on on mat." --share 0.2
   unmask refine demo-model "def read(self): retrun self.x" --share 0.2 --rounds 3
 """
 
@@ -8,14 +9,14 @@ from __future__ import annotations
 
 import argparse
 
-from unmask.cli import _sampling
+from unmask.cli import _naming, _sampling
 
 TAKES_OVERRIDES = True  # a sampler's own options
+TAKES_TEXTS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model folder, a training run's, or a built-in model's name")
-    parser.add_argument("text", nargs="+", help="finished texts; - reads one from standard input")
+    _naming.add_model_and_texts(parser, "finished texts; - reads one from standard input")
     parser.add_argument("--share", type=float, default=0.1, help="of the tokens, written anew in a round (default 0.1)")
     parser.add_argument("--rounds", type=int, default=2, help="how often (default 2)")
     _sampling.add_arguments(parser)
@@ -27,9 +28,10 @@ def run(args: argparse.Namespace) -> int:
 
     if _sampling.make_constraint(args) is not None or (args.guidance, args.label) != (None, None):
         raise UsageError("refine takes no constraint, guidance or label: use edit or fill for them")
-    model = load(args.model, device=args.device, dtype=args.dtype)
+    name, given = _naming.model_and_texts(args.given, 'a finished text, as in unmask refine "The cat sat on on mat."')
+    model = load(name, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
-    texts = [_sampling.standard_input() if text == "-" else text for text in args.text]
+    texts = [_sampling.standard_input() if text == "-" else text for text in given]
     with _sampling.shown(args, model) as view:
         refined = model.refine(
             texts, share=args.share, rounds=args.rounds, sampler=sampler, seed=args.seed, **view.listening

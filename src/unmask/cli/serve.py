@@ -4,6 +4,7 @@ It listens on this machine alone. To listen elsewhere an API key is needed, from
 Ctrl-C or SIGTERM: nobody new is let in, what is being written is finished.
 
 Example:
+  unmask serve
   unmask serve runs/demo
   unmask serve runs/demo --port 8080 --max-batch 32
   unmask serve runs/demo --host 0.0.0.0 --api-key-file key.txt --allow-host llm.example.org
@@ -13,11 +14,11 @@ from __future__ import annotations
 
 import argparse
 
-from unmask.built_in import DEFAULT
+from unmask.cli import _naming
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", default=DEFAULT, help="a folder or a built-in model (default stories)")
+    _naming.add_model(parser)
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="0: any free one (default 8000)")
     parser.add_argument("--name", help="what clients call the model (default: the folder's name)")

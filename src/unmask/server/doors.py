@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import hashlib
 import hmac
 import ipaddress
 import json
+import secrets
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,9 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from unmask.server.desk import Desk
 from unmask.server.limits import MAX_BODY
 from unmask.server.refusals import Refused, parse_json
+from unmask.server.sign_in import SIGN_IN, SIGN_IN_HEADERS, is_opened, is_page
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 OPEN = "/health"  # the one route that needs no key
+COOKIE = "unmask-page"
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -55,12 +56,17 @@ def is_loopback(host: str) -> bool:
 @dataclass(frozen=True, kw_only=True)
 class Doors:
     """Who may come in. hosts: names that a Host header may say besides this machine's own. any_address: also every bare
-    address, which no foreign name can be made to point to. origins: pages of other sites that may call."""
+    address, which no foreign name can be made to point to. origins: pages of other sites that may call.
+
+    A browser sends no header with what a page is made of. So whoever has opened the page with the key gets a cookie, a
+    random word of this process, that opens the page's own files (`is_page`) and nothing else.
+    """
 
     key: str | None = None
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
     any_address: bool = False
+    cookie: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
 
     def check(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
         """Raise Refused, or say which foreign origin is welcome."""
@@ -77,10 +83,11 @@ class Doors:
                 raise Refused(403, "pages of other sites may not call this server: see --allow-origin", "origin")
             foreign = origin[0]
         preflight = method == "OPTIONS" and foreign is not None  # carries no key and learns nothing
-        if path != OPEN and not preflight and not self._has_key(found.get("authorization", [])):
-            # Who opens a page is asked by the browser (any name, the key); what a page calls for, the page itself asks.
-            called = found.get("sec-fetch-dest") == ["empty"]
-            ask = {"www-authenticate": "Bearer" if called else _ASK_KEY}
+        if path == OPEN or preflight or self._has_key(found.get("authorization", [])):
+            return foreign
+        if not (is_page(path) and method in ("GET", "HEAD") and self._has_cookie(found.get("cookie", []))):
+            # No browser has a dialog of its own for this kind: who opens a page gets ours, see sign_in.py.
+            ask = {"www-authenticate": 'Bearer realm="unmask"'}
             raise Refused(401, "an API key is needed: send it as Authorization: Bearer KEY", "no_key", ask)
         return foreign
 
@@ -100,23 +107,21 @@ class Doors:
         if self.key is None:
             return True
         offered = _offered(given[0]) if len(given) == 1 else ""
-        # Of equal length whatever was sent, so that the time of the comparison tells nothing.
-        return hmac.compare_digest(_digest(offered), _digest(self.key))
+        return _equal(offered, self.key)
 
-
-_ASK_KEY = 'Basic realm="unmask", charset="UTF-8"'
+    def _has_cookie(self, given: list[str]) -> bool:
+        pairs = [pair.strip().partition("=") for line in given for pair in line.split(";")]
+        return any(name == COOKIE and _equal(value, self.cookie) for name, _, value in pairs)
 
 
 def _offered(given: str) -> str:
     kind, _, value = given.partition(" ")
-    if kind.lower() == "bearer":
-        return value.strip()
-    if kind.lower() == "basic":
-        try:
-            return base64.b64decode(value.strip(), validate=True).decode("utf-8").partition(":")[2]
-        except (binascii.Error, ValueError):
-            return ""
-    return ""
+    return value.strip() if kind.lower() == "bearer" else ""
+
+
+def _equal(given: str, wanted: str) -> bool:
+    # Of equal length whatever was sent, so that the time of the comparison tells nothing.
+    return hmac.compare_digest(_digest(given), _digest(wanted))
 
 
 def _digest(text: str) -> bytes:
@@ -181,6 +186,8 @@ class Gate:
                 status = message["status"]
                 given = {name.lower() for name, _ in message["headers"]}
                 extra = HEADERS | (_cors(foreign) if foreign else {})
+                if self.doors.key is not None and status == 200 and is_page(scope["path"]):
+                    extra["set-cookie"] = f"{COOKIE}={self.doors.cookie}; Path=/; HttpOnly; SameSite=Strict"
                 message["headers"] = [
                     *message["headers"],
                     *((n.encode(), v.encode("latin-1")) for n, v in extra.items() if n.encode() not in given),
@@ -197,7 +204,10 @@ class Gate:
                 receive = await self._body(scope, receive)
             await self.app(scope, receive, answer)
         except Refused as e:
-            await _send_json(answer, e.status, e.body, e.headers)
+            if e.status == 401 and is_opened(scope):
+                await _send(answer, 401, SIGN_IN, e.headers | SIGN_IN_HEADERS)
+            else:
+                await _send_json(answer, e.status, e.body, e.headers)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self.metrics.requests.add(1, route, str(status))
@@ -253,7 +263,10 @@ def _cors(origin: str) -> dict[str, str]:
 
 
 async def _send_json(send: Send, status: int, body: Any, headers: dict[str, str]) -> None:
-    data = b"" if body is None else json.dumps(body).encode()
+    await _send(send, status, b"" if body is None else json.dumps(body).encode(), headers)
+
+
+async def _send(send: Send, status: int, data: bytes, headers: dict[str, str]) -> None:
     fields = {"content-type": "application/json", "content-length": str(len(data))} | headers
     raw = [(name.encode(), value.encode("latin-1")) for name, value in fields.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})

@@ -23,6 +23,7 @@ from unmask.predictor import Query
 from unmask.samplers import Step
 from unmask.server.batching import answer, groups
 from unmask.server.metrics import Metrics
+from unmask.server.next_tokens import answer_next, next_groups
 from unmask.server.work import Work, Writing, draw_together
 
 Told = list[tuple[int, Step | None]]  # which of a request's rows went a step, and what it wrote
@@ -224,12 +225,9 @@ class Engine:
         found: list[list[Tensor] | Exception | None] = [
             [] if ticket.works[i].questions else None for ticket, i in batch
         ]
-        padded = self.model.denoiser.takes_padding
-        lengths = [query.tokens_BL.shape[1] for _, query in queries]
-        wanted = [query.at_RK.shape[1] for _, query in queries]
         results: list[Tensor | Exception] = [Closed("no answer")] * len(queries)
-        for part in groups(lengths, wanted, self.model.denoiser.num_ids, padded=padded):
-            for j, result in zip(part, self._ask([queries[j][1] for j in part], padded), strict=True):
+        for part in self._parts([query for _, query in queries]):
+            for j, result in zip(part, self._ask([queries[j][1] for j in part]), strict=True):
                 results[j] = result
         for (k, _), result in zip(queries, results, strict=True):
             row = found[k]
@@ -239,13 +237,25 @@ class Engine:
                 row.append(result)
         return found
 
-    def _ask(self, queries: list[Query], padded: bool) -> Sequence[Tensor | Exception]:
+    def _parts(self, queries: list[Query]) -> Iterator[list[int]]:
+        """Which of them share a call."""
+        denoiser = self.model.denoiser
+        if self.predictor.left_to_right:
+            return next_groups(queries, denoiser)
+        lengths = [query.tokens_BL.shape[1] for query in queries]
+        wanted = [query.at_RK.shape[1] for query in queries]
+        return groups(lengths, wanted, denoiser.num_ids, padded=denoiser.takes_padding)
+
+    def _ask(self, queries: list[Query]) -> Sequence[Tensor | Exception]:
         self.metrics.calls.add(1)
+        denoiser, device = self.model.denoiser, self.model.device
         try:
             with torch.no_grad():
-                return answer(self.predictor, queries, self.model.device, padded=padded)
+                if self.predictor.left_to_right:
+                    return answer_next(denoiser, queries, device)
+                return answer(self.predictor, queries, device, padded=denoiser.takes_padding)
         except Exception as e:
             if len(queries) == 1:
                 return [e]
             # One of them is to blame: each by itself shows which.
-            return [self._ask([query], padded)[0] for query in queries]
+            return [self._ask([query])[0] for query in queries]

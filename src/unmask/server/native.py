@@ -9,9 +9,10 @@ from typing import Any
 
 from unmask.canvas import Canvas
 from unmask.cli._trace import as_dict
-from unmask.editing import NUM_SAMPLES
+from unmask.editing import NUM_SAMPLES, Filled, check_fit
+from unmask.editing import fill as fill_gaps
 from unmask.errors import UsageError
-from unmask.prompts import known_lengths, parse_gaps
+from unmask.prompts import known_lengths
 from unmask.samplers import Step
 from unmask.samplers._constrained import constrained
 from unmask.server import schemas
@@ -71,13 +72,13 @@ def fill(served: Served, asked: schemas.Fill, emit: Emit | None = None) -> dict[
         check_gaps(asked.text, served.limits)
         several = len(known_lengths(asked.text, 256))
         served.limits.check(rows=several * asked.n, length=1, calls=1)  # before they are made
-        texts = served.fill([asked.text] * asked.n, watch=seen.step, **how)
+        filled = fill_gaps(served, [asked.text] * asked.n, watch=seen.step, **how)
     else:
         assert asked.tokens is not None
         canvas = served.canvas(_token_rows(served, asked), how.pop("constraint"), may_end=False, seed=how.pop("seed"))
         rows = served.run(canvas, how.pop("sampler"), watch=seen.step, **how)
-        texts = [served.tokenizer.decode(row[len(served.begin) :]) for row in rows]
-    return _written(served, asked, seen, texts)
+        filled = [Filled(served.tokenizer.decode(row[len(served.begin) :]), i) for i, row in enumerate(rows)]
+    return _written(served, asked, seen, filled)
 
 
 def trace(served: Served, asked: schemas.Trace, emit: Emit) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def trace(served: Served, asked: schemas.Trace, emit: Emit) -> dict[str, Any]:
     served.limits.check_length(asked.length or 1)
     seen, how = _Seen(served, emit), _how(served, asked)
     texts = served.generate(asked.n, asked.length, asked.prompt, asked.suffix, watch=seen.step, **how)
-    return _written(served, asked, seen, texts)
+    return _written(served, asked, seen, [Filled(text, i) for i, text in enumerate(texts)])
 
 
 def edit(served: Served, asked: schemas.EditSpan) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def score(served: Served, asked: schemas.Score) -> dict[str, Any]:
         bound = served.score(text, seed=asked.seed, num_samples=asked.num_samples)
         nats = [float(x) for scoring in served.scorings for x in scoring.nats_L]
         tokens = spans(text, served.tokenizer)
-        # Where nothing was masked in a single draw nothing is known; what autoregression says is not split here.
+        # Where nothing was masked in a single draw nothing is known.
         shares = nats[len(served.begin) :] if len(nats) == len(served.begin) + len(ids) + 1 else []
         for token, share in zip(tokens, shares, strict=False):
             token["nats"] = round(share, 6) if math.isfinite(share) else None
@@ -140,21 +141,19 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
     constraint = constraints_of(asked)
     if constraint is None:
         raise UsageError("give a constraint: regex, json_schema, choices or constraints")
-    text = asked.text if asked.text is not None else f"[MASK:{asked.length}]"
-    check_gaps(text, served.limits)
-    reason = "the text has no gap: write [MASK] for one token, [MASK:5] for five"
-    for way in known_lengths(text, 64):
-        row = served.begin + parse_gaps(way, served.tokenizer, exact=True)
-        if served.tokenizer.mask_id not in row:
-            continue
-        try:
-            # A text from nothing may end before its length; a gap is filled to its end.
-            canvas = served.canvas([row], constraint, may_end=asked.text is None).to("cpu")
+    if asked.text is not None:
+        check_gaps(asked.text, served.limits)
+    served.limits.check_length(asked.length or 1)
+    try:
+        if asked.text is not None:
+            check_fit(served, asked.text, constraint)
+        else:
+            row = served.begin + [served.tokenizer.mask_id] * (asked.length or 1)
+            canvas = served.canvas([row], constraint, may_end=True).to("cpu")  # it may end before its length
             constrained(served.fit_sampler(None, len(row))).start(canvas)
-            return {"fits": True, "reason": None}
-        except UsageError as e:
-            reason = str(e)
-    return {"fits": False, "reason": hide(reason, asked.model_dump_json().encode())}
+    except UsageError as e:
+        return {"fits": False, "reason": hide(str(e), asked.model_dump_json(exclude_defaults=True).encode())}
+    return {"fits": True, "reason": None}
 
 
 def tokenize(tokenizer: Tokenizer, asked: schemas.Tokenize) -> dict[str, Any]:
@@ -216,15 +215,19 @@ def _token_rows(served: Served, asked: schemas.Fill) -> list[list[int]]:
     return [served.begin + [tokenizer.mask_id if token is None else token for token in tokens]] * asked.n
 
 
-def _written(served: Served, asked: schemas.Writing, seen: _Seen, texts: list[str]) -> dict[str, Any]:
-    """The finished texts, token by token, with their bounds where they are asked for."""
+def _written(served: Served, asked: schemas.Fill, seen: _Seen, filled: list[Filled]) -> dict[str, Any]:
+    """The finished texts, token by token, with their bounds where they are asked for. With gaps of unknown length there
+    are more rows than texts: each text says which is its own, and how all its lengths were ranked."""
     begin, found = len(served.begin), []
-    for i, text in enumerate(texts):
-        one: dict[str, Any] = {"text": text}
-        if len(served.rows) == len(texts):  # with gaps of unknown length there are more rows than texts
-            row = served.rows[i][begin:]
-            told = [seen.told.get((i, begin + k), {}) for k in range(len(row))]
+    for done in filled:
+        row = served.rows[done.row][begin:]
+        told = [seen.told.get((done.row, begin + k), {}) for k in range(len(row))]
+        one: dict[str, Any] = {"text": done.text, "row": done.row}
+        # Of a constrained text beyond the window the network was shown a part, which is no row of the text.
+        if asked.text is None or served.tokenizer.decode(row) == done.text:
             one["tokens"] = [token | more for token, more in zip(seen.shown(row), told, strict=True)]
+        if done.ways:
+            one["ranked"] = [_finite(vars(way)) for way in done.ways]
         found.append(one)
     result = {"texts": found, "seed": asked.seed} | seen.cost()
     if asked.score:

@@ -17,6 +17,7 @@ from unmask.constraints import Constraint
 from unmask.generate import check_pair
 from unmask.guidance import Guidance
 from unmask.model import Model, Watch
+from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
 from unmask.samplers import RunnersUp, Sampler, Step
 from unmask.samplers._constrained import constrained
@@ -24,7 +25,9 @@ from unmask.samplers._planned import PlannedSampler
 from unmask.server.compiling import Compiler
 from unmask.server.engine import Call, Engine, Told
 from unmask.server.limits import Limits
-from unmask.server.work import Calling, Scoring, Work, Writing, row_of
+from unmask.server.work import Calling, Reading, Scoring, Work, Writing, row_of
+
+Scored = Scoring | Reading
 
 
 class Served(Model):
@@ -41,7 +44,7 @@ class Served(Model):
         # Of many threads that have something to do one does it at a time: all at once would keep the event loop and the
         # engine from their turns. Whoever waits for the engine gives its turn away.
         self.turns = turns or Semaphore()
-        self.scorings: list[Scoring] = []  # of the last score, window by window
+        self.scorings: list[Scored] = []  # of the last score, window by window
         self._has_turn = False
         self.rows: list[list[int]] = []  # that the last run wrote
         self.on_canvas: Callable[[Canvas], None] | None = None  # told of each canvas before it is written
@@ -92,18 +95,18 @@ class Served(Model):
         return self.rows
 
     def _writing(self, row: Canvas, sampler: Sampler, guidance: float | None, runners_up: int) -> Writing:
-        predictor = self.engine.predictor
-        if predictor.left_to_right:
-            predictor = self.objective.predictor(self.denoiser)
         condition_1L = ~row.open_BL
         condition_1L[:, : len(self.begin)] = False  # the begin token is no wish of the user's
         how = None if guidance is None else Guidance(guidance, condition_1L)
-        return Writing(row, sampler, predictor, guidance=how, runners_up=runners_up)
+        return Writing(row, sampler, self.engine.predictor, guidance=how, runners_up=runners_up)
 
     def _bound(self, canvas: Canvas, **how: Any) -> Bound:
         num, length = canvas.tokens.shape
         self.limits.check(rows=num, length=length, calls=how["num_samples"])
+        rows = [row_of(canvas.to("cpu"), i).tokens for i in range(num)]
         objective = self.objective
+        if type(objective) is AR and canvas.label_B is None and how["estimator"] in (None, "exact"):
+            return self._scored([Reading(x_1L, self.denoiser) for x_1L in rows], rows, how["first_row"], exact=True)
         plain = type(objective) is MDLM and objective.carry_over and objective.zero_masking
         if not plain or canvas.label_B is not None:
             calling = Calling(lambda: super(Served, self)._bound(canvas, **how))
@@ -113,18 +116,20 @@ class Served(Model):
         assert isinstance(objective, MDLM)
         form = objective.with_estimator(how["estimator"] or objective.estimator(self.denoiser))
         form.check(self.denoiser)
-        rows = [row_of(canvas.to("cpu"), i).tokens for i in range(num)]
         draws: dict[str, Any] = {"seed": how["seed"], "num_samples": how["num_samples"]}
         works = [
             Scoring(x_1L, form, self.tokenizer.mask_id, row=how["first_row"] + i, **draws)
             for i, x_1L in enumerate(rows)
         ]
-        self._finish(works)
-        self.scorings = works if how["first_row"] == 0 else [*self.scorings, *works]
-        nats_BS = torch.tensor([work.nats_S for work in works], dtype=torch.float64)
-        return Bound(draws_BS=nats_BS, tokens_B=torch.tensor([x.shape[1] for x in rows]))
+        return self._scored(works, rows, how["first_row"], exact=False)
 
-    def _finish(self, works: list[Any]) -> None:
+    def _scored(self, works: Sequence[Scored], rows: list[Tensor], first_row: int, *, exact: bool) -> Bound:
+        self._finish(works)
+        self.scorings = [*(self.scorings if first_row else ()), *works]
+        nats_BS = torch.tensor([work.nats_S for work in works], dtype=torch.float64)
+        return Bound(draws_BS=nats_BS, tokens_B=torch.tensor([x.shape[1] for x in rows]), exact=exact)
+
+    def _finish(self, works: Sequence[Work]) -> None:
         for _ in self._done(works, quiet=True):
             pass
 

@@ -13,15 +13,18 @@ from torch import Tensor
 
 from unmask.batch import Batch
 from unmask.canvas import Canvas
+from unmask.denoisers._network import KVCache, Network
 from unmask.draws import row_keys
 from unmask.errors import UnmaskError
 from unmask.guidance import Guidance, Guided
+from unmask.objectives._terms import subs_log_probs
 from unmask.objectives.mdlm import MDLM, Noised, bound_draws
 from unmask.predictor import Kind, Predictor, Query
 from unmask.samplers import Sampler, Step
 from unmask.samplers._asking import ask_about
 from unmask.samplers._planned import PlannedSampler
 from unmask.seeing import seen
+from unmask.server.next_tokens import NextQuery
 
 Drawn = tuple[Tensor, Tensor]  # tokens and their log-probabilities
 AT_ONCE = 8  # draws of a bound that are asked in one step: they do not depend on each other
@@ -48,16 +51,19 @@ class Work(ABC):
 class _Relay:
     """Stands for the network while a predictor around it is read: first it notes what it is asked, then it answers."""
 
-    left_to_right = False
-
-    def __init__(self, kind: Kind) -> None:
-        self.kind = kind
+    def __init__(self, predictor: Predictor) -> None:
+        self.kind: Kind = predictor.kind
+        self.left_to_right = predictor.left_to_right
+        self._cache = KVCache()  # of what stands before, where the network goes from left to right
         self.asked: list[Query] = []
         self.answers: list[Tensor] = []
 
     def __call__(self, query: Query) -> Tensor:
         if self.answers:
             return self.answers.pop(0)
+        if self.left_to_right:
+            parts = {field.name: getattr(query, field.name) for field in fields(query)}
+            query = NextQuery(**parts, cache=self._cache)
         self.asked.append(query)
         return torch.zeros(int(query.wanted_RK.sum()), 1)
 
@@ -75,9 +81,8 @@ class Writing(Work):
         runners_up: int = 0,
     ) -> None:
         self.canvas, self.sampler, self.runners_up = canvas, sampler, runners_up
-        self._own = predictor if predictor.left_to_right else None  # it remembers its row: no other can share a call
         self.kind = predictor.kind
-        self._relay = _Relay(predictor.kind)
+        self._relay = _Relay(predictor)
         self._seen_by: Predictor = self._relay if guidance is None else Guided(self._relay, canvas, guidance)
         self.tokens_1L = canvas.tokens
         self._state = sampler.start(canvas)
@@ -86,7 +91,7 @@ class Writing(Work):
     @property
     def law(self) -> tuple[PlannedSampler, tuple[int, ...]] | None:
         """Rows for which this is the same draw their tokens alike; None: in a way of its own."""
-        plain = isinstance(self._seen_by, _Relay) and self._own is None
+        plain = isinstance(self._seen_by, _Relay)
         if not plain or not isinstance(self.sampler, PlannedSampler) or self.sampler.temperature_end is not None:
             return None
         return self.sampler, self.canvas.never
@@ -101,14 +106,9 @@ class Writing(Work):
         self._query = self.sampler.ask(self._state)
         self._relay.asked = []
         self.done = self._query is None
-        if self._query is not None and self._own is None:
+        if self._query is not None:
             self._seen_by(self._query)  # with guidance two questions come of one
         self.questions = self._relay.asked
-
-    def alone(self) -> Step:
-        assert self._own is not None
-        assert self._query is not None
-        return self.take([self._own(self._query)])
 
     def take(self, predictions: list[Tensor], drawn: Drawn | None = None) -> Step:
         """drawn: the tokens, where they were drawn together with those of other rows."""
@@ -189,6 +189,26 @@ class Scoring(Work):
             self.nats_S[g] += float(nats_N.sum()) / strata
             self.nats_L[masked_L] += nats_N / self._num
         self._ask()
+
+
+class Reading(Work):
+    """A row that an autoregressive network reads once: its score is exact. The same fields as Scoring's."""
+
+    def __init__(self, x_1L: Tensor, denoiser: Network) -> None:
+        self.questions = []
+        self.x_1L, self.denoiser = x_1L, denoiser
+        self.nats_S: list[float] = []
+        self.nats_L = torch.zeros(x_1L.shape[1], dtype=torch.float64)
+
+    def take(self, predictions: list[Tensor]) -> None:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def alone(self) -> None:
+        x_1L = self.x_1L.to(self.denoiser.device_for(self.x_1L))
+        log_p_LI = subs_log_probs(self.denoiser.head(self.denoiser.trunk(x_1L)[0]), self.denoiser.mask_id)
+        self.nats_L = -log_p_LI.gather(1, x_1L[0, :, None]).squeeze(1).double().cpu()
+        self.nats_S, self.done = [float(self.nats_L.sum())], True
 
 
 class Calling(Work):

@@ -23,7 +23,9 @@ class About {
     if (this.pinned && !pinned) return;
     clearTimeout(this.timer);
     this.pinned = pinned;
+    this.element?.removeAttribute("aria-expanded");
     this.element = element;
+    element.setAttribute("aria-expanded", "true"); // which token the card is about, also when the pointer is elsewhere
     this.card.replaceChildren(...this.#content(cell, actions, take));
     if (!this.card.isConnected) document.querySelector("main").append(this.card);
     this.card.hidden = false;
@@ -38,6 +40,7 @@ class About {
   close(back = false) {
     if (back) this.element?.focus(); // first: whoever is focused is shown
     clearTimeout(this.timer);
+    this.element?.removeAttribute("aria-expanded");
     this.card.hidden = true;
     this.pinned = false;
   }

@@ -19,9 +19,11 @@ export class Controls {
     }
   }
 
-  /** The samplers that this server has. */
-  orders(names) {
+  /** What this server has: samplers, or a model that goes from left to right, a token a call. */
+  meet({ samplers: names, autoregressive }) {
+    this.oneWay = autoregressive;
     const select = field("sampler");
+    for (const id of ["steps", "sampler"]) field(id).closest("label").hidden = autoregressive;
     const wanted = kept("sampler", "");
     select.replaceChildren(select.options[0], ...names.map((name) => new Option(name.replaceAll("_", " "), name)));
     select.value = names.includes(wanted) ? wanted : "";
@@ -31,10 +33,10 @@ export class Controls {
   how(tab) {
     const found = {};
     if (tab === "generate") found.length = this.#number("length", "Length");
-    found.steps = this.#number("steps", "Steps");
+    if (!this.oneWay) found.steps = this.#number("steps", "Steps");
     found.temperature = this.#number("temperature", "Temperature");
     found.seed = this.#number("seed", "Seed") ?? 0;
-    if (field("sampler").value) found.sampler = field("sampler").value;
+    if (field("sampler").value && !this.oneWay) found.sampler = field("sampler").value;
     if (field(`${tab}-three`).checked) Object.assign(found, { n: 3, score: true });
     return Object.fromEntries(Object.entries(found).filter(([, value]) => value !== undefined));
   }

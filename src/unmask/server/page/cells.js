@@ -38,6 +38,24 @@ export function afterStep(rows, step, begin) {
   return next;
 }
 
+const SIDE_BY_SIDE = ["position", "token", "text", "log_prob", "model_prob", "others"]; // lists of a step
+
+/** Of rows that were written together these, with the steps that wrote them. */
+export function only({ start, steps }, wanted, begin) {
+  const place = new Map(wanted.map((row, i) => [row, i]));
+  const mine = [];
+  for (const step of steps) {
+    const keep = step.row.flatMap((of, k) => (place.has(of) ? [k] : []));
+    const remasked = step.remasked.filter(([of]) => place.has(of)).map(([of, at]) => [place.get(of), at]);
+    if (!keep.length && !remasked.length) continue;
+    const one = { ...step, step: mine.length + 1, row: keep.map((k) => place.get(step.row[k])), remasked };
+    for (const name of SIDE_BY_SIDE) if (step[name]) one[name] = keep.map((k) => step[name][k]);
+    mine.push(one);
+  }
+  const began = wanted.map((row) => start[row]);
+  return { start: began, steps: mine, rows: mine.reduce((rows, step) => afterStep(rows, step, begin), began) };
+}
+
 /** What is shown of a row: nothing behind its end. */
 export function upToEnd(row, end) {
   const at = row.findIndex((cell) => cell.id === end && !cell.given);

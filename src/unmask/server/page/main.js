@@ -13,7 +13,7 @@ import { Writing } from "./writing.js";
 const TABS = ["fill", "generate", "score"];
 const panel = (tab) => document.getElementById(`panel-${tab}`);
 const text = (tab) => document.getElementById(`${tab}-text`);
-let info = { begin: 0, end: null };
+let info = { begin: 0, end: null, autoregressive: false };
 let tab = "fill";
 let away = false;
 
@@ -71,16 +71,20 @@ const controls = new Controls(asked);
 const constraint = new ConstraintBox(server, { room, onChange: asked });
 const score = new Score(panel("score"), server);
 const writings = {};
-const pasts = { fill: [], generate: [], score: [] };
+const pasts = Object.fromEntries(TABS.map((of) => [of, typedBefore(of)]));
 const futures = { fill: [], generate: [], score: [] };
 
 async function meet() {
   await tried(async () => {
+    const before = info.model;
     info = await server.ask("/info");
+    if (before !== undefined && before !== info.model) say(`The server is back, with another model: ${info.model}.`);
     const size = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format(info.parameters);
     find("model").textContent = `${info.model} · ${size} parameters · window of ${info.window} tokens`;
     document.title = `unmask · ${info.model}`;
-    controls.orders(info.samplers);
+    controls.meet(info);
+    find("one-way").hidden = !info.autoregressive;
+    sides();
     asked();
   });
 }
@@ -90,19 +94,24 @@ async function meet() {
 /** The request of a tab as it stands. */
 function request(of) {
   if (of === "score") return { route: "/score", body: { texts: [text("score").value] } };
-  const more = { ...controls.how(of), ...constraint.fields() };
+  const more = { ...controls.how(of), ...musts() };
   if (of === "fill") return { route: "/fill", body: { text: withGaps(text("fill").value), ...more } };
   return { route: "/trace", body: { ...(text("generate").value ? { prompt: text("generate").value } : {}), ...more } };
 }
 
+/** An autoregressive model sees one position at a time and can hold no constraint. */
+const musts = () => (info.autoregressive ? {} : constraint.fields());
+
 /** What the constraint must fit into. */
 async function room(signal) {
+  if (info.autoregressive) return null;
   if (tab === "fill") return gapsIn(text("fill").value).length ? { text: withGaps(text("fill").value) } : null;
   if (tab !== "generate") return null;
   const { length = info.window } = controls.how("generate");
   const prompt = text("generate").value;
   const taken = prompt ? (await server.ask("/tokenize", { text: prompt }, { signal })).tokens.length : 0;
-  return length > taken ? { length: length - taken } : null;
+  const left = length - taken - info.begin;
+  return left > 0 ? { length: left } : null;
 }
 
 /** Something that a request is made of has changed. */
@@ -119,9 +128,24 @@ function asked() {
 
 /** Called before something happens. typed: it changes the text field; else what is typed there is left alone. */
 function remember(of, { typed = false } = {}) {
+  pasts[of].push(...futures[of].filter((then) => then.text !== null)); // undone, but typed: it is not thrown away
   pasts[of].push(moment(of, typed));
   futures[of] = [];
   steps(of);
+}
+
+const LETTERS = 200_000; // of former texts that a browser is asked to keep for each tab
+
+/** Texts that something else has taken the place of: they can be had back after a reload, too. */
+function keepTyped(of) {
+  const texts = pasts[of].flatMap((then) => (then.text === null ? [] : [then.text]));
+  while (texts.reduce((sum, one) => sum + one.length, 0) > LETTERS) texts.shift();
+  keep(`${of}-past`, texts.slice(-10));
+}
+
+function typedBefore(of) {
+  const texts = kept(`${of}-past`, []);
+  return Array.isArray(texts) ? texts.filter((one) => typeof one === "string").map((one) => ({ text: one })) : [];
 }
 
 const moment = (of, typed) => ({ text: typed ? text(of).value : null, state: writings[of]?.state });
@@ -133,7 +157,7 @@ function turn(of, from, to) {
   if (then === undefined) return;
   to[of].push(moment(of, then.text !== null));
   if (then.text !== null) setText(of, then.text);
-  writings[of]?.restore(then.state);
+  if (then.state) writings[of].restore(then.state);
   about.close();
   steps(of);
 }
@@ -141,6 +165,7 @@ function turn(of, from, to) {
 function steps(of) {
   find("undo", panel(of)).disabled = pasts[of].length === 0;
   find("redo", panel(of)).disabled = futures[of].length === 0;
+  keepTyped(of);
 }
 
 function setText(of, value) {
@@ -168,8 +193,7 @@ async function write(of, body, carry) {
 
 async function go(of) {
   if (of === "score") {
-    if (!text("score").value.trim()) throw new Sentence("Type something to measure.");
-    await score.measure(request("score").body);
+    await measure();
     return;
   }
   if (writings[of].running) {
@@ -182,11 +206,29 @@ async function go(of) {
   await write(of, request(of).body);
 }
 
+async function measure() {
+  if (score.running) {
+    score.stop.abort();
+    return;
+  }
+  if (!text("score").value.trim()) throw new Sentence("Type something to measure.");
+  const go = find("go", panel("score"));
+  go.textContent = "Stop";
+  try {
+    await score.measure(request("score").body);
+  } finally {
+    go.textContent = "Score";
+  }
+}
+
 /** The row as it stands goes on: its masks are filled, with another seed, since the same would say the same again. */
 async function again(of, row) {
+  if (writings[of].state.of.model !== info.model || writings[of].state.of.vocabulary !== info.vocabulary) {
+    throw new Sentence("The server has another model now, to which these tokens mean nothing. Use it as text and go on there.");
+  }
   controls.nextSeed();
   const { length, n, score: _, ...how } = controls.how(of);
-  await write(of, { tokens: ids(row), ...how, ...constraint.fields() }, row);
+  await write(of, { tokens: ids(row), ...how, ...musts() }, row);
 }
 
 /** The selected words, or the word at the caret, become a gap of as many tokens as they had. */
@@ -224,10 +266,16 @@ function show(name, focus = false) {
     panel(each).hidden = each !== name;
     if (each === name && focus) button.focus();
   }
-  find("how").hidden = find("must").hidden = name === "score";
-  document.querySelector('[data-for="generate"]').hidden = name !== "generate";
+  sides();
   if (!away) say("");
   asked();
+}
+
+/** The controls that this tab and this model have. */
+function sides() {
+  find("how").hidden = tab === "score";
+  find("must").hidden = tab === "score" || info.autoregressive;
+  document.querySelector('[data-for="generate"]').hidden = tab !== "generate";
 }
 
 /** What stands behind a text field: the same text with its gaps marked. It also makes the field as high as its text. */
@@ -253,6 +301,7 @@ for (const of of TABS) {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) tried(() => go(of));
   });
   underlay(of);
+  steps(of);
   find("go", panel(of)).addEventListener("click", () => tried(() => go(of)));
   find("undo", panel(of)).addEventListener("click", () => turn(of, pasts, futures));
   find("redo", panel(of)).addEventListener("click", () => turn(of, futures, pasts));

@@ -18,9 +18,20 @@ export class Score {
     for (const kind of ["pointerover", "focusin", "click"]) this.part("words").addEventListener(kind, look);
   }
 
+  get running() {
+    return this.stop !== undefined;
+  }
+
   async measure(body) {
-    const [text] = body.texts;
-    const { texts, calls } = await this.server.ask("/score", body);
+    this.stop = new AbortController();
+    try {
+      this.#show(body.texts[0], await this.server.ask("/score", body, { signal: this.stop.signal }));
+    } finally {
+      this.stop = undefined;
+    }
+  }
+
+  #show(text, { texts, calls }) {
     const [bound] = texts;
     const number = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
     this.part("bits").textContent = number(bound.bits_per_byte);

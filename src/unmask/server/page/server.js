@@ -1,6 +1,7 @@
 // The one way to the server: brings the key, waits until a server that is away is back, reads its events.
 
 const KEY = "unmask-key";
+const OPENED = "unmask-opened"; // left by the page that asks for the key before this one may be loaded
 const BETWEEN = 1000; // milliseconds between two looks at a server that is away
 
 /** The server's own sentence about what it will not do. */
@@ -18,6 +19,11 @@ export class Server {
   /** say(text): told while it waits and "" when it goes on. askKey(): resolves to a key. onKey(): there is a new one. */
   constructor({ say, askKey, onKey }) {
     Object.assign(this, { say, askKey, onKey, asking: null });
+    try {
+      sessionStorage.removeItem(OPENED);
+    } catch {
+      // Nothing was left there.
+    }
   }
 
   get hasKey() {

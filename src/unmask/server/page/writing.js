@@ -6,7 +6,10 @@ import * as cells from "./cells.js";
 import { find, make } from "./make.js";
 
 const RUNNERS_UP = 5;
-const EMPTY = { rows: [], start: [], steps: [], bounds: [], cost: null };
+// of: what the server said of its model, as tokens mean nothing to another one.
+// all: every row that was written and its steps, of which `picked` are shown. ways: where a gap's length was unknown,
+// for each text its rows from the best to the worst.
+const EMPTY = { of: null, num: 1, rows: [], start: [], steps: [], bounds: [], texts: [], cost: null, all: null, picked: [], ways: [] };
 
 /** on.changed(): something that undo can take back is about to happen. on.again(tokens, row): fill these tokens. */
 export class Writing {
@@ -23,7 +26,7 @@ export class Writing {
   }
 
   get text() {
-    return this.state.texts?.[0] ?? "";
+    return this.state.texts[0] ?? "";
   }
 
   get running() {
@@ -54,19 +57,24 @@ export class Writing {
     const hear = (kind, event) => {
       if (this.stop !== stop) return;
       if (kind === "start") {
-        const rows = cells.fromStart(event, this.info().begin, carry);
-        show({ ...EMPTY, start: rows, rows, several: body.n > 1 });
+        const of = this.info();
+        const rows = cells.fromStart(event, of.begin, carry);
+        show({ ...EMPTY, of, start: rows, rows, num: body.n ?? 1 });
       } else if (kind === "step") {
-        const rows = cells.afterStep(state.rows, event, this.info().begin);
+        const rows = cells.afterStep(state.rows, event, state.of.begin);
         show({ ...state, rows, steps: [...state.steps, event], cost: event });
       }
     };
     try {
       const end = await this.server.ask("/trace", { ...body, runners_up: RUNNERS_UP }, { signal: stop.signal, onEvent: hear });
       if (this.stop !== stop) return false;
-      if (end.texts.some((one) => one.tokens === undefined)) await this.#plain(end, state, show);
-      state = { ...this.state, cost: end, bounds: end.texts.map((one) => one.bound), texts: end.texts.map((one) => one.text) };
-      show({ ...state, rows: state.rows.map((row) => cells.upToEnd(row, this.info().end)) });
+      const ended = { ...state, cost: end, bounds: end.texts.map((one) => one.bound), texts: end.texts.map((one) => one.text) };
+      if (end.texts.some((one) => one.tokens === undefined)) show({ ...ended, rows: await this.#plain(end), steps: [] });
+      else {
+        const ways = end.texts.map((one) => one.ranked ?? []);
+        const { start, steps } = state;
+        show({ ...ended, ways, all: { start, steps }, ...this.#picking(state, end.texts.map((one) => one.row)) });
+      }
       return true;
     } catch (error) {
       // What was there before is worth more than half a text.
@@ -83,14 +91,20 @@ export class Writing {
     }
   }
 
-  /** With gaps of unknown length the best of many rows is told as text alone. */
-  async #plain(end, state, show) {
+  /** Of a text beyond the window a constraint shows the network a part: its tokens are not told. */
+  async #plain(end) {
     const rows = [];
     for (const one of end.texts) {
       const { tokens } = await this.server.ask("/tokenize", { text: one.text });
       rows.push(tokens.map(({ token, text }) => ({ id: token, text, given: true })));
     }
-    show({ ...state, rows, steps: [] });
+    return rows;
+  }
+
+  #picking(all, picked) {
+    const { begin, end } = this.state.of;
+    const { rows, ...more } = cells.only(all, picked, begin);
+    return { ...more, picked, rows: rows.map((row) => cells.upToEnd(row, end)) };
   }
 
   // --- how it is shown ---
@@ -109,18 +123,18 @@ export class Writing {
 
   /** The rows at the slider's step; at its end as they stand now. */
   #shown() {
-    const { rows, start, steps } = this.state;
+    const { of, rows, start, steps } = this.state;
     const step = Number(this.slider.value);
     if (step >= steps.length) return rows;
     let found = start;
-    for (const event of steps.slice(0, step)) found = cells.afterStep(found, event, this.info().begin);
+    for (const event of steps.slice(0, step)) found = cells.afterStep(found, event, of.begin);
     return found;
   }
 
   #draw() {
     const { steps, bounds, rows } = this.state;
     // A gap of unknown length has a row for each length it could have: while they are written the first few are shown.
-    const shown = this.#shown().slice(0, 3).map((row) => cells.upToEnd(row, this.info().end));
+    const shown = this.#shown().slice(0, 3).map((row) => cells.upToEnd(row, this.state.of.end));
     const list = this.part("texts");
     if (this.canvases.length !== shown.length) {
       this.canvases = shown.map((_, row) => this.#canvas(row));
@@ -133,6 +147,7 @@ export class Writing {
       canvas.draw(row);
       card.classList.toggle("best", shown.length > 1 && nats[i] === Math.min(...nats) && Number.isFinite(nats[i]));
       find("bound", card).textContent = boundText(bounds[i]);
+      this.#ways(find("ways", card), i);
       find("take", card).hidden = shown.length === 1 || this.running;
     });
     const at = Number(this.slider.value);
@@ -153,14 +168,17 @@ export class Writing {
     const calls = cost.calls ?? this.state.cost?.calls ?? 0;
     this.part("calls").textContent = `${calls} network call${calls === 1 ? "" : "s"}`;
     const open = this.state.rows.flat().filter(cells.masked).length;
-    this.part("left").textContent = cost.live ? (open ? `${open} masked` : "") : "";
+    const tried = this.state.rows.length - this.state.num;
+    const left = tried > 0 ? `trying ${this.state.rows.length} lengths` : open ? `${open} masked` : "";
+    this.part("left").textContent = cost.live ? left : "";
   }
 
   #canvas(row) {
     const text = make("div", { class: "canvas", role: "group", "aria-label": "The text, token by token" });
     const take = make("button", { type: "button", class: "small", "data-part": "take", onclick: () => this.#takeRow(row) }, "Take this one");
     const foot = make("div", { class: "card-foot" }, make("span", { class: "bound", "data-part": "bound" }), take);
-    const card = make("div", { class: "card" }, text, foot);
+    const ways = make("details", { class: "ways", "data-part": "ways" }, make("summary"), make("ol"));
+    const card = make("div", { class: "card" }, text, foot, ways);
     const look = (at, element, more) => this.#about(row, at, element, more);
     const canvas = new Canvas(text, {
       look: (at, element) => look(at, element, {}),
@@ -202,23 +220,43 @@ export class Writing {
   #set(row, at, how) {
     this.on.changed();
     const rows = this.state.rows.map((cellsOfRow, i) => (i === row ? cells.changed(cellsOfRow, at, how) : cellsOfRow));
-    this.state = { ...this.state, rows, texts: rows.map(cells.textOf), bounds: [] };
+    this.state = { ...this.state, rows, texts: rows.map(cells.textOf), bounds: [], ways: [] };
     this.#draw();
   }
 
   #takeRow(row) {
     this.on.changed();
-    const { rows, start, steps, bounds, texts, cost } = this.state;
-    const mine = (step) => {
-      const keep = step.row.flatMap((of, k) => (of === row ? [k] : []));
-      const picked = { ...step, row: keep.map(() => 0), remasked: step.remasked.filter(([of]) => of === row).map(([, at]) => [0, at]) };
-      for (const name of ["position", "token", "text", "log_prob", "model_prob", "others"]) {
-        if (step[name]) picked[name] = keep.map((k) => step[name][k]);
-      }
-      return picked;
-    };
-    this.state = { ...EMPTY, rows: [rows[row]], start: [start[row]], steps: steps.map(mine), bounds: [bounds[row]], texts: [texts[row]], cost };
+    const { rows, bounds, texts, ways, picked, all } = this.state;
+    const one = { rows: [rows[row]], bounds: [bounds[row]], texts: [texts[row]], ways: ways.slice(row, row + 1) };
+    this.state = { ...this.state, ...one, ...(all ? this.#picking(all, [picked[row]]) : {}) };
     this.#rest();
+  }
+
+  /** The lengths that a gap could have: which was the best, and the others to be had. */
+  #ways(box, row) {
+    const ways = this.state.ways[row] ?? [];
+    box.hidden = ways.length < 2 || this.running;
+    if (box.hidden) return;
+    const best = this.state.picked[row] === ways[0].row;
+    box.querySelector("summary").textContent = `${ways.length} lengths tried, ${best ? "this is the best" : "this is not the best"}`;
+    const items = ways.map((way, k) => {
+      const mine = way.row === this.state.picked[row];
+      const bits = way.nats === null ? "" : `${(way.nats / Math.LN2).toFixed(0)} bits`;
+      const said = make("span", { class: "bound" }, `${bits}${k === 0 ? ", best" : ""}`);
+      const take = make("button", { type: "button", class: "small", disabled: mine, onclick: () => this.#takeWay(row, way) }, mine ? "Shown" : "Show");
+      return make("li", { class: mine ? "mine" : "" }, make("span", { class: "way" }, way.text), said, take);
+    });
+    box.querySelector("ol").replaceChildren(...items);
+  }
+
+  #takeWay(row, way) {
+    this.on.changed();
+    const put = (list, value) => list.map((old, i) => (i === row ? value : old));
+    const { picked, texts, bounds, all } = this.state;
+    const next = this.#picking(all, put(picked, way.row));
+    this.state = { ...this.state, ...next, texts: put(texts, way.text), bounds: put(bounds, undefined) };
+    this.#rest();
+    this.canvases[row]?.card.querySelector("summary").focus(); // the button that was pressed is gone
   }
 }
 

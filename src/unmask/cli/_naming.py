@@ -1,0 +1,44 @@
+"""Which model a command means: the one that is named first, and `stories` where none is."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from unmask.built_in import DEFAULT, built_in_names
+from unmask.errors import UsageError
+
+HELP = f"a model folder, a training run's, or a built-in model's name (default {DEFAULT})"
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default=DEFAULT, help=HELP)
+
+
+def add_model_and_texts(parser: argparse.ArgumentParser, texts: str) -> None:
+    """One list of both, since only a look at the first word tells whether it names a model; see `model_and_texts`."""
+    parser.add_argument("given", nargs="*", metavar="[MODEL] TEXT", help=f"{HELP}; then {texts}")
+
+
+def model_and_texts(given: list[str], what: str) -> tuple[str, list[str]]:
+    """What was given, taken apart. what: the text that is missing where there is none.
+
+    >>> model_and_texts(["Once upon [MASK] time"], "a text")
+    ('stories', ['Once upon [MASK] time'])
+    >>> model_and_texts(["runs/mine", "a [MASK]", "b [MASK]"], "a text")
+    ('runs/mine', ['a [MASK]', 'b [MASK]'])
+    """
+    first = given[0] if given else ""
+    known = os.path.isdir(first) or first in built_in_names()
+    # Of several words the first is the model, also where its name is misspelled; a gap or a pipe is no name.
+    named = known or (len(given) > 1 and "[MASK" not in first and first != "-")
+    model, texts = (first, given[1:]) if named else (DEFAULT, given)
+    if not texts:
+        raise UsageError(f"nothing to work on: give {what}")
+    return model, texts
+
+
+def refuse_text(model: str, option: str) -> None:
+    """Whoever gives a text in the model's place is told which option it belongs to."""
+    if " " in model and not os.path.isdir(model):
+        raise UsageError(f"{model[:40]!r} is no model's name; give the text as {option}")

@@ -1,0 +1,192 @@
+"""Autoregressive models in the engine: rows at different places share calls, and a row's text is its own affair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from small_server import WINDOW
+from starlette.testclient import TestClient
+
+import unmask
+from unmask.denoisers._network import KVCache, Network
+from unmask.denoisers.dit import DiT
+from unmask.model import Model
+from unmask.objectives.ar import AR
+from unmask.predictor import NextToken
+from unmask.samplers.left_to_right import LeftToRight
+from unmask.server.app import make_app
+from unmask.server.compiling import Compiler
+from unmask.server.engine import Call, Engine
+from unmask.server.limits import Limits
+from unmask.server.next_tokens import NextQuery, answer_next, next_groups
+from unmask.server.served import Served
+from unmask.server.work import Writing, row_of
+from unmask.tokens import load_tokenizer
+
+CPU = torch.device("cpu")
+
+
+def causal_model(hidden: int = 32, blocks: int = 2, heads: int = 2, **more: Any) -> Model:
+    torch.manual_seed(0)
+    tokenizer = load_tokenizer("bytes")
+    network = DiT(hidden=hidden, blocks=blocks, heads=heads, dropout=0, causal=True, **more).build(
+        num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id
+    )
+    with torch.no_grad():
+        for p in network.parameters():
+            p.normal_(std=0.3)
+    return Model(denoiser=network, tokenizer=tokenizer, objective=AR(), length=WINDOW)
+
+
+@pytest.fixture(scope="module")
+def causal() -> Model:
+    return causal_model()
+
+
+@pytest.fixture
+def engine(causal: Model) -> Iterator[Engine]:
+    made = Engine(causal, max_batch=8)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def serve(engine: Engine) -> Iterator[Callable[[], Served]]:
+    compiler = Compiler(engine.model.tokenizer)
+    yield lambda: Served(engine, compiler, Limits(), Call())
+    compiler.close()
+
+
+class Row:
+    """A row of random ids that is read token by token."""
+
+    def __init__(self, length: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.tokens_1L, self.cache = torch.randint(0, 250, (1, length), generator=generator), KVCache()
+
+    def ask(self, reach: int) -> NextQuery:
+        at = torch.tensor([[reach - 1]])
+        return NextQuery(
+            self.tokens_1L, torch.ones(1), at, torch.ones_like(at, dtype=torch.bool), reach, cache=self.cache
+        )
+
+
+@pytest.mark.parametrize(
+    "more", [{"hidden": 32}, {"hidden": 128, "heads": 4, "qk_norm": True}, {"hidden": 192, "conditioning": "constant"}]
+)
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_a_rows_answer_is_the_same_bits_in_any_company(more: dict[str, Any], threads: int) -> None:
+    network = causal_model(**more).denoiser
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.no_grad():
+            mine = Row(24, 0)
+            alone = [answer_next(network, [mine.ask(reach)], CPU)[0] for reach in range(5, 25)]
+            plain = NextToken(network)
+            for k, reach in enumerate(range(5, 25)):  # and it is the network's own answer
+                torch.testing.assert_close(alone[k], plain(mine.ask(reach)), rtol=1e-4, atol=1e-4)
+            for size in (1, 3, 4, 8, 20):
+                again, others = Row(24, 0), [Row(30, 1 + i) for i in range(size)]
+                for i, other in enumerate(others):
+                    answer_next(network, [other.ask(2 + i % 7)], CPU)
+                for k, reach in enumerate(range(5, 25)):
+                    queries = [other.ask(other.cache.length + 1) for other in others if other.cache.length < 30]
+                    place = k % (len(queries) + 1)
+                    queries.insert(place, again.ask(reach))
+                    for part in next_groups(queries, network):
+                        found = answer_next(network, [queries[i] for i in part], CPU)
+                        if place in part:
+                            assert torch.equal(found[part.index(place)], alone[k]), (size, reach)
+                            assert k == 0 or len(part) == len(queries)
+    finally:
+        torch.set_num_threads(before)
+
+
+TASKS: list[dict[str, Any]] = [
+    {"length": 14, "prompt": "the ", "seed": 2, "num": 3},
+    {"length": 32, "seed": 3},
+    {"length": 20, "prompt": "a", "seed": 4, "sampler": LeftToRight(temperature=0.5)},
+    {"length": 29, "prompt": "some longer words ", "seed": 5, "sampler": LeftToRight(top_p=0.8)},
+    {"length": 9, "prompt": "the ", "seed": 6, "sampler": LeftToRight(temperature=1.3, top_k=20)},
+    {"length": 2, "prompt": "x", "seed": 7},
+]
+
+
+def test_alone_and_under_load_the_same_text_and_the_librarys(causal: Model, serve: Callable[[], Served]) -> None:
+    alone = [serve().generate(**task) for task in TASKS]
+    # With a network this small no rounding is near a border.
+    assert alone == [causal.generate(**task) for task in TASKS]
+    with ThreadPoolExecutor(len(TASKS) * 3) as pool:
+        for order in (TASKS * 3, TASKS[::-1] * 3):
+            texts = list(pool.map(lambda task: serve().generate(**task), order))
+            assert texts == [alone[TASKS.index(task)] for task in order]
+
+
+def test_rows_share_calls(causal: Model, engine: Engine) -> None:
+    """Five rows whose beginnings and lengths differ: a call for each beginning, then one a step for all of them."""
+    works = []
+    for prompt, length in (("ab", 12), ("ab", 12), ("the ", 30), ("", 8), ("longer words ", 22)):
+        canvas, _ = causal.prompted(1, length, prompt, "", seed=length)
+        works.append(Writing(row_of(canvas, 0), LeftToRight(), engine.predictor))
+    steps = [int(work.canvas.open_BL.sum()) for work in works]
+    canvas = works[0].canvas
+    assert canvas.end_id is not None
+    list(engine.run(works, Call()))
+    assert engine.metrics.steps.values[()] <= max(steps)
+    calls = engine.metrics.calls.values[()]
+    assert calls == len(works) + engine.metrics.steps.values[()] - 1
+    assert sum(steps) > 2 * calls
+
+
+def test_a_network_that_goes_in_lockstep_is_asked_row_by_row(causal: Model) -> None:
+    inner = causal.denoiser
+
+    class Foreign(Network):
+        """Any other network that has a cache."""
+
+        num_ids, mask_id = inner.num_ids, inner.mask_id
+
+        def trunk(self, *given: Any, **more: Any) -> Any:
+            return inner.trunk(*given, **more)
+
+        def head(self, h_ND: Any) -> Any:
+            return inner.head(h_ND)
+
+    foreign = Foreign()
+    foreign.causal = True
+    engine = Engine(Model(denoiser=foreign, tokenizer=causal.tokenizer, objective=AR(), length=WINDOW))
+    compiler = Compiler(causal.tokenizer)
+    try:
+        served = Served(engine, compiler, Limits(), Call())
+        assert served.generate(**TASKS[0]) == causal.generate(**TASKS[0])
+    finally:
+        engine.close()
+        compiler.close()
+
+
+def test_what_an_autoregressive_model_cannot_do_is_said(serve: Callable[[], Served]) -> None:
+    with pytest.raises(unmask.UsageError, match="guidance needs a masked diffusion model"):
+        serve().generate(1, 12, "ab", guidance=1.5)
+    with pytest.raises(unmask.UsageError, match="constraints need a diffusion model"):
+        serve().generate(1, 12, "ab", constraint=unmask.constraints.Regex(pattern="[a-f]+"))
+
+
+def test_scores_are_exact_and_told_token_by_token(causal: Model, serve: Callable[[], Served]) -> None:
+    texts = ["the cat", "x" * 50, "a"]  # the second in two windows
+    served = serve()
+    mine, theirs = served.score(texts), causal.score(texts)
+    assert mine.exact
+    assert mine.draws_BS.flatten().tolist() == pytest.approx(theirs.draws_BS.flatten().tolist(), rel=1e-5)
+    assert mine.tokens_B.tolist() == theirs.tokens_B.tolist()
+    assert sum(float(s.nats_L.sum()) for s in served.scorings) == pytest.approx(mine.nats)
+    with TestClient(make_app(causal), base_url="http://localhost") as client:
+        cat, dog = client.post("/score", json={"texts": ["the cat", "the dog"]}).json()["texts"]
+    nats = [[token["nats"] for token in one["by_token"]] for one in (cat, dog)]
+    assert nats[0][:4] == pytest.approx(nats[1][:4])  # what comes later is not looked at
+    assert nats[0][4:] != pytest.approx(nats[1][4:])
+    assert 0 < sum(nats[0]) < cat["nats"]  # the end has its share as well
