@@ -120,7 +120,9 @@ class _Writer(HuggingFaceStorageWriter):
                 raise UsageError(f"{item.index.fqn} is not cut along its rows, as a sharded checkpoint wants it")
         if tensors:
             path = self.folder / f"{SHARD}{plan.storage_data['shard_index']:05d}-model-00001-of-00001.safetensors"
-            self.files[path.name] = write_tensors(path, tensors, {"DCP_SHARDING_INFO": json.dumps(begins)})
+            self.files[path.name] = write_tensors(
+                path, tensors, {"DCP_SHARDING_INFO": json.dumps(begins, sort_keys=True)}
+            )
             sync(path)  # here, where it was written: on another machine it may still be on its way
         done: Future[list[WriteResult]] = Future()
         done.set_result([])
