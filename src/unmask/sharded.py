@@ -109,6 +109,9 @@ class _Writer(HuggingFaceStorageWriter):
         super().__init__(str(folder), save_distributed=True)
         self.folder, self.files = folder, dict[str, tuple[int, str]]()
 
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan  # the folder is there, and empty
+
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         tensors: dict[str, Tensor] = {}
         begins: dict[str, dict[str, list[int]]] = {}  # where in its tensor each part begins, as torch's reader wants it

@@ -64,7 +64,8 @@ def train(
         tell = Announcer([*run.listeners(), *callbacks] if world.first else [])
         try:
             tell.on_start(config, run.info())
-            _loop(run, tell)
+            with world.together():
+                _loop(run, tell)
         finally:
             for step, path in run.saver.close():
                 tell.on_save(step, path)
