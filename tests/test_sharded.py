@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -18,12 +19,16 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from unmask.callbacks import Callback, StepReport
 from unmask.checkpoint import Checkpoint, _sealed, load_checkpoint, newest, verify
-from unmask.errors import ModelFolderError, UnmaskError
+from unmask.config import RunConfig
+from unmask.errors import ConfigError, ModelFolderError, UnmaskError
 from unmask.parallel import World
 from unmask.resuming import _read_together
+from unmask.saving import make_saver
 from unmask.sharded import read_shares, save_sharded
 from unmask.tensor_file import write_tensors
+from unmask.training import train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="starts processes that talk by gloo")
 
@@ -171,6 +176,77 @@ def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnmaskError, match=r"disk full: .* are free"):
         save(tmp_path, 2, 2)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir() if p.name != "latest"] == ["step-00000001"]
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "sharded"),
+    [
+        ("fsdp", {}, True),
+        ("fsdp", {"async_save": True}, False),
+        ("fsdp", {"save_as": "whole"}, False),
+        ("ddp", {}, False),
+        ("alone", {}, False),
+        ("alone", {"save_as": "sharded"}, True),
+    ],
+)
+def test_who_saves(kind: str, changes: dict[str, Any], sharded: bool) -> None:
+    assert (make_saver(RunConfig(**changes), ALONE, kind).sharers is ALONE) == sharded
+
+
+def test_sharded_in_the_background_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sharded checkpoints are not written in the background: set save_as"):
+        RunConfig(save_as="sharded", async_save=True)
+
+
+class Crash(Callback):
+    def on_step(self, report: StepReport) -> None:
+        if report.step == 8:
+            raise RuntimeError("crash")
+
+
+def test_a_run_may_change_how_it_saves(tmp_path: Path, make_config: Any) -> None:
+    """Shares, then whole: bit for bit the run that was never interrupted, and retention counts both kinds."""
+    how = {"steps": 13, "save_every": 3, "keep": 1, "keep_every": 6, "valid_every": 13}
+    straight = make_config(tmp_path / "straight", **how)
+    train(straight, device="cpu")
+    config = make_config(tmp_path / "run", save_as="sharded", **how)
+    with pytest.raises(RuntimeError, match="crash"):
+        train(config, callbacks=[Crash()], device="cpu")
+    folder = tmp_path / "run" / "checkpoints"
+    assert sorted(p.name for p in folder.iterdir()) == ["latest", "step-00000006"]
+    train(dataclasses.replace(config, save_as="whole"), resume=True, device="cpu")
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "best",
+        "latest",
+        "step-00000006",
+        "step-00000012",
+        "step-00000013",
+    ]
+    kinds = [load_checkpoint(folder / f"step-{step:08d}") for step in (6, 13)]
+    assert [kind.sharded for kind in kinds if kind] == [True, False]
+    for step in (6, 12, 13):
+        ours, theirs = (load_checkpoint(tmp_path / n / "checkpoints" / f"step-{step:08d}") for n in ("run", "straight"))
+        assert ours is not None
+        assert theirs is not None
+        assert same(ours.tensors, theirs.tensors)
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, make_config: Any) -> None:
+    config = make_config(tmp_path / "run", steps=4, save_every=2, keep=2, valid_every=4, save_as="sharded")
+    train(config, device="cpu")
+    found = load_checkpoint(tmp_path / "run")
+    assert found is not None
+    found.tensors["model"]["embed.weight"][3, 1] = float("nan")
+    save_sharded(tmp_path / "run", 4, found.tensors, found.state, keep=2, best=False, world=ALONE)
+    with pytest.raises(ModelFolderError, match=r"step-00000004: model/embed\.weight holds numbers that are not finite"):
+        train(dataclasses.replace(config, steps=5), resume=True, device="cpu")
+    found.tensors["optimizer"].pop("exp_avg/embed.weight")
+    save_sharded(tmp_path / "run", 4, found.tensors, found.state, keep=2, best=False, world=ALONE)
+    with pytest.raises(ModelFolderError, match=r"optimizer/exp_avg/embed\.weight is missing or unexpected"):
+        train(dataclasses.replace(config, steps=5), resume=True, device="cpu")
 
 
 # --- two processes ----------------------------------------------------------------------------------------------------
