@@ -55,7 +55,9 @@ def save_sharded(
     >>> save_sharded(run_dir, 250, {"model": weights}, {}, keep=2, best=False, world=World())  # doctest: +SKIP
     """
     flat = _flat(tensors)
-    sizes = world.agree(lambda: sum(local(t).numel() * t.element_size() for t in flat.values()))
+    # What is no DTensor is on every process, and written once.
+    mine = {name: t for name, t in flat.items() if world.first or hasattr(t, "to_local")}
+    sizes = world.gather(sum(local(t).numel() * t.element_size() + 256 + 2 * len(name) for name, t in mine.items()))
     with contextlib.ExitStack() as stack:
 
         def begin() -> tuple[Path, dict[str, tuple[int, str]]] | None:
