@@ -308,18 +308,18 @@ def _verify(folder: Path, rank: int, size: int) -> tuple[int, list[str]]:
 
 
 def _read(folder: Path) -> Checkpoint:
-    found = contents(folder, *verify(folder))
+    step, files = verify(folder)
+    found = without_tensors(folder, step, files)
     if found.sharded:
         from unmask.sharded import read_whole  # imports much of torch.distributed
 
         found.tensors = read_whole(folder)
+    else:
+        found.tensors = {Path(f).stem: read_tensors(folder / f) for f in files if f.endswith(".safetensors")}
     return found
 
 
-def contents(folder: Path, step: int, files: list[str]) -> Checkpoint:
-    """What a verified checkpoint holds; the tensors of a sharded one stay where they are."""
-    state = read_json(folder / "state.json")
+def without_tensors(folder: Path, step: int, files: list[str]) -> Checkpoint:
+    """What a verified checkpoint says; its tensors stay where they are until somebody has room for them."""
     sharded = any(file.startswith(SHARD) for file in files)
-    named = [] if sharded else [file for file in files if file.endswith(".safetensors")]
-    tensors = {Path(file).stem: read_tensors(folder / file) for file in named}
-    return Checkpoint(step=step, tensors=tensors, state=state, path=folder, sharded=sharded)
+    return Checkpoint(step=step, tensors={}, state=read_json(folder / "state.json"), path=folder, sharded=sharded)

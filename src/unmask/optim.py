@@ -219,8 +219,8 @@ def empty_state(optimizer: torch.optim.Optimizer, names: list[str], state: Mappi
     room: dict[str, Tensor] = {}
     for key in state["tensors"]:
         kind, _, name = key.partition("/")
-        if name not in owned:
-            raise ModelFolderError(f"the saved optimizer has other parameters or groups: {shown(name)}")
+        if name not in owned or kind not in ("step", "exp_avg", "exp_avg_sq", "momentum"):
+            raise ModelFolderError(f"the saved optimizer has other parameters or groups: {shown(key)}")
         room[key] = torch.zeros(()) if kind == "step" else torch.zeros_like(owned[name], requires_grad=False)
     return room
 

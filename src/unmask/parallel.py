@@ -285,6 +285,17 @@ def like(full: Tensor, place: Tensor) -> Tensor:
     return distribute_tensor(full.to(place.device), place.device_mesh, place.placements, src_data_rank=None)
 
 
+def rows_here(tensor: Tensor) -> slice | None:
+    """Which rows of all this process's share is, cut as fsdp cuts; None where the tensor is not shared."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return None
+    part = -(-tensor.shape[0] // tensor.device_mesh.size())  # as large as can be, so that the last may have less
+    begin = min(tensor.shape[0], tensor.device_mesh.get_local_rank() * part)
+    return slice(begin, begin + local(tensor).shape[0])
+
+
 def share_like(share: Tensor, place: Tensor) -> Tensor:
     """What each process has worked out for its own share of `place`, as the shares of one tensor."""
     from torch.distributed.tensor import DTensor

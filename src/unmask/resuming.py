@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from unmask.atomic import atomic_text
-from unmask.checkpoint import Checkpoint, candidates, contents, newest, verify
+from unmask.checkpoint import Checkpoint, candidates, newest, verify, without_tensors
 from unmask.config import RunConfig, from_dict, option_paths
 from unmask.errors import ConfigError, DataError, ModelFolderError, Stopped, UsageError
 from unmask.parallel import World, local
+from unmask.tensor_file import read_into
 
 # What may differ between a run and its continuation: nothing of what decides the weights, save how long it goes on.
 MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "compile", "data.cache"}
@@ -32,7 +33,7 @@ STATE: dict[str, Any] = {  # of a checkpoint, with its types
 
 
 def find_checkpoint(config: RunConfig, world: World, *, resume: bool) -> Checkpoint | None:
-    """The checkpoint that the run continues; None: it begins.
+    """The checkpoint that the run continues, without its tensors (`read_run`); None: it begins.
 
     >>> find_checkpoint(RunConfig(out="runs/none-of-this-name"), World(), resume=False) is None
     True
@@ -66,9 +67,7 @@ def find_checkpoint(config: RunConfig, world: World, *, resume: bool) -> Checkpo
 def _read_together(world: World, folder: Path) -> Checkpoint:
     """Each process verifies its part of the files, and all take the checkpoint or none does."""
     step, files = world.agree(lambda: verify(folder, rank=world.rank, size=world.size))[0]
-    found: list[Checkpoint] = []
-    world.agree(lambda: found.append(contents(folder, step, files)))
-    return found[0]
+    return world.agree(lambda: without_tensors(folder, step, files))[world.rank]
 
 
 def check_same_run(config: RunConfig, data: list[dict[str, Any]], found: Checkpoint) -> None:
@@ -85,13 +84,17 @@ def check_same_run(config: RunConfig, data: list[dict[str, Any]], found: Checkpo
 
 
 def read_run(found: Checkpoint, tensors: dict[str, dict[str, Tensor]], world: World) -> None:
-    """Fill a run's tensors from a sharded checkpoint: each process reads what it holds of them, and no more.
+    """Fill a run's tensors from its checkpoint: each process reads what it holds of them, and no more.
 
     >>> read_run(found, {"model": weights, "optimizer": moments}, world)  # doctest: +SKIP
     """
-    from unmask.sharded import read_shares  # imports much of torch.distributed
+    if found.sharded:
+        from unmask.sharded import read_shares  # imports much of torch.distributed
 
-    read_shares(found.path, tensors, world)
+        read_shares(found.path, tensors, world)
+    else:
+        for group, named in tensors.items():
+            world.agree(partial(read_into, found.path / f"{group}.safetensors", named))
     bad = [name for name, tensor in tensors["model"].items() if not bool(torch.isfinite(local(tensor)).all())]
     if odd := sorted({name for names in world.gather(bad) for name in names}):
         raise ModelFolderError(f"{found.path}: model/{odd[0]} holds numbers that are not finite; it is damaged")

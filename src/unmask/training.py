@@ -142,8 +142,6 @@ class Run:
         if checkpoint is not None:
             with checkpoint.holds(**STATE):
                 check_same_run(config, self._data(), checkpoint)
-                if not checkpoint.sharded:  # else each process reads its share, once it knows which
-                    load_weights(self.network, checkpoint.tensors["model"], str(checkpoint.path / "model.safetensors"))
         elif init is not None:
             self._init_from(init)
         self.spread = self._spread()
@@ -362,9 +360,8 @@ class Run:
         return [{"key": rows.key} | asdict(rows.report) for rows in (self.rows, self.valid_rows)]
 
     def _restore(self, found: Checkpoint) -> None:
-        if found.sharded:
-            room = empty_state(self.optimizer, self.names, found.state["optimizer"])
-            read_run(found, self._tensors(room), self.world)
+        room = empty_state(self.optimizer, self.names, found.state["optimizer"])
+        read_run(found, self._tensors(room), self.world)
         restore_optimizer(self.optimizer, self.names, found.tensors["optimizer"], found.state["optimizer"])
         if self.ema is not None:
             self.ema.load(found.tensors["ema"], found.state["ema_updates"])
