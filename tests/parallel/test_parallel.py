@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from worlds import ALL, KINDS, MUON, RESHARDED, WAYS, losses, make_config, one_step, write_text
+from worlds import ALL, COMPILED, KINDS, MUON, RESHARDED, WAYS, losses, make_config, one_step, write_text
 
 from unmask.parallel import World
 
@@ -129,12 +129,12 @@ def test_muon_turns_matrices_that_are_cut(worked: Path) -> None:
 @pytest.mark.skipif(not ALL, reason="compiles for minutes: make faults")
 def test_compiled_runs_are_the_same(worked: Path) -> None:
     start(2, str(WORKER), str(worked), "compile", timeout=1200)
-    for precision, limit in (("fp32", 1e-4), ("bf16", 1e-2)):
-        alone = losses(make_config(worked, f"compile-alone-{precision}", precision=precision))
-        for way in ("ddp", "fsdp"):
-            first, *_ = found(worked, f"compile-{way}-{precision}-2")
-            assert first["graphs"] > 0
-            assert {int(k): v for k, v in first["losses"].items()} == pytest.approx(alone["losses"], rel=limit)
+    for way, precision in COMPILED:
+        alone = losses(make_config(worked, f"compile-alone-{way}", precision=precision))
+        first, *_ = found(worked, f"compile-{way}-2")
+        assert first["graphs"] > 0
+        limit = 1e-4 if precision == "fp32" else 1e-2
+        assert {int(k): v for k, v in first["losses"].items()} == pytest.approx(alone["losses"], rel=limit)
 
 
 def test_one_process_with_a_bad_gradient_is_everybodys_affair(worked: Path) -> None:

@@ -44,6 +44,7 @@ MUON: dict[str, Any] = {
 }
 # On four processes, then on two: how a run is spread, how it saves, and the step that it is stopped at.
 RESHARDED = {4: [("fsdp", "auto", 3)], 2: [("fsdp", "auto", 5), ("ddp", "auto", 7), ("fsdp", "whole", 9)]}
+COMPILED = [("ddp", "bf16"), ("fsdp", "fp32")]
 WAYS = [("ddp", None), ("ddp", 1), ("fsdp", None), ("fsdp", 1)]
 
 
@@ -258,12 +259,11 @@ def main() -> None:
             losses(stopped, stop_at=6)
             leave("muon-resumed", losses(stopped, resume=True))
         if "compile" in asked:
-            for way in ("ddp", "fsdp"):
-                for precision in ("fp32", "bf16"):
-                    changes = {"precision": precision, "checkpoint_activations": True, "compile": True}
-                    config = make_config(folder, f"compile-{way}-{precision}", parallel=way, **changes)
-                    torch._dynamo.reset()
-                    leave(f"compile-{way}-{precision}", losses(config) | {"graphs": compiled_graphs()})
+            for way, precision in COMPILED:
+                changes = {"precision": precision, "checkpoint_activations": True, "compile": True}
+                config = make_config(folder, f"compile-{way}", parallel=way, **changes)
+                torch._dynamo.reset()
+                leave(f"compile-{way}", losses(config) | {"graphs": compiled_graphs()})
         if "nonfinite" in asked:
             leave("nonfinite", nonfinite(folder, world))
         if "errors" in asked:
