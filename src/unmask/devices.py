@@ -63,3 +63,15 @@ def fast_attention() -> Iterator[None]:
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     with sdpa_kernel(order, set_priority=True):
         yield
+
+
+@contextmanager
+def few_threads(device: torch.device) -> Iterator[None]:
+    """Beside a GPU the host's own work is small: many threads cost it more than they bring, and wait by spinning."""
+    before = torch.get_num_threads()
+    if device.type == "cuda":
+        torch.set_num_threads(min(before, 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -25,7 +25,7 @@ from unmask.callbacks import Announcer, Callback, MetricsFile, StepReport, Tenso
 from unmask.checkpoint import Checkpoint
 from unmask.config import RECIPE_FILE, RunConfig, to_dict
 from unmask.denoisers._network import Network
-from unmask.devices import fast_attention
+from unmask.devices import fast_attention, few_threads
 from unmask.draws import row_keys
 from unmask.ema import Ema
 from unmask.errors import UsageError
@@ -79,7 +79,7 @@ def train(
 def _loop(run: Run, tell: Announcer) -> None:
     config, world = run.config, run.world
     ahead = run.loader.prefetch(run.step, config.steps - run.step, lo=run.share[0], hi=run.share[1])
-    with stop_requests() as asked_to_stop, steady_gc(), ahead as batches:
+    with stop_requests() as asked_to_stop, steady_gc(), few_threads(world.device), ahead as batches:
         if run.step == 0:
             tell.on_valid(0, run.validate())
         if run.spread.kind == "ddp":
@@ -415,17 +415,24 @@ class Run:
 
 
 def compile_trunk(network: Network) -> None:
-    """Compile the part of the network that training calls. How many positions it asks for differs from step to step."""
-    plain, compiled = network.trunk_at, torch.compile(network.trunk_at)
+    """Compile the parts of the network that training calls. How many positions it asks for differs from step to step,
+    and how many there are where rows stand without padding."""
+    network.trunk_at = _compiled(network.trunk_at)  # type: ignore[method-assign]
+    network.trunk_ragged = _compiled(network.trunk_ragged)  # type: ignore[method-assign]
 
-    def trunk_at(z_BL: Tensor, level_B: Tensor | None, flat_N: Tensor, **given: Tensor | None) -> Tensor:
+
+def _compiled(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    compiled = torch.compile(plain)
+
+    def call(z: Tensor, level_B: Tensor | None, *lists: Any, **given: Tensor | None) -> Tensor:
         if not torch.is_grad_enabled():  # a validation's shapes are others, and too few calls to compile for
-            return plain(z_BL, level_B, flat_N, **given)
-        torch._dynamo.mark_dynamic(flat_N, 0)
-        h_ND: Tensor = compiled(z_BL, level_B, flat_N, **given)
-        return h_ND
+            return plain(z, level_B, *lists, **given)
+        *rows, flat_N = lists
+        for t in (flat_N, *([z, *rows[0][:3]] if rows else [])):
+            torch._dynamo.mark_dynamic(t, 0)
+        return compiled(z, level_B, *lists, **given)
 
-    network.trunk_at = trunk_at  # type: ignore[method-assign]
+    return call
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from unmask._captured import graphs_of
 from unmask.batch import make_batch
 from unmask.canvas import Canvas
 from unmask.denoisers._network import Network, as_denoiser
+from unmask.denoisers._ragged import ragged
 from unmask.denoisers.dit import DiT, DiTNetwork
 from unmask.devices import fast_attention
 from unmask.generate import sample, steps
@@ -91,18 +92,24 @@ def test_the_fused_forward_pass_is_the_plain_one(
 @pytest.mark.parametrize("conditioning", ["none", "level"])
 @pytest.mark.parametrize("objective", [MDLM(), AR()], ids=["mdlm", "ar"])
 @pytest.mark.parametrize("qk_norm", [False, True])
-def test_bf16_compiled_loss_and_gradients_against_fp32_eager(objective: Any, conditioning: str, qk_norm: bool) -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_bf16_compiled_loss_and_gradients_against_fp32_eager(
+    objective: Any, conditioning: str, qk_norm: bool, padded: bool
+) -> None:
     """Relative error of the loss and of all gradients together at most 1e-2; dropout off."""
     causal = isinstance(objective, AR)
     if causal and conditioning == "level":
         pytest.skip("refused by design: a causal denoiser sees no noise")
     options = {"conditioning": conditioning, "causal": causal, "dropout": 0.0, "qk_norm": qk_norm}
-    batch = make_batch(torch.randint(0, V, (16, L)), seed=0, step=0)
+    lengths = torch.randint(1, L + 1, (16,)) if padded else None
+    batch = make_batch(torch.randint(0, V, (16, L)), lengths, seed=0, step=0)
 
     def gradients(net: DiTNetwork, fast: bool) -> tuple[Tensor, Tensor]:
         net.train()
         if fast:
             compile_trunk(net)
+        else:
+            net.takes_ragged = lambda: False  # type: ignore[method-assign]
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=fast), fast_attention():
             nats = objective.loss(net, batch).nats
             nats.backward()
@@ -134,6 +141,10 @@ def test_no_graph_breaks_and_no_recompilation() -> None:
     net = network(dropout=0.1).train()
     z, flat = torch.randint(0, V, (4, L), device=CUDA), torch.arange(50, device=CUDA)
     assert torch._dynamo.explain(net.trunk_at)(z, None, flat).graph_break_count == 0
+    rows = ragged(torch.ones(4, L, dtype=torch.bool, device=CUDA).tril())
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        few = torch.arange(4, device=CUDA)
+        assert torch._dynamo.explain(net.trunk_ragged)(z[0, :10], None, rows, few).graph_break_count == 0
     compile_trunk(net)
     full, short = torch.full((4,), L), torch.tensor([L, 40, 7, 60])
 

@@ -8,11 +8,15 @@ import pytest
 import torch
 
 from unmask import samplers
+from unmask.batch import make_batch
 from unmask.canvas import Canvas
 from unmask.denoisers._network import KVCache, Network, gather_positions
+from unmask.denoisers._ragged import ragged as ragged_rows
 from unmask.denoisers.dit import SIZES, DiT
 from unmask.errors import UsageError
 from unmask.generate import sample
+from unmask.objectives.ar import AR
+from unmask.objectives.mdlm import MDLM
 
 SMALL = DiT(hidden=32, blocks=3, heads=4, dropout=0.0)
 IDS, MASK = 11, 10
@@ -149,3 +153,42 @@ def test_rows_do_not_depend_on_their_batch(causal: bool) -> None:
     short = dataclasses.replace(canvas, tokens=canvas.tokens[1:2, :5], key_B=canvas.key_B[1:2])
     assert ragged[0].equal(together[0])
     assert ragged[1, :5].equal(sample(net, short, sampler).tokens[0])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("conditioning", ["none", "constant"])
+def test_rows_without_padding_give_the_padded_loss_and_gradients(causal: bool, conditioning: str) -> None:
+    objective = AR() if causal else MDLM(form="count")
+    net = DiT(size="nano", conditioning=conditioning, causal=causal, dropout=0.0, qk_norm=True)  # type: ignore[arg-type]
+    network = net.build(num_ids=50, mask_id=49).double()
+    for p in network.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    x_BL, lengths = torch.randint(0, 49, (6, 20)), torch.tensor([3, 20, 7, 11, 1, 15])
+    prompts = torch.tensor([0, 4, 7, 2, 0, 14])
+    batch = make_batch(x_BL, lengths, prompts, seed=0, step=3)
+    assert network.takes_ragged()
+    results = []
+    for ragged in (True, False):
+        network.takes_ragged = lambda ragged=ragged: ragged  # type: ignore[method-assign, misc]
+        network.zero_grad()
+        nats = objective.loss(network, batch).nats
+        nats.backward()  # type: ignore[no-untyped-call]
+        results.append(
+            (nats.detach(), torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None]))
+        )
+    torch.testing.assert_close(results[0], results[1], rtol=1e-11, atol=1e-11)
+
+
+def test_what_rows_without_padding_hold_elsewhere_is_nothing_to_them() -> None:
+    """A row's vectors do not depend on its neighbours, whether they stand before or behind it."""
+    network = DiT(size="nano", dropout=0.0).build(num_ids=50, mask_id=49).double()
+    for p in network.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    valid_BL = torch.arange(8) < torch.tensor([5, 8, 2])[:, None]
+    rows, z_M = ragged_rows(valid_BL), torch.randint(0, 49, (15,))
+    mine = torch.arange(5, 13)
+    before = network.trunk_ragged(z_M, None, rows, mine)
+    z_M[:5], z_M[13:] = 7, 8
+    assert torch.equal(network.trunk_ragged(z_M, None, rows, mine), before)
+    z_M[6] = (z_M[6] + 1) % 49
+    assert not torch.allclose(network.trunk_ragged(z_M, None, rows, mine), before)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, library, nn
 
 from unmask.errors import UsageError
+
+if TYPE_CHECKING:
+    from unmask.denoisers._ragged import Ragged
 
 
 class KVCache:
@@ -72,6 +75,16 @@ class Network(nn.Module):
         h_BLD = self.trunk(z_BL, level_B, valid_BL=valid_BL, cond=cond)
         h_ND: Tensor = take_rows(h_BLD.flatten(0, 1), flat_N)
         return h_ND
+
+    def takes_ragged(self) -> bool:
+        """Is there a `trunk_ragged`, and is it the shorter way now?"""
+        return False
+
+    def trunk_ragged(
+        self, z_M: Tensor, level_B: Tensor | None, rows: Ragged, flat_N: Tensor, *, cond: Tensor | None = None
+    ) -> Tensor:
+        """`trunk_at` for rows without their padding: z_M end to end, flat_N counts in it."""
+        raise NotImplementedError
 
     @abstractmethod
     def head(self, h_ND: Tensor) -> Tensor:
@@ -140,7 +153,7 @@ def _(h_MD: Tensor, flat_N: Tensor) -> Tensor:
 
 @library.custom_op("unmask::put_rows", mutates_args=())
 def put_rows(h_ND: Tensor, flat_N: Tensor, rows: int) -> Tensor:
-    """The gradient of take_rows: zeros, and h_ND at its rows."""
+    """Zeros, and h_ND at its distinct rows; take_rows and this are each other's gradient."""
     return h_ND.new_zeros(rows, h_ND.shape[1]).index_copy_(0, flat_N, h_ND)
 
 
@@ -159,6 +172,17 @@ def _take_backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None]:
 
 
 take_rows.register_autograd(_take_backward, setup_context=_take_setup)
+
+
+def _put_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _put_backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor, None, None]:
+    return take_rows(grad_MD, *ctx.saved_tensors), None, None
+
+
+put_rows.register_autograd(_put_backward, setup_context=_put_setup)
 
 
 def gather_positions(h_BLD: Tensor, at_BK: Tensor) -> Tensor:

@@ -35,3 +35,9 @@ def rope_at(rope: Rope, at_BK: Tensor) -> Rope:
         return torch.take_along_dim(table[:, 0], at_BK[..., None], dim=1).unsqueeze(1)
 
     return pick(rope[0]), pick(rope[1])
+
+
+def rope_of(rope: Rope, position_M: Tensor) -> Rope:
+    """[M, 1, head_dim/2] each, for a flat list of positions."""
+    cos, sin = tables(rope)
+    return cos[position_M, None], sin[position_M, None]

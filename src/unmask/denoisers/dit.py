@@ -24,7 +24,8 @@ from unmask.denoisers._network import (
     take_rows,
 )
 from unmask.denoisers._norm import Norm
-from unmask.denoisers._rotary import Rope, rope_at, rotary, rotate, tables
+from unmask.denoisers._ragged import Ragged, ragged_attention
+from unmask.denoisers._rotary import Rope, rope_at, rope_of, rotary, rotate, tables
 from unmask.denoisers._time import TimeEmbedding
 from unmask.errors import UsageError
 from unmask.registry import check_choices
@@ -157,7 +158,7 @@ class DiTNetwork(Network):
             from unmask.denoisers._dit_fused import fused_trunk
 
             return fused_trunk(self, ids_BL, level_B, valid_BL=valid_BL, cond=cond, at_BK=at_BK)
-        return self._blocks(z_BL, ids_BL, level_B, valid_BL, positions_BL, at_BK, cond=cond)
+        return self._blocks(ids_BL, level_B, valid_BL, positions_BL, at_BK, cond=cond)
 
     def trunk_at(
         self,
@@ -172,11 +173,20 @@ class DiTNetwork(Network):
         if self.can_fuse():
             return super().trunk_at(z_BL, level_B, flat_N, valid_BL=valid_BL, cond=cond)
         ids_BL = self._shift(z_BL) if self.causal else z_BL
-        return self._blocks(z_BL, ids_BL, level_B, valid_BL, flat_N=flat_N, cond=cond)
+        return self._blocks(ids_BL, level_B, valid_BL, flat_N=flat_N, cond=cond)
+
+    def takes_ragged(self) -> bool:
+        # a row's own shift, scale and gate would be copied to each of its positions, which costs more than padding
+        return not self.uses_level and not self.num_classes and not self.can_fuse()
+
+    def trunk_ragged(
+        self, z_M: Tensor, level_B: Tensor | None, rows: Ragged, flat_N: Tensor, *, cond: Tensor | None = None
+    ) -> Tensor:
+        ids_M = torch.where(rows.position_M == 0, self.mask_id, z_M.roll(1)) if self.causal else z_M
+        return self._blocks(ids_M, level_B, None, flat_N=flat_N, cond=cond, rows=rows)
 
     def _blocks(
         self,
-        z_BL: Tensor,
         ids_BL: Tensor,
         level_B: Tensor | None,
         valid_BL: Tensor | None,
@@ -184,23 +194,29 @@ class DiTNetwork(Network):
         at_BK: Tensor | None = None,
         flat_N: Tensor | None = None,
         cond: Tensor | None = None,
+        rows: Ragged | None = None,
     ) -> Tensor:
-        c_BC = self.condition(z_BL, level_B, cond)
+        c_BC = self.condition(ids_BL, level_B, cond)
         x_BLD = self.embed(ids_BL)
         if torch.is_autocast_enabled(x_BLD.device.type):
             # The residual stream in the products' own precision: half the traffic, and nothing the products would see.
             x_BLD = x_BLD.to(torch.get_autocast_dtype(x_BLD.device.type))
-        rope = rotary(self._head_dim, positions_BL, z_BL.shape[1], x_BLD.device, x_BLD.dtype)
+        length = ids_BL.shape[1] if rows is None else rows.shape[1]
+        rope = rotary(self._head_dim, positions_BL, length, x_BLD.device, x_BLD.dtype)
+        if rows is not None:
+            rope = rope_of(rope, rows.position_M)
         # Padding stands at the end of a row, so a causal mask already hides it from every real position.
         mask = None if valid_BL is None or self.causal else valid_BL[:, None, None, :]
         for i, block in enumerate(self.blocks):
             # the last block only where somebody looks
             at, flat = (at_BK, flat_N) if i == len(self.blocks) - 1 else (None, None)
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x_BLD = checkpoint(block, x_BLD, c_BC, rope, mask, self.causal, at, None, flat, use_reentrant=False)
+                x_BLD = checkpoint(
+                    block, x_BLD, c_BC, rope, mask, self.causal, at, None, flat, rows, use_reentrant=False
+                )
             else:
-                x_BLD = block(x_BLD, c_BC, rope, mask, self.causal, at, None, flat)
-        return self._final(x_BLD, c_BC, None if flat_N is None else flat_N // z_BL.shape[1])
+                x_BLD = block(x_BLD, c_BC, rope, mask, self.causal, at, None, flat, rows)
+        return self._final(x_BLD, c_BC, None if flat_N is None else _row_of(flat_N, length, rows))
 
     def head(self, h_ND: Tensor) -> Tensor:
         return self.output(h_ND)  # type: ignore[no-any-return]
@@ -360,15 +376,20 @@ class Block(nn.Module):
         at_BK: Tensor | None = None,
         cached: tuple[tuple[Tensor, Tensor], int, int] | None = None,
         flat_N: Tensor | None = None,
+        rows: Ragged | None = None,
     ) -> Tensor:
-        attn_in, attn_gate, mlp_in, mlp_gate = self._modulators(c_BC)
+        """With `rows`, [M, D] stands for [B, L, D] throughout."""
+        attn_in, attn_gate, mlp_in, mlp_gate = self._modulators(c_BC, None if rows is None else rows.row_M)
         h_BLD = attn_in(self.norm1(x_BLD))
-        a_BLD = self._attend(h_BLD, rope, mask, causal, at_BK, cached)
+        if rows is None:
+            a_BLD = self._attend(h_BLD, rope, mask, causal, at_BK, cached)
+        else:
+            a_BLD = self._attend_ragged(h_BLD, rope, rows, causal)
         if at_BK is not None:
             x_BLD = gather_positions(x_BLD, at_BK)
         if flat_N is not None:  # from here on no position sees another: [N, D] instead of [B, L, D]
-            _, attn_gate, mlp_in, mlp_gate = self._modulators(c_BC, flat_N // x_BLD.shape[1])
-            a_BLD, x_BLD = (take_rows(t.flatten(0, 1), flat_N) for t in (a_BLD, x_BLD))
+            _, attn_gate, mlp_in, mlp_gate = self._modulators(c_BC, _row_of(flat_N, x_BLD.shape[1], rows))
+            a_BLD, x_BLD = (take_rows(t.flatten(0, -2), flat_N) for t in (a_BLD, x_BLD))
         x_BLD = x_BLD + attn_gate(self._drop(self.out(a_BLD)))
         m_BLD = self.mlp_out(F.gelu(self.mlp_in(mlp_in(self.norm2(x_BLD))), approximate="tanh"))
         return x_BLD + mlp_gate(self._drop(m_BLD))  # type: ignore[no-any-return]
@@ -428,6 +449,18 @@ class Block(nn.Module):
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         return o.transpose(1, 2).flatten(2)
 
+    def _attend_ragged(self, h_MD: Tensor, rope: Rope, rows: Ragged, causal: bool) -> Tensor:
+        qkv_MW = self.qkv(h_MD)
+        if kernels.fit(qkv_MW):
+            from unmask.kernels.split_rope import split_rope
+
+            parts = split_rope(qkv_MW, rope[0].squeeze(1), rope[1].squeeze(1))
+            q, k, v = (y.unflatten(-1, (self.heads, -1)) for y in parts)
+        else:
+            q, k, v = (y.unflatten(-1, (self.heads, -1)) for y in qkv_MW.chunk(3, dim=-1))
+            q, k = rotate(q, rope), rotate(k, rope)
+        return ragged_attention(self.normed(q), self.normed(k), v, rows, causal=causal).flatten(1)
+
     def normed(self, x_BHLK: Tensor) -> Tensor:
         """Queries or keys with qk_norm. A rotation keeps lengths, so it may as well come first, in a kernel."""
         return F.rms_norm(x_BHLK, x_BHLK.shape[-1:], eps=1e-6) if self.qk_norm else x_BHLK
@@ -442,6 +475,10 @@ def _per_position(m_BC: Tensor, row_N: Tensor | None) -> Tensor:
     if row_N is None:
         return m_BC.unsqueeze(1)
     return m_BC if len(m_BC) == 1 else m_BC[row_N]
+
+
+def _row_of(flat_N: Tensor, length: int, rows: Ragged | None) -> Tensor:
+    return flat_N // length if rows is None else rows.row_M[flat_N]
 
 
 def _same(h: Tensor) -> Tensor:

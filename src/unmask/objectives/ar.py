@@ -12,6 +12,7 @@ from unmask.batch import Batch
 from unmask.bound import Bound
 from unmask.denoisers import Denoiser
 from unmask.denoisers._network import Network, evaluating
+from unmask.denoisers._ragged import vectors_at
 from unmask.devices import put
 from unmask.errors import UsageError
 from unmask.objectives import Objective
@@ -39,10 +40,8 @@ class AR(Objective):
     def _positions(self, denoiser: Network, batch: Batch) -> tuple[Tensor, Tensor]:
         """The trunk's vectors at the scored positions, and the tokens there."""
         flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)
-        device = denoiser.device_for(batch.x_BL)
-        flat_N, batch = put(flat_N, device), batch.to(device)
-        h_ND = denoiser.trunk_at(batch.x_BL, None, flat_N, valid_BL=batch.valid_BL, cond=batch.label_B)
-        return h_ND, batch.x_BL.flatten()[flat_N]
+        h_ND = vectors_at(denoiser, batch.x_BL, None, flat_N, valid_BL=batch.valid_BL, label_B=batch.label_B)
+        return h_ND, put(batch.x_BL.flatten()[flat_N], h_ND.device)
 
     def estimator(self, denoiser: Network | Denoiser) -> str:
         return "exact"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from unmask.batch import DRAW_MASK, DRAW_TIME, Batch
 from unmask.bound import Bound
 from unmask.denoisers import Denoiser
 from unmask.denoisers._network import Network, evaluating
+from unmask.denoisers._ragged import vectors_at
 from unmask.devices import put
 from unmask.draws import fold, row_keys, uniform
 from unmask.errors import UsageError
@@ -125,8 +127,8 @@ class MDLM(Objective):
         tokens_B = batch.scored_BL.sum(dim=1)
         n_B = torch.ceil(batch.time_B * tokens_B).long().clamp(min=1)
         u_BL = _position_uniforms(batch).masked_fill(~batch.scored_BL, 2.0)
-        rank_BL = u_BL.argsort(dim=1).argsort(dim=1)
-        masked_BL = batch.scored_BL & (rank_BL < n_B[:, None])
+        last_B1 = _sorted(u_BL).gather(1, n_B[:, None] - 1)
+        masked_BL = batch.scored_BL & (u_BL <= last_B1)  # 53 bits each: that two are equal is not to be expected
         level_B = n_B / tokens_B.clamp(min=1)
         weight_B = count_weight(tokens_B.to(batch.time_B.dtype), n_B)
         return Noised(batch.x_BL.masked_fill(masked_BL, mask_id), masked_BL, level_B, weight_B)
@@ -136,13 +138,10 @@ class MDLM(Objective):
         flat_N = noised.masked_BL.flatten().nonzero().squeeze(1)  # counted where the batch is: on the host, in training
         row_N = flat_N // batch.x_BL.shape[1]
         device = denoiser.device_for(batch.x_BL)
-        x_N, weight_N, row_N, flat_N = (
-            put(t, device) for t in (batch.x_BL.flatten()[flat_N], noised.weight_B[row_N], row_N, flat_N)
-        )
-        valid_BL = None if batch.valid_BL is None else put(batch.valid_BL, device)
-        z_BL, level_B = put(noised.z_BL, device), put(noised.level_B, device)
-        label_B = None if batch.label_B is None else put(batch.label_B, device)
-        return denoiser.trunk_at(z_BL, level_B, flat_N, valid_BL=valid_BL, cond=label_B), x_N, weight_N, row_N
+        given = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
+        h_ND = vectors_at(denoiser, noised.z_BL, noised.level_B, flat_N, **given)
+        x_N, weight_N, row_N = (put(t, device) for t in (batch.x_BL.flatten()[flat_N], noised.weight_B[row_N], row_N))
+        return h_ND, x_N, weight_N, row_N
 
     def _masked_positions(self, denoiser: Network, batch: Batch, noised: Noised) -> tuple[Tensor, Term]:
         """The trunk's vectors at the masked positions, and the loss of each."""
@@ -163,11 +162,10 @@ class MDLM(Objective):
     def _reconstruction(self, denoiser: Network, batch: Batch) -> tuple[Tensor, Term]:
         """Without carry-over: -log x_theta(x, t=0)[x] at every scored position of the clean row."""
         flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)
-        device = denoiser.device_for(batch.x_BL)
-        flat_N, batch = put(flat_N, device), batch.to(device)
         clean_B = torch.zeros_like(batch.time_B)
-        h_ND = denoiser.trunk_at(batch.x_BL, clean_B, flat_N, valid_BL=batch.valid_BL, cond=batch.label_B)
-        x_N = batch.x_BL.flatten()[flat_N]
+        given = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
+        h_ND = vectors_at(denoiser, batch.x_BL, clean_B, flat_N, **given)
+        x_N = put(batch.x_BL.flatten()[flat_N], h_ND.device)
         return h_ND, cross_entropy(x_N, denoiser.mask_id, self.zero_masking)
 
     # --- evaluation ---
@@ -253,6 +251,11 @@ def bound_draws(key_B: Tensor, num_samples: int) -> Iterator[list[tuple[Tensor, 
     for g in range(num_samples // strata):
         u_B = uniform(fold(key_B, g), DRAW_TIME)
         yield [(fold(key_B, g, j + 1), 1 - (u_B + j / strata) % 1) for j in range(strata)]
+
+
+def _sorted(u_BL: Tensor) -> Tensor:
+    """Each row in order. On a CPU numpy does it by vector instructions, more than ten times as fast as torch."""
+    return u_BL.sort(dim=1).values if u_BL.device.type != "cpu" else torch.from_numpy(np.sort(u_BL.numpy(), axis=1))
 
 
 def _position_uniforms(batch: Batch) -> Tensor:

@@ -1,0 +1,86 @@
+"""Rows of different lengths end to end, without padding: what a network does position by position costs text alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unmask.denoisers._network import Network, put_rows, take_rows
+from unmask.devices import put
+
+
+class Ragged(NamedTuple):
+    """Where the M tokens of a padded batch [B, L] stand, row after row; only attention has to know."""
+
+    at_M: Tensor  # in the flat padded batch: row x L + position
+    row_M: Tensor
+    position_M: Tensor
+    starts: Tensor  # [B + 1]: row b is starts[b]..starts[b + 1]
+    shape: tuple[int, int]  # B, L
+
+    def to(self, device: torch.device) -> Ragged:
+        moved = [put(t, device) for t in self[:4]]
+        return Ragged(moved[0], moved[1], moved[2], moved[3], self.shape)
+
+
+def ragged(valid_BL: Tensor) -> Ragged:
+    """The places of all that is not padding. Counted where valid_BL is: on the host, in training.
+
+    >>> ragged(torch.tensor([[True, True, False], [True, False, False]])).starts
+    tensor([0, 2, 3], dtype=torch.int32)
+    """
+    B, L = valid_BL.shape
+    at_M = valid_BL.flatten().nonzero().squeeze(1)
+    starts = F.pad(valid_BL.sum(dim=1).cumsum(0), (1, 0)).to(torch.int32)
+    return Ragged(at_M, at_M // L, at_M % L, starts, (B, L))
+
+
+def ragged_attention(q_MHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, rows: Ragged, *, causal: bool) -> Tensor:
+    """Attention inside each row, [M, H, K]; on a GPU by a kernel that knows where rows begin, elsewhere with padding.
+
+    >>> rows = ragged(torch.tensor([[True, True, False], [True, False, False]]))
+    >>> v = torch.arange(3.0).view(3, 1, 1)
+    >>> ragged_attention(torch.zeros(3, 1, 1), torch.zeros(3, 1, 1), v, rows, causal=False).flatten()
+    tensor([0.5000, 0.5000, 2.0000])
+    """
+    if q_MHK.is_cuda and q_MHK.dtype in (torch.bfloat16, torch.float16):
+        from torch.nn.attention.varlen import varlen_attn
+
+        # the kernel wants the longest row only to size its grid, and a graph is kept while it does not change
+        window = (-1, 0) if causal else (-1, -1)
+        starts, longest = rows.starts, rows.shape[1]
+        out: Tensor = varlen_attn(q_MHK, k_MHK, v_MHK, starts, starts, longest, longest, window_size=window)  # type: ignore[assignment]
+        return out
+    (B, L), (M, H, K) = rows.shape, q_MHK.shape
+    q, k, v = (put_rows(t.flatten(1), rows.at_M, B * L).view(B, L, H, K).transpose(1, 2) for t in (q_MHK, k_MHK, v_MHK))
+    # padding stands at the end of a row, so a causal mask already hides it
+    mask = None if causal else torch.zeros_like(q[:, 0, :, 0], dtype=torch.bool).view(-1)
+    if mask is not None:
+        mask = mask.index_fill(0, rows.at_M, True).view(B, 1, 1, L)
+    o_BHLK = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+    o_MD: Tensor = take_rows(o_BHLK.transpose(1, 2).reshape(B * L, H * K), rows.at_M)
+    return o_MD.view(M, H, K)
+
+
+def vectors_at(
+    network: Network,
+    z_BL: Tensor,
+    level_B: Tensor | None,
+    flat_N: Tensor,
+    *,
+    valid_BL: Tensor | None,
+    label_B: Tensor | None,
+) -> Tensor:
+    """The trunk's h_ND at the flat positions, by the shorter way; all that is given may still be on the host."""
+    device = network.device_for(z_BL)
+    level_B, label_B = (None if t is None else put(t, device) for t in (level_B, label_B))
+    if valid_BL is None or not network.takes_ragged():
+        valid_BL = None if valid_BL is None else put(valid_BL, device)
+        return network.trunk_at(put(z_BL, device), level_B, put(flat_N, device), valid_BL=valid_BL, cond=label_B)
+    rows = ragged(valid_BL)
+    place_N = (valid_BL.flatten().cumsum(0) - 1)[flat_N]
+    z_M = put(z_BL.flatten()[rows.at_M], device)
+    return network.trunk_ragged(z_M, level_B, rows.to(device), put(place_N, device), cond=label_B)
