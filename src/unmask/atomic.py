@@ -46,7 +46,7 @@ def atomic_folder(final: Path) -> Iterator[Path]:
             new = [place for place in (final.parent, *final.parent.parents) if not place.exists()]
             final.parent.mkdir(parents=True, exist_ok=True)
             for place in new:  # a folder is as durable as its name in the folder above
-                _sync(place.parent)
+                sync(place.parent)
             clean(final.parent, final.name)
             temp.mkdir()
             yield temp
@@ -69,9 +69,9 @@ def atomic_text(final: Path, text: str) -> None:
         with _one_line_errors(final):
             clean(final.parent, final.name)
             write_file(temp, [text.encode("utf-8")])
-            _sync(temp)
+            sync(temp)
             os.replace(temp, final)
-            _sync(final.parent)
+            sync(final.parent)
     finally:
         temp.unlink(missing_ok=True)
         _writing.discard(temp.name)
@@ -144,7 +144,7 @@ def _swap(temp: Path, final: Path) -> None:
             if source.exists():
                 os.rename(source, target)
                 moved.append((source, target))
-        _sync(final.parent)
+        sync(final.parent)
     except BaseException:
         for source, target in reversed(moved):
             os.rename(target, source)
@@ -154,7 +154,7 @@ def _swap(temp: Path, final: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)  # only now that the new one is durable
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     if os.name == "nt" and path.is_dir():  # there a folder cannot be opened
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -167,8 +167,8 @@ def _sync(path: Path) -> None:
 def _sync_tree(folder: Path) -> None:
     for here, _, files in os.walk(folder, topdown=False):
         for name in files:
-            _sync(Path(here, name))
-        _sync(Path(here))
+            sync(Path(here, name))
+        sync(Path(here))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class Checkpoint:
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
     path: Path
+    sharded: bool = False  # written by several processes, each of its share; see `sharded`
     skipped: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -161,10 +162,19 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
     one = find_folder(path)
     if _STEP.fullmatch(path.name) or (one / "manifest.json").is_file():
         return _read(one)
+    return newest(path, _read)
+
+
+def newest(path: Path, read: Callable[[Path], Checkpoint]) -> Checkpoint | None:
+    """The first of a run's checkpoints that can be read, from the newest on; None when the run has none.
+
+    >>> newest(Path("no/such/run"), read=load_checkpoint) is None
+    True
+    """
     skipped: list[str] = []
     for _, candidate in candidates(path / "checkpoints"):
         try:
-            found = _read(candidate)
+            found = read(candidate)
         except ModelFolderError as error:
             skipped.append(str(error))
             continue
@@ -299,10 +309,17 @@ def _verify(folder: Path, rank: int, size: int) -> tuple[int, list[str]]:
 
 def _read(folder: Path) -> Checkpoint:
     step, files = verify(folder)
-    state = read_json(folder / "state.json")
-    if any(file.startswith(SHARD) for file in files):
+    found = without_tensors(folder, step, files)
+    if found.sharded:
         from unmask.sharded import read_whole  # imports much of torch.distributed
 
-        return Checkpoint(step=step, tensors=read_whole(folder), state=state, path=folder)
-    tensors = {Path(f).stem: read_tensors(folder / f) for f in files if f.endswith(".safetensors")}
-    return Checkpoint(step=step, tensors=tensors, state=state, path=folder)
+        found.tensors = read_whole(folder)
+    else:
+        found.tensors = {Path(f).stem: read_tensors(folder / f) for f in files if f.endswith(".safetensors")}
+    return found
+
+
+def without_tensors(folder: Path, step: int, files: list[str]) -> Checkpoint:
+    """What a verified checkpoint says; its tensors stay where they are until somebody has room for them."""
+    sharded = any(file.startswith(SHARD) for file in files)
+    return Checkpoint(step=step, tensors={}, state=read_json(folder / "state.json"), path=folder, sharded=sharded)

@@ -103,6 +103,8 @@ class RunConfig:
     on_nonfinite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is no number; it never reaches the weights
     max_nonfinite: int = 10  # steps that may be skipped
     async_save: bool = False  # write checkpoints in the background, from a copy in host memory
+    # whole: by the first process; sharded: by each its share; auto: sharded with fsdp, unless in the background
+    save_as: Literal["auto", "whole", "sharded"] = "auto"
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "log_every", "valid_every", "valid_rows", "save_every", "keep"):
@@ -119,6 +121,8 @@ class RunConfig:
         for name in ("sample_every", "keep_every", "max_nonfinite"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be 0 (none) or more, got {getattr(self, name)}")
+        if self.save_as == "sharded" and self.async_save:
+            raise ConfigError("sharded checkpoints are not written in the background: set save_as = whole or auto")
         self.objective.check(self.denoiser)
 
 

@@ -134,19 +134,19 @@ def _build(description: Denoiser, tokenizer: Tokenizer, folder: Path) -> Network
                 f"{folder / 'config.json'}: denoiser.{name} is {shown(value)}, far more than {where} holds"
             )
     try:
-        with torch.device("meta"), _NoStart():  # names and shapes alone
+        with torch.device("meta"), NoStart():  # names and shapes alone
             network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
     except (RuntimeError, OverflowError, TypeError):  # sizes whose product no machine counts
         raise ModelFolderError(f"{folder / 'config.json'}: the denoiser's sizes are beyond any network") from None
     check_weights(network, shapes, where)
     tensors = joined(read_tensors, paths)
-    with _NoStart():
+    with NoStart():
         network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
     load_weights(network, tensors, where)
     return network
 
 
-class _NoStart(TorchFunctionMode):
+class NoStart(TorchFunctionMode):
     """Inside, no random numbers are drawn to start weights that are overwritten anyway: most of the time of a load.
 
     On the meta device a draw would import torch's compiler, which takes seconds.

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from unmask.parallel import like, local, share_like, whole
+
 # An odd polynomial that sends singular values from (0, 1] towards 1; five times is enough for a training step.
 _STEPS, _A, _B, _C = 5, 3.4445, -4.7750, 2.0315
 
@@ -45,10 +47,13 @@ def muon_(
     """One update of each matrix with scale x its gradient, Nesterov's way; nothing changes where bad is not 0.
 
     parts: a parameter that stacks so many maps is updated as so many. The update's root mean square is lr x rms
-    whatever the shape, so that AdamW's rate and decay serve both.
+    whatever the shape, so that AdamW's rate and decay serve both. What is cut among processes is put together,
+    turned by each of them, and cut again; all else is done share by share.
     """
     if not params:
         return
+    places = params
+    params, grads, momenta = ([local(t) for t in tensors] for tensors in (params, grads, momenta))
     grads = torch._foreach_mul(list(grads), scale)
     if bad is not None:  # without asking the device: no gradient, no momentum that is no number, no step
         fine = bad == 0
@@ -58,12 +63,13 @@ def muon_(
     ahead = torch._foreach_lerp(grads, list(momenta), momentum)
     updates: list[Tensor] = [torch.empty(0)] * len(params)
     by_shape: dict[tuple[int, int], list[int]] = {}
-    for i, (p, n) in enumerate(zip(params, parts, strict=True)):
+    for i, (p, n) in enumerate(zip(places, parts, strict=True)):
         by_shape.setdefault((p.shape[0] // n, p.shape[1]), []).append(i)
     for (R, C), members in by_shape.items():
-        turned = orthogonal(torch.cat([ahead[i].reshape(parts[i], R, C) for i in members]))
+        full = [whole(share_like(ahead[i], places[i])) for i in members]
+        turned = orthogonal(torch.cat([x.reshape(parts[i], R, C) for i, x in zip(members, full, strict=True)]))
         turned *= rms * max(R, C) ** 0.5  # of R x C numbers with min(R, C) singular values of 1
         for i, update in zip(members, torch.split(turned, [parts[i] for i in members]), strict=True):
-            updates[i] = update.reshape(params[i].shape)
+            updates[i] = local(like(update.reshape(places[i].shape), places[i]))
     torch._foreach_mul_(list(params), 1 - lr * weight_decay)
     torch._foreach_sub_(list(params), torch._foreach_mul(updates, lr))

@@ -16,6 +16,7 @@ from unmask.ema import Ema
 from unmask.errors import ModelFolderError, UsageError
 from unmask.muon import muon_
 from unmask.parallel import like, local, whole
+from unmask.untrusted import shown
 
 
 def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.AdamW, list[str]]:
@@ -33,8 +34,6 @@ def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.A
         {"params": [p for _, p in others], "weight_decay": 0.0},
     ]
     if turned:
-        if any(hasattr(p, "to_local") for _, p in turned):
-            raise UsageError("muon turns whole matrices, and fsdp cuts them: set parallel = ddp, or muon = false")
         # queries, keys and values are three maps in one parameter
         parts = [3 if name.endswith("qkv.weight") else 1 for name, _ in turned]
         muon = {"momentum": config.momentum, "rms": config.muon_rms, "parts": parts}
@@ -209,6 +208,23 @@ def flatten_optimizer(optimizer: torch.optim.Optimizer, names: list[str]) -> tup
     return tensors, {"groups": groups, "values": values, "tensors": sorted(tensors)}
 
 
+def empty_state(optimizer: torch.optim.Optimizer, names: list[str], state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Room for the tensors that `flatten_optimizer` gave, cut as the parameters are: read into it, then restore.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> empty_state(torch.optim.AdamW(layer.parameters()), ["weight", "bias"], {"tensors": ["exp_avg/bias"]})
+    {'exp_avg/bias': tensor([0.])}
+    """
+    owned = {name: p for _, group in _groups(optimizer, names) for name, p in group.items()}
+    room: dict[str, Tensor] = {}
+    for key in state["tensors"]:
+        kind, _, name = key.partition("/")
+        if name not in owned or kind not in ("step", "exp_avg", "exp_avg_sq", "momentum"):
+            raise ModelFolderError(f"the saved optimizer has other parameters or groups: {shown(key)}")
+        room[key] = torch.zeros(()) if kind == "step" else torch.zeros_like(owned[name], requires_grad=False)
+    return room
+
+
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, names: list[str], tensors: Mapping[str, Tensor], state: Mapping[str, Any]
 ) -> None:
@@ -241,7 +257,8 @@ def restore_optimizer(
                 if kind == "step":
                     entry[kind] = value.detach().clone().to(parameter.device if on_device else "cpu")
                 else:
-                    entry[kind] = like(value.detach().clone(), parameter)
+                    # one that is cut already was read for this parameter alone
+                    entry[kind] = like(value if hasattr(value, "to_local") else value.detach().clone(), parameter)
             if entry:
                 fresh[parameter] = entry
     for (group, _), options in zip(groups, saved, strict=True):

@@ -20,7 +20,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from unmask.denoisers._network import Network
 from unmask.devices import pick_device
-from unmask.errors import PeerError, UsageError
+from unmask.errors import ModelFolderError, PeerError, UnmaskError, UsageError
+from unmask.untrusted import shown
 from unmask.watchdog import Watchdog
 
 Parallel = Literal["auto", "ddp", "fsdp"]
@@ -89,6 +90,32 @@ class World:
         if made[1] is not None:
             raise PeerError(f"rank {self.rank}: rank 0 failed: {made[1]}")
         return cast(T, made[0])
+
+    def agree(self, work: Callable[[], T]) -> list[T]:
+        """Everybody's result, by rank; what one process raises all raise, so that none waits for another.
+
+        >>> World().agree(lambda: 7)
+        [7]
+        """
+        if self.size == 1:
+            return [work()]
+        made: T | None = None
+        error: Exception | None = None
+        try:
+            made = work()
+        except Exception as e:
+            error = e
+        said = None if error is None else (isinstance(error, ModelFolderError), shown(error, 400))
+        told = self.gather((made, said))
+        if isinstance(error, OSError) and not self.first:  # the first process's becomes a line where it leaves a folder
+            raise UnmaskError(shown(error, 400)) from error
+        if error is not None:
+            raise error
+        for rank, (_, other) in enumerate(told):
+            if other is not None:
+                raise (ModelFolderError if other[0] else UnmaskError)(f"rank {rank}: {other[1]}")
+        told[self.rank] = (made, None)  # itself, not a copy that went round
+        return [cast(T, value) for value, _ in told]
 
     def barrier(self) -> None:
         """Wait until all are here."""
@@ -253,6 +280,27 @@ def like(full: Tensor, place: Tensor) -> Tensor:
     """A whole tensor as `place` is: on its device, and cut as it is cut."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    if not isinstance(place, DTensor):
+    if not isinstance(place, DTensor) or isinstance(full, DTensor):  # cut already
         return full.to(place.device)
     return distribute_tensor(full.to(place.device), place.device_mesh, place.placements, src_data_rank=None)
+
+
+def rows_here(tensor: Tensor) -> slice | None:
+    """Which rows of all this process's share is, cut as fsdp cuts; None where the tensor is not shared."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return None
+    part = -(-tensor.shape[0] // tensor.device_mesh.size())  # as large as can be, so that the last may have less
+    begin = min(tensor.shape[0], tensor.device_mesh.get_local_rank() * part)
+    return slice(begin, begin + local(tensor).shape[0])
+
+
+def share_like(share: Tensor, place: Tensor) -> Tensor:
+    """What each process has worked out for its own share of `place`, as the shares of one tensor."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(place, DTensor):
+        return share
+    cut = (place.device_mesh, place.placements)
+    return DTensor.from_local(share, *cut, run_check=False, shape=place.shape, stride=place.stride())

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from unmask.atomic import atomic_text
-from unmask.checkpoint import Checkpoint, load_checkpoint
+from unmask.checkpoint import Checkpoint, candidates, newest, verify, without_tensors
 from unmask.config import RunConfig, from_dict, option_paths
 from unmask.errors import ConfigError, DataError, ModelFolderError, Stopped, UsageError
-from unmask.parallel import World
+from unmask.parallel import World, local
+from unmask.tensor_file import read_into
 
 # What may differ between a run and its continuation: nothing of what decides the weights, save how long it goes on.
 MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "compile", "data.cache"}
-MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save", "parallel", "on_nonfinite", "max_nonfinite"}
+MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save", "save_as", "parallel"}
+MAY_CHANGE |= {"on_nonfinite", "max_nonfinite"}
 
 STATE: dict[str, Any] = {  # of a checkpoint, with its types
     "config": dict,
@@ -27,19 +33,19 @@ STATE: dict[str, Any] = {  # of a checkpoint, with its types
 
 
 def find_checkpoint(config: RunConfig, world: World, *, resume: bool) -> Checkpoint | None:
-    """The checkpoint that the run continues; None: it begins.
+    """The checkpoint that the run continues, without its tensors (`read_run`); None: it begins.
 
     >>> find_checkpoint(RunConfig(out="runs/none-of-this-name"), World(), resume=False) is None
     True
     """
     folder = Path(config.out)
-    found = load_checkpoint(folder)
-    steps = world.gather(-1 if found is None else found.step)
-    if len(set(steps)) > 1:
+    seen = world.gather([path.name for _, path in candidates(folder / "checkpoints")])
+    if any(names != seen[0] for names in seen):
         raise DataError(
             f"rank {world.rank} sees another {folder} than rank 0: "
             "the run's folder must be on a file system that all machines share"
         )
+    found = newest(folder, partial(_read_together, world))
     if (folder / "config.json").exists() or (folder / "model.safetensors").exists():
         raise UsageError(f"{folder} is a model's folder, not a run's; give another --out")
     if world.restarts:  # torchrun began again by itself: go on from what there is, unless we were to stop
@@ -58,6 +64,12 @@ def find_checkpoint(config: RunConfig, world: World, *, resume: bool) -> Checkpo
     return found
 
 
+def _read_together(world: World, folder: Path) -> Checkpoint:
+    """Each process verifies its part of the files, and all take the checkpoint or none does."""
+    step, files = world.agree(lambda: verify(folder, rank=world.rank, size=world.size))[0]
+    return world.agree(lambda: without_tensors(folder, step, files))[world.rank]
+
+
 def check_same_run(config: RunConfig, data: list[dict[str, Any]], found: Checkpoint) -> None:
     """Refuse to go on with another recipe or other data.
 
@@ -69,6 +81,24 @@ def check_same_run(config: RunConfig, data: list[dict[str, Any]], found: Checkpo
             raise ConfigError(f"{key} is {now!r}, the run in {config.out} has {before.get(key)!r}; it cannot change")
     if found.state["data"] != data:
         raise DataError(f"the data changed since the run in {config.out} began; restore it, or begin a new run")
+
+
+def read_run(found: Checkpoint, tensors: dict[str, dict[str, Tensor]], world: World) -> None:
+    """Fill a run's tensors from its checkpoint: each process reads what it holds of them, and no more.
+
+    >>> read_run(found, {"model": weights, "optimizer": moments}, world)  # doctest: +SKIP
+    """
+    if found.sharded:
+        from unmask.sharded import read_shares  # imports much of torch.distributed
+
+        read_shares(found.path, tensors, world)
+    else:
+        for group, named in tensors.items():
+            world.agree(partial(read_into, found.path / f"{group}.safetensors", named))
+    bad = [name for name, tensor in tensors["model"].items() if not bool(torch.isfinite(local(tensor)).all())]
+    if odd := sorted({name for names in world.gather(bad) for name in names}):
+        raise ModelFolderError(f"{found.path}: model/{odd[0]} holds numbers that are not finite; it is damaged")
+    found.tensors = tensors
 
 
 def stopped(config: RunConfig, world: World, step: int) -> Stopped:

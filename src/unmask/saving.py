@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from unmask.checkpoint import check_room, save_checkpoint
+from unmask.config import RunConfig
+from unmask.parallel import World
 
 Groups = Mapping[str, Mapping[str, Tensor]]
 
@@ -30,10 +32,19 @@ class Saver:
     [(250, 'step-00000250')]
     """
 
-    def __init__(self, run_dir: Path, *, keep: int, keep_every: int = 0, background: bool = False) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        keep: int,
+        keep_every: int = 0,
+        background: bool = False,
+        sharers: World | None = None,
+    ) -> None:
         self.run_dir = run_dir
         self.keep, self.keep_every = keep, keep_every
         self.background = background
+        self.sharers = sharers  # who all save together, each its share; None: one process saves
         self._host: dict[tuple[str, str], Tensor] = {}  # used again by every save: pages are dear to get
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -84,9 +95,13 @@ class Saver:
         try:
             if copied is not None:
                 copied.synchronize()
-            path = save_checkpoint(
-                self.run_dir, step, tensors, state, keep=self.keep, keep_every=self.keep_every, best=best
-            )
+            how: dict[str, Any] = {"keep": self.keep, "keep_every": self.keep_every, "best": best}
+            if self.sharers is None:
+                path = save_checkpoint(self.run_dir, step, tensors, state, **how)
+            else:
+                from unmask.sharded import save_sharded  # imports much of torch.distributed
+
+                path = save_sharded(self.run_dir, step, tensors, state, world=self.sharers, **how)
             self._durable.append((step, path))
         except BaseException as error:
             self._error = error
@@ -109,3 +124,20 @@ class Saver:
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
         return held, copied
+
+
+def make_saver(config: RunConfig, world: World, kind: str) -> Saver:
+    """The saver of a run whose network is spread over the processes as `kind` says.
+
+    >>> make_saver(RunConfig(), World(), "alone").sharers is None
+    True
+    """
+    auto = kind == "fsdp" and not config.async_save
+    sharded = auto if config.save_as == "auto" else config.save_as == "sharded"
+    return Saver(
+        Path(config.out),
+        keep=config.keep,
+        keep_every=config.keep_every,
+        background=config.async_save,
+        sharers=world if sharded else None,
+    )

@@ -1,6 +1,6 @@
 """Checkpoints of models too large for one host: every process writes and reads its own share of each tensor.
 
-torch.distributed.checkpoint does the planning and the resharding, with its safetensors storage, so nothing is pickled;
+torch.distributed.checkpoint does the planning and the resharding, in its safetensors storage, so nothing is pickled;
 the manifest, the rename and the fallback are those of `checkpoint`. A run saved on many processes goes on with any
 number of them, and `load_checkpoint` reads it whole where it fits.
 
@@ -10,29 +10,31 @@ RUN/checkpoints/step-00000250/shard-00001-model-00001-of-00001.safetensors, ...,
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import math
+import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
-from unmask.atomic import check_space
-from unmask.checkpoint import MARGIN, SHARD, Checkpoint, candidates, draft, place_of, verify
-from unmask.errors import ModelFolderError, UnmaskError
-from unmask.untrusted import read_json, shown
+from unmask.atomic import check_space, sync
+from unmask.checkpoint import MARGIN, SHARD, draft, place_of
+from unmask.errors import ModelFolderError, UnmaskError, UsageError
+from unmask.parallel import World, local
+from unmask.tensor_file import write_tensors
+from unmask.untrusted import shown
 
 Groups = Mapping[str, Mapping[str, Tensor]]
-T = TypeVar("T")
 
 
 def save_sharded(
@@ -44,67 +46,44 @@ def save_sharded(
     keep: int,
     best: bool,
     keep_every: int = 0,
+    world: World,
 ) -> Path:
     """`save_checkpoint` by all processes together, each of its own share; returns when the checkpoint is durable.
 
     A DTensor is written in the parts that the processes hold, any other tensor by one of them.
 
-    >>> save_sharded(run_dir, 250, {"model": network.state_dict()}, {}, keep=2, best=False)  # doctest: +SKIP
+    >>> save_sharded(run_dir, 250, {"model": weights}, {}, keep=2, best=False, world=World())  # doctest: +SKIP
     """
-    flat = {f"{group}/{name}": t.detach() for group, named in tensors.items() for name, t in named.items()}
-    sizes = _agree(lambda: sum(_local(t).numel() * t.element_size() for t in flat.values()))
-    rank, first = _rank(), _rank() == 0
+    flat = _flat(tensors)
+    # What is no DTensor is on every process, and written once.
+    mine = {name: t for name, t in flat.items() if world.first or hasattr(t, "to_local")}
+    sizes = world.gather(sum(local(t).numel() * t.element_size() + 256 + 2 * len(name) for name, t in mine.items()))
     with contextlib.ExitStack() as stack:
 
         def begin() -> tuple[Path, dict[str, tuple[int, str]]] | None:
-            if not first:
+            if not world.first:
                 return None
             check_space(place_of(run_dir, step), sum(sizes) + MARGIN)
             return stack.enter_context(draft(run_dir, step, state, keep=keep, best=best, keep_every=keep_every))
 
-        begun = _agree(begin)[0]
+        begun = world.agree(begin)[0]
         assert begun is not None
         temp, files = begun
-        _agree(lambda: _write(flat, temp))
-        # Each process reads back what it wrote: hashing is the slow part, and is shared like the writing.
-        mine = f"{SHARD}{rank + 1:05d}-"
-        written = _agree(lambda: {p.name: _facts(p) for p in sorted(temp.iterdir()) if p.name.startswith(mine)})
-        if first:
-            for part in written:
-                files.update(part)
-        _agree(stack.close)
+        for written in world.agree(lambda: _write(flat, temp, world)):
+            files.update(written)
+        world.agree(stack.close)
     return place_of(run_dir, step)
 
 
-def load_sharded(path: Path, into: Groups) -> Checkpoint | None:
-    """Fill `into` from the newest whole checkpoint of a run, or from the one in the folder named; None: there is none.
+def read_shares(folder: Path, into: Groups, world: World) -> None:
+    """Fill `into` from a verified checkpoint, by all processes together: each reads what its own tensors hold, however
+    they were cut when they were saved. Other tensors than these are refused before any is read.
 
-    All processes together; each verifies a share of the files and reads what its tensors hold, however the tensors
-    were cut when they were saved.
-
-    >>> load_sharded(run_dir, {"model": network.state_dict()}).step  # doctest: +SKIP
+    >>> read_shares(found.path, {"model": network.state_dict()}, world)  # doctest: +SKIP
     """
-    one = (path / "manifest.json").is_file()
-    found = [path] if one else [place for _, place in candidates(path / "checkpoints")]
-    flat = {f"{group}/{name}": t.detach() for group, named in into.items() for name, t in named.items()}
-    skipped: list[str] = []
-    for folder in found:
-        try:
-            # One that is not whole is passed over by all; one that is whole and another's is an error.
-            step = _agree(lambda folder=folder: verify(folder, rank=_rank(), size=_size()))[0][0]  # type: ignore[misc]
-            state = read_json(folder / "state.json")
-        except ModelFolderError as error:
-            if one:
-                raise
-            skipped.append(str(error))
-            continue
-        _agree(lambda folder=folder: _check(folder, flat))  # type: ignore[misc]
-        _agree(lambda folder=folder: _read_into(flat, folder, alone=not dist.is_initialized()))  # type: ignore[misc]
-        tensors = {group: dict(named) for group, named in into.items()}
-        return Checkpoint(step=step, tensors=tensors, state=state, path=folder, skipped=skipped)
-    if skipped:
-        raise ModelFolderError(f"no whole checkpoint in {path / 'checkpoints'}: {skipped[0]}")
-    return None
+    flat = _flat(into)
+    world.agree(lambda: _check(folder, flat))
+    world.agree(lambda: _read_into(flat, folder, world))
 
 
 def read_whole(folder: Path) -> dict[str, dict[str, Tensor]]:
@@ -113,7 +92,7 @@ def read_whole(folder: Path) -> dict[str, dict[str, Tensor]]:
     >>> read_whole(Path("runs/large/checkpoints/step-00000250"))  # doctest: +SKIP
     """
     flat = {name: torch.empty(meta.size, dtype=meta.properties.dtype) for name, meta in _metadata(folder).items()}
-    _read_into(flat, folder, alone=True)
+    _read_into(flat, folder, World())
     groups: dict[str, dict[str, Tensor]] = {}
     for key, tensor in flat.items():
         group, _, name = key.partition("/")
@@ -121,10 +100,50 @@ def read_whole(folder: Path) -> dict[str, dict[str, Tensor]]:
     return groups
 
 
-def _write(flat: dict[str, Tensor], temp: Path) -> None:
-    writer = HuggingFaceStorageWriter(str(temp), save_distributed=True)
-    with _one_line(temp), _quiet():
-        save(flat, storage_writer=writer)
+def _flat(groups: Groups) -> dict[str, Tensor]:
+    return {f"{group}/{name}": t.detach() for group, named in groups.items() for name, t in named.items()}
+
+
+class _Writer(HuggingFaceStorageWriter):
+    """Torch's files by our own hand: hashed on their way, and no more than one tensor at a time in host memory."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder), save_distributed=True)
+        self.folder, self.files = folder, dict[str, tuple[int, str]]()
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan  # the folder is there, and empty
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        tensors: dict[str, Tensor] = {}
+        begins: dict[str, dict[str, list[int]]] = {}  # where in its tensor each part begins, as torch's reader wants it
+        for item in plan.items:
+            assert item.tensor_data is not None
+            tensors[item.index.fqn] = cast(Tensor, planner.resolve_data(item))
+            begins[item.index.fqn] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
+            if any(item.tensor_data.chunk.offsets[1:]):
+                raise UsageError(f"{item.index.fqn} is not cut along its rows, as a sharded checkpoint wants it")
+        if tensors:
+            path = self.folder / f"{SHARD}{plan.storage_data['shard_index']:05d}-model-00001-of-00001.safetensors"
+            self.files[path.name] = write_tensors(
+                path, tensors, {"DCP_SHARDING_INFO": json.dumps(begins, sort_keys=True)}
+            )
+            sync(path)  # here, where it was written: on another machine it may still be on its way
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([])
+        return done
+
+
+def _write(flat: dict[str, Tensor], temp: Path, world: World) -> dict[str, tuple[int, str]]:
+    writer = _Writer(temp)
+    with _one_line(temp), _quiet(), world.together():
+        save(flat, storage_writer=writer, no_dist=world.size == 1)
+    return writer.files
+
+
+def _read_into(flat: dict[str, Tensor], folder: Path, world: World) -> None:
+    with _one_line(folder), _quiet(), world.together():
+        load(flat, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=world.size == 1)
 
 
 def _check(folder: Path, flat: dict[str, Tensor]) -> None:
@@ -145,62 +164,22 @@ def _metadata(folder: Path) -> dict[str, TensorStorageMetadata]:
     checked: dict[str, TensorStorageMetadata] = {}
     for name, meta in held.items():
         assert isinstance(meta, TensorStorageMetadata)
-        if sum(math.prod(chunk.sizes) for chunk in meta.chunks) != math.prod(meta.size):
+        if not _is_whole(meta):
             raise ModelFolderError(f"{folder}: the shares of {shown(name)} do not make up the whole")
         checked[name] = meta
     return checked
 
 
-def _read_into(flat: dict[str, Tensor], folder: Path, *, alone: bool) -> None:
-    with _one_line(folder), _quiet():
-        load(flat, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
-
-
-# --- several processes, and what they may raise ---
-
-
-def _agree(work: Callable[[], T]) -> list[T]:
-    """Everybody's result on every process; what one of them raises, all raise, so that none waits for another."""
-    made: T | None = None
-    error: Exception | None = None
-    try:
-        made = work()
-    except Exception as e:
-        error = e
-    if not dist.is_initialized():
-        if error is not None:
-            raise error
-        return [made]  # type: ignore[list-item]
-    told: list[Any] = [None] * _size()
-    kind = type(error) if isinstance(error, UnmaskError) else UnmaskError
-    dist.all_gather_object(told, (made, None if error is None else (kind, shown(error, 400))))
-    if isinstance(error, OSError) and _rank():  # the first process's becomes a line where it leaves the folder
-        raise UnmaskError(shown(error, 400)) from error
-    if error is not None:
-        raise error
-    for rank, (_, other) in enumerate(told):
-        if other is not None:
-            raise (ModelFolderError if other[0] is ModelFolderError else UnmaskError)(f"rank {rank}: {other[1]}")
-    told[_rank()] = (made, None)  # itself, not a copy that went round
-    return [value for value, _ in told]
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _local(tensor: Tensor) -> Tensor:
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
-
-
-def _facts(path: Path) -> tuple[int, str]:
-    with path.open("rb") as file:
-        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+def _is_whole(meta: TensorStorageMetadata) -> bool:
+    """Do the parts lie one behind the other, along the rows, from the first to the last?"""
+    if not meta.size:
+        return len(meta.chunks) == 1
+    end = 0
+    for part in sorted(meta.chunks, key=lambda part: tuple(part.offsets)):
+        if part.offsets[0] != end or any(part.offsets[1:]) or part.sizes[1:] != meta.size[1:]:
+            return False
+        end += part.sizes[0]
+    return end == meta.size[0]
 
 
 @contextlib.contextmanager
@@ -212,7 +191,7 @@ def _one_line(folder: Path) -> Iterator[None]:
         raise
     except CheckpointException as e:
         reason = next(iter(e.failures.values()))[0]  # one process's failure, with its traceback
-        if isinstance(reason, OSError):
+        if isinstance(reason, OSError | UnmaskError):
             raise reason from e
         raise ModelFolderError(f"{folder}: {shown(reason, 200)}") from e
     except Exception as e:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unmask.atomic import write_file
 from unmask.errors import ModelFolderError, UsageError
+from unmask.parallel import local, rows_here
 from unmask.untrusted import shown
 
 # The format's names of what torch calls otherwise.
@@ -85,6 +86,26 @@ def read_shapes(path: Path) -> dict[str, Tensor]:
     unmask.errors.ModelFolderError: nowhere.safetensors is missing
     """
     return dict(_tensors(path, only_shapes=True))
+
+
+def read_into(path: Path, into: Mapping[str, Tensor]) -> None:
+    """Fill tensors from a file that holds these and no others; of one that is cut among processes only its own rows.
+
+    >>> read_into(Path("nowhere.safetensors"), {})
+    Traceback (most recent call last):
+    unmask.errors.ModelFolderError: nowhere.safetensors is missing
+    """
+    held = read_shapes(path)
+    if odd := sorted(held.keys() ^ into.keys()):
+        raise ModelFolderError(f"{path}: the tensor {shown(odd[0])} is missing or unexpected")
+    for name, place in into.items():
+        if (held[name].shape, held[name].dtype) != (place.shape, place.dtype):
+            said = f"{tuple(held[name].shape)} of {held[name].dtype}"
+            raise ModelFolderError(f"{path}: {shown(name)} is {said}, not {tuple(place.shape)} of {place.dtype}")
+    with safe_open(path, framework="pt", device="cpu") as file, torch.no_grad():
+        for name, place in into.items():
+            rows = rows_here(place)
+            local(place).copy_(file.get_tensor(name) if rows is None else file.get_slice(name)[rows])
 
 
 def _tensors(path: Path, *, only_shapes: bool) -> Iterator[tuple[str, Tensor]]:

@@ -33,12 +33,12 @@ from unmask.evaluate import evaluate_rows
 from unmask.guards import Guard, steady_gc, stop_requests
 from unmask.loader import Loader
 from unmask.model import Model, load
-from unmask.model_folder import load_weights, unshared
-from unmask.optim import Updater, flatten_optimizer, learning_rate, make_optimizer, restore_optimizer
+from unmask.model_folder import NoStart, load_weights, unshared
+from unmask.optim import Updater, empty_state, flatten_optimizer, learning_rate, make_optimizer, restore_optimizer
 from unmask.packing import Rows, build_rows, reading_bar
 from unmask.parallel import Spread, World, join_world, whole
-from unmask.resuming import STATE, check_same_run, find_checkpoint, stopped
-from unmask.saving import Saver
+from unmask.resuming import STATE, check_same_run, find_checkpoint, read_run, stopped
+from unmask.saving import make_saver
 from unmask.tokens import Tokenizer, load_tokenizer, tokenizer_from_json
 from unmask.untrusted import read_text
 
@@ -64,7 +64,8 @@ def train(
         tell = Announcer([*run.listeners(), *callbacks] if world.first else [])
         try:
             tell.on_start(config, run.info())
-            _loop(run, tell)
+            with world.together():
+                _loop(run, tell)
         finally:
             for step, path in run.saver.close():
                 tell.on_save(step, path)
@@ -132,21 +133,22 @@ class Run:
         self.rows, self.valid_rows = self._build_rows()
         self.loader = Loader(self.rows, config.batch, config.seed)
         torch.manual_seed(config.seed % (1 << 63))  # on the CPU, whatever is trained on: the same weights everywhere
-        self.network = config.denoiser.build(num_ids=self.tokenizer.num_ids, mask_id=self.tokenizer.mask_id).train()
+        with contextlib.nullcontext() if checkpoint is None else NoStart():
+            ids = {"num_ids": self.tokenizer.num_ids, "mask_id": self.tokenizer.mask_id}
+            self.network = config.denoiser.build(**ids).train()
         for rows in (self.rows, self.valid_rows):
             rows.check_labels(self.network.num_classes)
         self.network.checkpoint_activations = config.checkpoint_activations
         if checkpoint is not None:
             with checkpoint.holds(**STATE):
                 check_same_run(config, self._data(), checkpoint)
-                load_weights(self.network, checkpoint.tensors["model"], str(checkpoint.path / "model.safetensors"))
         elif init is not None:
             self._init_from(init)
         self.spread = self._spread()
         self.ema = Ema(self.network, config.optim.ema) if config.optim.ema else None
         self.optimizer, self.names = make_optimizer(self.network, config.optim)
         self.updater = Updater(self.optimizer, self.names, ema=self.ema, clip=config.optim.clip)
-        self.saver = Saver(self.folder, keep=config.keep, keep_every=config.keep_every, background=config.async_save)
+        self.saver = make_saver(config, world, self.spread.kind)
         self.step, self.best, self.resumed = 0, math.inf, 0
         self.stopping = False
         self.guard = Guard(config.on_nonfinite, config.max_nonfinite)
@@ -327,11 +329,11 @@ class Run:
 
     def save(self, *, best: bool) -> None:
         optimizer, optimizer_state = flatten_optimizer(self.optimizer, self.names)
-        tensors = {"model": self._gathered(unshared(self.network)), "optimizer": self._gathered(optimizer)}
-        if self.ema is not None:
-            tensors["ema"] = self._gathered(self.ema.shadow)
-        if not self.world.first:
-            return
+        tensors = self._tensors(optimizer)
+        if self.saver.sharers is None:
+            tensors = {name: self._gathered(group) for name, group in tensors.items()}
+            if not self.world.first:
+                return
         state = {
             "config": to_dict(self.config),
             "best": None if math.isinf(self.best) else self.best,
@@ -341,6 +343,10 @@ class Run:
             "skipped_steps": self.guard.skipped,
         }
         self.saver.save(self.step, tensors, state, best=best)
+
+    def _tensors(self, optimizer: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        averages = {} if self.ema is None else {"ema": self.ema.shadow}
+        return {"model": unshared(self.network), "optimizer": optimizer, **averages}
 
     def _gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors whole, on the first process; the others only give their shares."""
@@ -354,6 +360,8 @@ class Run:
         return [{"key": rows.key} | asdict(rows.report) for rows in (self.rows, self.valid_rows)]
 
     def _restore(self, found: Checkpoint) -> None:
+        room = empty_state(self.optimizer, self.names, found.state["optimizer"])
+        read_run(found, self._tensors(room), self.world)
         restore_optimizer(self.optimizer, self.names, found.tensors["optimizer"], found.state["optimizer"])
         if self.ema is not None:
             self.ema.load(found.tensors["ema"], found.state["ema_updates"])

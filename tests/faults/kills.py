@@ -1,8 +1,9 @@
 """Kills real training processes and looks at what is left. A program: it forks children from one loaded process.
 
-    python kills.py FOLDER CORPUS points:sync:8 moments:async:200 ...
+    python kills.py FOLDER CORPUS points:sync:8 moments:async:200 moments:sharded:20 ...
 
 points: at so many points of the save path (0: all); moments: at so many seeded random moments of a running training.
+sharded: two processes with fsdp, of which each saves its share; one of them is killed.
 Prints one JSON object a part: what was done, and every case in which something was wrong.
 """
 
@@ -14,6 +15,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import struct
 import sys
 import time
@@ -31,8 +33,11 @@ from unmask.corpora.text import Text
 from unmask.denoisers.dit import DiT
 from unmask.objectives.mdlm import MDLM
 from unmask.parallel import World
+from unmask.sharded import save_sharded  # noqa: F401 (children need not import it)
 from unmask.training import Run, train
 
+# A point's name, its number among those of one name; before, half or after; and on which process.
+Case = tuple[str, int, str, int]
 EVERY = 4  # steps between saves
 CHAIN = 25  # kills of one run, each going on where the last one left it
 
@@ -60,9 +65,9 @@ class Pipe(Callback):
 
 @dataclasses.dataclass
 class Child:
-    """A training process of its own."""
+    """A training process of its own, or two that train together; the first one tells."""
 
-    pid: int
+    pids: list[int]
     pipe: int
 
     def read(self, size: int = 1 << 20) -> list[tuple[bytes, int]]:
@@ -70,30 +75,38 @@ class Child:
         return list(struct.iter_unpack("<cI", data[: len(data) // 5 * 5]))
 
     def end(self) -> tuple[int, list[tuple[bytes, int]]]:
-        """The signal that ended it (0: none; -1: it failed), and the rest of what it told."""
-        status = os.waitpid(self.pid, 0)[1]
+        """The signal that ended one (0: none; -1: it failed), and the rest of what it told."""
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in self.pids]
         told: list[tuple[bytes, int]] = []
         while more := self.read():
             told += more
         os.close(self.pipe)
-        return (os.WTERMSIG(status) if os.WIFSIGNALED(status) else -1 if status else 0), told
+        return (-min(codes) if min(codes) < 0 else -1 if any(codes) else 0), told
 
 
-def start(config: RunConfig, arm: Callable[[], Any] = lambda: None) -> Child:
+def start(config: RunConfig, arm: Callable[[int], Any] = lambda rank: None) -> Child:
     """Begin the run, or go on where its last checkpoint is."""
+    resume = any(Path(config.out, "checkpoints").glob("step-*"))
+    size = 2 if config.parallel == "fsdp" else 1
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(size)}
     read, write = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(write)
-        return Child(pid, read)
-    try:
-        resume = any(Path(config.out, "checkpoints").glob("step-*"))
-        arm()
-        train(config, callbacks=[Pipe(write)], resume=resume, device="cpu")
-        os._exit(0)
-    except BaseException as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        os._exit(1)
+    pids = []
+    for rank in range(size):
+        pids.append(os.fork())
+        if pids[-1]:
+            continue
+        try:
+            os.environ.update(place | {"RANK": str(rank)})
+            arm(rank)
+            train(config, callbacks=[Pipe(write)], resume=resume, device="cpu")
+            os._exit(0)
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+    os.close(write)
+    return Child(pids, read)
 
 
 def tensors_of(run: Path) -> dict[str, bytes]:
@@ -119,6 +132,7 @@ class Kills:
             save_every=EVERY,
             keep=1,
             async_save=mode == "async",
+            parallel="fsdp" if mode == "sharded" else "auto",
         )
         self.wrong: list[str] = []
         self.reached: list[str] = []
@@ -145,18 +159,18 @@ class Kills:
         for i, case in enumerate(cases):
             self.one_point(f"case-{i}", case, expected)
 
-    def list_points(self) -> list[tuple[str, int, str]]:
-        """(name, its number among those of one name, before, half or after), as a child sees them that goes on."""
+    def list_points(self) -> list[Case]:
+        """As children see them that go on."""
         shutil.copytree(self.root / "base", self.root / "list")
-        listing = self.root / "points.json"
 
-        def arm() -> None:
-            seen: list[tuple[str, int, str]] = []
+        def arm(rank: int) -> None:
+            seen: list[Case] = []
             counts: dict[tuple[str, str], int] = {}
+            listing = self.root / f"points-{rank}.json"
 
             def note(name: str, when: str) -> None:
                 counts[name, when] = counts.get((name, when), 0) + 1
-                seen.append((name, counts[name, when], when))
+                seen.append((name, counts[name, when], when, rank))
                 listing.write_text(json.dumps(seen))
 
             Taps(self.root / "list", note).__enter__()
@@ -164,17 +178,20 @@ class Kills:
         code, _ = start(self.at("list", steps=2 * EVERY), arm).end()
         if code:
             raise SystemExit(f"the listing run ended with {code}")
-        found: list[tuple[str, int, str]] = [tuple(case) for case in json.loads(listing.read_text())]
+        listings = sorted(self.root.glob("points-*.json"))
+        found: list[Case] = [tuple(case) for listing in listings for case in json.loads(listing.read_text())]
         # A file is written in many calls, one a tensor: the first and the last of them stand for all.
-        ends = {(name, when): number for name, number, when in found}
-        return [case for case in found if case[1] in (1, ends[case[0], case[2]])]
+        ends = {(name, when, rank): number for name, number, when, rank in found}
+        return [case for case in found if case[1] in (1, ends[case[0], case[2], case[3]])]
 
-    def one_point(self, name: str, case: tuple[str, int, str], expected: dict[str, bytes]) -> None:
+    def one_point(self, name: str, case: Case, expected: dict[str, bytes]) -> None:
         run = self.root / name
         shutil.copytree(self.root / "base", run)
 
-        def arm() -> None:
+        def arm(rank: int) -> None:
             count = 0
+            if rank != case[3]:
+                return
 
             def die(point: str, when: str) -> None:
                 nonlocal count
@@ -185,7 +202,7 @@ class Kills:
             Taps(run, die).__enter__()
 
         code, told = start(self.at(name), arm).end()
-        what = f"{case[2]} {case[0]} (number {case[1]})"
+        what = f"{case[2]} {case[0]} (number {case[1]}, rank {case[3]})"
         if code != signal.SIGKILL:
             self.wrong.append(f"{what}: not reached, ended with {code}")
             return
@@ -227,7 +244,7 @@ class Kills:
             name = f"chain-{first}"
             run, done = self.root / name, 0
             for number in range(first, min(count, first + CHAIN)):
-                done = self.one_moment(name, f"moment {number}", draw.random() * 0.4, done)
+                done = self.one_moment(name, f"moment {number}", draw.random(), done)
             last = (done // EVERY + 2) * EVERY
             code, _ = start(self.at(name, steps=last)).end()
             if code:
@@ -237,7 +254,7 @@ class Kills:
             if self.last_tensors(run) != self.last_tensors(self.root / f"straight-{first}"):
                 self.wrong.append(f"{name}: not as if it had never been killed")
 
-    def one_moment(self, name: str, what: str, delay: float, done: int) -> int:
+    def one_moment(self, name: str, what: str, when: float, done: int) -> int:
         child = start(self.at(name, steps=1_000_000))
         told = child.read(5)  # it has begun to train
         if not told:
@@ -245,8 +262,8 @@ class Kills:
             return done
         if told[0][1] != done:
             self.wrong.append(f"{what}: went on at step {told[0][1]}, not at {done}")
-        time.sleep(delay)
-        os.kill(child.pid, signal.SIGKILL)
+        time.sleep(when * (1.5 if len(child.pids) > 1 else 0.4))  # so that some saves are done
+        os.kill(child.pids[int(when * 100) % len(child.pids)], signal.SIGKILL)
         code, rest = child.end()
         if code != signal.SIGKILL:
             self.wrong.append(f"{what}: ended with {code}")

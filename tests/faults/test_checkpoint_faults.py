@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +19,42 @@ from injection import Taps
 
 from unmask.checkpoint import best_checkpoint, load_checkpoint, save_checkpoint
 from unmask.errors import UnmaskError
+from unmask.parallel import World
+from unmask.sharded import save_sharded
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 
 
-def save(run: Path, step: int, value: float, *, keep: int = 1) -> None:
+SHARD = "shard-00001-model-00001-of-00001.safetensors"
+KINDS = {"whole": ("model.safetensors", "ema.safetensors", "optimizer.safetensors"), "sharded": (SHARD,)}
+CASES = [("whole", 2), ("whole", 1), ("sharded", 2), ("sharded", 1)]
+
+
+def save(run: Path, step: int, value: float, kind: str = "whole", *, keep: int = 1) -> None:
     tensors = {name: {"w": torch.full((8,), value)} for name in ("model", "ema", "optimizer")}
-    save_checkpoint(run, step, tensors, {"value": value}, keep=keep, best=True)
+    write: Any = save_checkpoint if kind == "whole" else partial(save_sharded, world=World())
+    write(run, step, tensors, {"value": value}, keep=keep, best=True)
 
 
-def list_points(run: Path, next_step: int) -> list[tuple[str, str]]:
+def list_points(run: Path, next_step: int, kind: str) -> list[tuple[str, str]]:
     """Every point of a save behind the one of step 1, with "before", "half" or "after"."""
     found: list[tuple[str, str]] = []
-    save(run, 1, 1.0)
+    save(run, 1, 1.0, kind)
     with Taps(run, lambda name, when: found.append((name, when))):
-        save(run, next_step, 2.0)
+        save(run, next_step, 2.0, kind)
     return found
 
 
-def test_nothing_counts_before_it_is_durable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_counts_before_it_is_durable(tmp_path: Path, kind: str) -> None:
     """The order decides what a power cut leaves: sync, rename, sync, the pointers likewise, and only then remove."""
-    done = [name for name, when in list_points(tmp_path / "run", 2) if when == "after"]
+    done = [name for name, when in list_points(tmp_path / "run", 2, kind) if when == "after"]
 
     def last(name: str) -> int:
         return len(done) - 1 - done[::-1].index(name)
 
     in_place = done.index("rename new step to step")
-    for file in ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json", "manifest.json"):
+    for file in (*KINDS[kind], "state.json", "manifest.json"):
         assert last(f"write {file}") < done.index(f"fsync {file}") < in_place
     assert done.index("fsync new step") == in_place - 1
     assert done[in_place + 1] == "fsync checkpoints"
@@ -92,10 +102,10 @@ def drive(root: Path) -> None:
     os.fsync = lambda descriptor: None  # what a kill leaves does not depend on it, and it takes most of the time
     report = []
     # A new step beside the previous one, and the same step in place of itself.
-    for next_step in (2, 1):
-        for number, point in enumerate(list_points(root / f"{next_step}-listed", next_step)):
-            run = root / f"{next_step}-{number}"
-            save(run, 1, 1.0)
+    for kind, next_step in CASES:
+        for number, point in enumerate(list_points(root / f"{kind}-{next_step}-listed", next_step, kind)):
+            run = root / f"{kind}-{next_step}-{number}"
+            save(run, 1, 1.0, kind)
             pid = os.fork()
             if pid == 0:
                 seen = -1
@@ -107,15 +117,15 @@ def drive(root: Path) -> None:
                         os.kill(os.getpid(), signal.SIGKILL)
 
                 with Taps(run, die):
-                    save(run, next_step, 2.0)
+                    save(run, next_step, 2.0, kind)
                 os._exit(0)
             killed = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
             wrong = whole(run, {1: {1.0, 2.0}} if next_step == 1 else {1: {1.0}, 2: {2.0}})
-            save(run, 3, 3.0)  # the next save works and clears up
+            save(run, 3, 3.0, kind)  # the next save works and clears up
             left = sorted(path.name for path in (run / "checkpoints").iterdir())
             if left != ["best", "latest", "step-00000003"]:
                 wrong.append(f"left: {left}")
-            report.append({"point": point, "step": next_step, "killed": killed, "wrong": wrong})
+            report.append({"point": point, "case": (kind, next_step), "killed": killed, "wrong": wrong})
     print(json.dumps(report))
 
 
@@ -126,30 +136,30 @@ def test_a_kill_at_any_point_leaves_a_whole_checkpoint(tmp_path: Path, tally: An
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert [entry for entry in report if entry["wrong"] or not entry["killed"]] == []
-    for step in (1, 2):
-        points = {tuple(entry["point"]) for entry in report if entry["step"] == step}
-        assert len(points) > 60
-        for name in ("write model.safetensors", "fsync manifest.json", "replace latest", "replace best"):
+    for kind, step in CASES:
+        points = {tuple(entry["point"]) for entry in report if entry["case"] == [kind, step]}
+        assert len(points) > (60 if kind == "whole" else 45)
+        for name in (f"write {KINDS[kind][0]}", "fsync manifest.json", "replace latest", "replace best"):
             assert (name, "before") in points
         assert ("rename new step to step", "after") in points
     tally("killed in a save alone", len(report))
 
 
-@pytest.mark.parametrize("next_step", [2, 1])
+@pytest.mark.parametrize(("kind", "next_step"), CASES)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES], ids=lambda code: errno.errorcode[code])
 def test_a_failing_call_leaves_the_previous_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, next_step: int, code: int, tally: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, next_step: int, code: int, tally: Any
 ) -> None:
     """Every call of the save path fails, and every write also when half of it is done."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # slow, and wrapped all the same
-    points = list_points(tmp_path / "listed", next_step)
+    points = list_points(tmp_path / "listed", next_step, kind)
     in_place = points.index(("rename new step to step", "after"))
     failures = cases = 0
     for number, (name, when) in enumerate(points):
         if when == "after":
             continue
         run = tmp_path / str(number)
-        save(run, 1, 1.0)
+        save(run, 1, 1.0, kind)
         seen = -1
 
         def fail(name: str, when: str, number: int = number) -> None:
@@ -161,7 +171,7 @@ def test_a_failing_call_leaves_the_previous_checkpoint(
         message = ""
         try:
             with Taps(run, fail):
-                save(run, next_step, 2.0)
+                save(run, next_step, 2.0, kind)
         except UnmaskError as error:
             message = str(error)
         assert seen >= number
@@ -178,24 +188,24 @@ def test_a_failing_call_leaves_the_previous_checkpoint(
         assert whole(run, new) == []
         hidden = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".")]
         assert not hidden or name.startswith("rmtree")
-        save(run, 3, 3.0)
+        save(run, 3, 3.0, kind)
         left = sorted(path.name for path in (run / "checkpoints").iterdir())
         assert left == ["best", "latest", "step-00000003"]
         cases += 1
-    assert failures > 35
+    assert failures > (35 if kind == "whole" else 25)
     tally(f"write faults, {errno.errorcode[code]}", cases)
 
 
-@pytest.mark.parametrize("next_step", [2, 1])
+@pytest.mark.parametrize(("kind", "next_step"), CASES)
 def test_a_short_write_is_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, next_step: int, tally: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, next_step: int, tally: Any
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    points = list_points(tmp_path / "listed", next_step)
+    points = list_points(tmp_path / "listed", next_step, kind)
     halves = [number for number, (_, when) in enumerate(points) if when == "half"]
     for number in halves:
         run = tmp_path / str(number)
-        save(run, 1, 1.0)
+        save(run, 1, 1.0, kind)
         seen = -1
 
         def shorten(name: str, when: str, number: int = number) -> str | None:
@@ -204,10 +214,10 @@ def test_a_short_write_is_gone_on_with(
             return "short" if seen == number else None
 
         with Taps(run, shorten):
-            save(run, next_step, 2.0)
+            save(run, next_step, 2.0, kind)
         assert seen > number
         assert whole(run, {next_step: {2.0}}) == []
-    assert len(halves) >= 10
+    assert len(halves) >= (10 if kind == "whole" else 6)
     tally("write faults, short write", len(halves))
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ import pytest
 import torch
 
 import unmask.checkpoint
+import unmask.sharded
 from unmask.checkpoint import _sealed, load_checkpoint, save_checkpoint
 from unmask.cli import run as unmask_command
 from unmask.config import to_dict
 from unmask.errors import ModelFolderError
+from unmask.parallel import World
+from unmask.sharded import save_sharded
 from unmask.training import train
 
+SHARD = "shard-00001-model-00001-of-00001.safetensors"
 FILES = ("ema.safetensors", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
 PREVIOUS, NEWEST = "step-00000001", "step-00000002"
 
@@ -85,13 +90,13 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
-def write(run: Path, value: float) -> None:
+def write(run: Path, value: float, save: Any = save_checkpoint) -> None:
     """Two checkpoints; optimizer and average have one shape, so that only their bytes tell them apart."""
     for step in (1, 2):
         groups = {
             name: {"w": torch.full((16,), value + step + i)} for i, name in enumerate(("model", "ema", "optimizer"))
         }
-        save_checkpoint(run, step, groups, {"value": value + step}, keep=2, best=False)
+        save(run, step, groups, {"value": value + step}, keep=2, best=False)
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +149,34 @@ def test_a_damaged_file(
     DAMAGES[damage](run / "checkpoints" / NEWEST / file, runs[1] / "checkpoints" / NEWEST / file)
     # A manifest of another run says nothing of these files: the first one that differs is named.
     named = "ema.safetensors" if (file, damage) == ("manifest.json", "of another run") else file.partition(".")[0]
+    check_fallback(run, named, read)
+    tally("corruptions refused by name")
+
+
+@pytest.fixture(scope="module")
+def shared_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("sharded")
+    for name, value in (("run", 0.0), ("other", 10.0)):
+        write(root / name, value, partial(save_sharded, world=World()))
+    return root / "run", root / "other"
+
+
+@pytest.mark.parametrize("file", [SHARD, "manifest.json", "state.json"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_among_shares(
+    shared_runs: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    damage: str,
+    tally: Any,
+) -> None:
+    read: list[Path] = []
+    real = unmask.sharded.read_whole
+    monkeypatch.setattr(unmask.sharded, "read_whole", lambda folder: (read.append(folder / file), real(folder))[1])
+    run = Path(shutil.copytree(shared_runs[0], tmp_path / "run"))
+    DAMAGES[damage](run / "checkpoints" / NEWEST / file, shared_runs[1] / "checkpoints" / NEWEST / file)
+    named = "shard-" if (file, damage) == ("manifest.json", "of another run") else file.partition(".")[0]
     check_fallback(run, named, read)
     tally("corruptions refused by name")
 

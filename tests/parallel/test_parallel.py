@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from worlds import ALL, KINDS, WAYS, losses, make_config, one_step, write_text
+from worlds import ALL, COMPILED, KINDS, MUON, RESHARDED, WAYS, losses, make_config, one_step, write_text
 
 from unmask.parallel import World
 
@@ -31,8 +31,8 @@ def start(size: int, *words: str, timeout: float = 600) -> subprocess.CompletedP
 def worked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("worlds")
     write_text(folder)
-    start(4, str(WORKER), str(folder), "gradients,losses,resume,reshard")
-    start(2, str(WORKER), str(folder), "gradients,losses,resume,reshard,nonfinite,errors")
+    start(4, str(WORKER), str(folder), "gradients,losses,resume,reshard,muon")
+    start(2, str(WORKER), str(folder), "gradients,losses,resume,reshard,fallback,nonfinite,errors")
     return folder
 
 
@@ -92,14 +92,49 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(worked: Path, size: 
 
 
 def test_a_run_goes_on_with_other_processes(worked: Path, alone: Any) -> None:
-    """Four with shares of the weights, then two with copies, then one."""
+    """Shares of four, of two, copies on two, shares again from a whole checkpoint, and one process to the end."""
     reference = losses(make_config(worked, "reference"))["losses"]
-    parts = [found(worked, f"reshard-{size}")[0] for size in (4, 2)]
-    assert [part["stopped"] for part in parts] == [True, True]
+    ways = [(size, *way) for size in (4, 2) for way in RESHARDED[size]]
+    parts = [found(worked, f"reshard-{stop_at}-{size}")[0] for size, _, _, stop_at in ways]
+    assert [part["stopped"] for part in parts] == [True] * len(ways)
     last = losses(make_config(worked, "reshard"), resume=True)
+    firsts = [min(map(int, part["losses"])) for part in [*parts, last]]
+    assert firsts == sorted(set(firsts))  # each went on where the one before it stopped
     joined = {int(k): v for part in [*parts, last] for k, v in part["losses"].items()}
     assert joined == pytest.approx(reference, rel=1e-4)
-    assert min(last["losses"]) > 8
+    shares = {path.name: len(list(path.glob("shard-*"))) for path in (worked / "reshard").glob("checkpoints/step-*")}
+    assert shares == {f"step-{step:08d}": n for step, n in ((4, 4), (6, 2), (8, 0), (10, 0), (12, 0))}
+    assert last["skipped"] == []
+
+
+def test_a_damaged_share_is_passed_over_by_all(worked: Path) -> None:
+    for rank, facts in enumerate(found(worked, "fallback-2")):
+        assert facts["same"], rank  # bit for bit, saved anew
+        if rank == 0:
+            assert len(facts["skipped"]) == 1
+            assert "step-00000012/shard-00002-model-00001-of-00001.safetensors is damaged" in facts["skipped"][0]
+            assert facts["losses"] == {step: facts["before"][step] for step in ("9", "10", "11", "12")}
+
+
+def test_muon_turns_matrices_that_are_cut(worked: Path) -> None:
+    alone = losses(make_config(worked, "muon-alone", **MUON))
+    whole = found(worked, "muon-fsdp-4")[0]["losses"]
+    for way in ("ddp", "fsdp"):
+        together = {int(k): v for k, v in found(worked, f"muon-{way}-4")[0]["losses"].items()}
+        assert together == pytest.approx(alone["losses"], rel=1e-4), way
+    for step, loss in found(worked, "muon-resumed-4")[0]["losses"].items():
+        assert loss == whole[step]  # momenta come back by shares, bit for bit
+
+
+@pytest.mark.skipif(not ALL, reason="compiles for minutes: make faults")
+def test_compiled_runs_are_the_same(worked: Path) -> None:
+    start(2, str(WORKER), str(worked), "compile", timeout=1200)
+    for way, precision in COMPILED:
+        alone = losses(make_config(worked, f"compile-alone-{way}", precision=precision))
+        first, *_ = found(worked, f"compile-{way}-2")
+        assert first["graphs"] > 0
+        limit = 1e-4 if precision == "fp32" else 1e-2
+        assert {int(k): v for k, v in first["losses"].items()} == pytest.approx(alone["losses"], rel=limit)
 
 
 def test_one_process_with_a_bad_gradient_is_everybodys_affair(worked: Path) -> None:

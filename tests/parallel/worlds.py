@@ -37,6 +37,14 @@ KINDS = {
     "ar": (DiT(**SMALL, causal=True), AR()),
 }
 ALL = os.environ.get("UNMASK_FAULTS") == "all"  # make faults
+# Matrices of 18, 54 and 72 rows, which four processes do not share alike.
+MUON: dict[str, Any] = {
+    "denoiser": DiT(hidden=18, blocks=2, heads=3, dropout=0.0),
+    "optim": OptimConfig(lr=3e-3, warmup=4, ema=0.9, muon=True),
+}
+# On four processes, then on two: how a run is spread, how it saves, and the step that it is stopped at.
+RESHARDED = {4: [("fsdp", "auto", 3)], 2: [("fsdp", "auto", 5), ("ddp", "auto", 7), ("fsdp", "whole", 9)]}
+COMPILED = [("ddp", "bf16"), ("fsdp", "fp32")]
 WAYS = [("ddp", None), ("ddp", 1), ("fsdp", None), ("fsdp", 1)]
 
 
@@ -98,6 +106,10 @@ class Losses(Callback):
         self.losses: dict[int, float] = {}
         self.bounds: dict[int, float] = {}
         self.notes: list[str] = []
+        self.skipped: list[str] = []
+
+    def on_start(self, config: RunConfig, info: dict[str, Any]) -> None:
+        self.skipped = info["skipped"]
 
     def on_step(self, report: Any) -> None:
         self.losses[report.step] = report.loss
@@ -118,7 +130,8 @@ def losses(config: RunConfig, *, stop_at: int | None = None, resume: bool = Fals
         train(config, callbacks=[seen], device="cpu", resume=resume)
     except Stopped:
         stopped = True
-    return {"losses": seen.losses, "bounds": seen.bounds, "notes": seen.notes, "stopped": stopped}
+    told = {"losses": seen.losses, "bounds": seen.bounds, "notes": seen.notes, "skipped": seen.skipped}
+    return told | {"stopped": stopped}
 
 
 def same_state(a: str, b: str) -> bool:
@@ -151,6 +164,29 @@ def resumed(folder: Path, world: World, seed: int, way: str, precision: str) -> 
         "same losses": not world.first or joined == reference["losses"],
         "same state": same_state(straight.out, broken.out),
     }
+
+
+def fallback(folder: Path, world: World) -> dict[str, Any]:
+    """The newest checkpoint has a bad bit in the second process's share: all go on from the one before it."""
+    config = make_config(folder, f"fallback-{world.size}", parallel="fsdp")
+    whole = losses(config)
+    checkpoints = Path(config.out) / "checkpoints"
+    shard = checkpoints / "step-00000012" / "shard-00002-model-00001-of-00001.safetensors"
+    before = {path.name: path.read_bytes() for path in shard.parent.glob("shard-*")}
+    world.barrier()
+    if world.first:
+        data = bytearray(shard.read_bytes())
+        data[-1] ^= 1
+        shard.write_bytes(data)
+    world.barrier()
+    again = losses(config, resume=True)
+    world.barrier()
+    after = {path.name: path.read_bytes() for path in shard.parent.glob("shard-*")}
+    return {"losses": again["losses"], "skipped": again["skipped"], "before": whole["losses"], "same": before == after}
+
+
+def compiled_graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def nonfinite(folder: Path, world: World) -> dict[str, Any]:
@@ -209,9 +245,25 @@ def main() -> None:
                     for precision in ("fp32", "bf16"):
                         leave(f"resume-{seed}-{way}-{precision}", resumed(folder, world, seed, way, precision))
         if "reshard" in asked:
-            first = world.size == 4
-            config = make_config(folder, "reshard", parallel="fsdp" if first else "ddp")
-            leave("reshard", losses(config, stop_at=4 if first else 8, resume=not first))
+            for way, save_as, stop_at in RESHARDED[world.size]:
+                config = make_config(folder, "reshard", parallel=way, save_as=save_as)
+                resume = (folder / "reshard" / "checkpoints").exists()
+                world.barrier()
+                leave(f"reshard-{stop_at}", losses(config, stop_at=stop_at, resume=resume))
+        if "fallback" in asked:
+            leave("fallback", fallback(folder, world))
+        if "muon" in asked:
+            for way in ("ddp", "fsdp"):
+                leave(f"muon-{way}", losses(make_config(folder, f"muon-{way}", parallel=way, **MUON)))
+            stopped = make_config(folder, "muon-stopped", parallel="fsdp", **MUON)
+            losses(stopped, stop_at=6)
+            leave("muon-resumed", losses(stopped, resume=True))
+        if "compile" in asked:
+            for way, precision in COMPILED:
+                changes = {"precision": precision, "checkpoint_activations": True, "compile": True}
+                config = make_config(folder, f"compile-{way}", parallel=way, **changes)
+                torch._dynamo.reset()
+                leave(f"compile-{way}", losses(config) | {"graphs": compiled_graphs()})
         if "nonfinite" in asked:
             leave("nonfinite", nonfinite(folder, world))
         if "errors" in asked:
