@@ -111,7 +111,8 @@ def test_a_loss_that_is_no_number_stops_the_run(config: RunConfig, monkeypatch: 
 def test_no_step_waits_for_the_device(config: RunConfig, kind: str) -> None:
     """The host may only wait where it reads the last step's numbers; anything else would leave the GPU idle."""
     if kind != "plain":
-        data = dataclasses.replace(config.data, packing="pad")
+        lines = Text(path=config.data.train.path, separator="\n")  # type: ignore[attr-defined]
+        data = dataclasses.replace(config.data, train=lines, packing="pad")
         optim = dataclasses.replace(config.optim, muon=True)
         config = dataclasses.replace(config, data=data, optim=optim, compile=True, precision="bf16")
     with join_world("cuda") as world:
