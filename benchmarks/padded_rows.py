@@ -89,7 +89,8 @@ def main() -> None:
     args = parser.parse_args()
     device = pick_device(args.device)
     print(
-        f"{args.rows} rows of {L}, {MEAN} tokens each on average; DiT {args.hidden}×{args.blocks}×{args.heads} on {device}"
+        f"{args.rows} rows of {L}, {MEAN} tokens each on average; "
+        f"DiT {args.hidden}×{args.blocks}×{args.heads} on {device}"
     )
     seconds = {}
     with few_threads(device):
