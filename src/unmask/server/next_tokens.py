@@ -82,7 +82,7 @@ def _one_token_on(network: DiTNetwork, asked: Sequence[NextQuery], device: torch
     for i, block in enumerate(network.layers):
         attn_in, attn_gate, mlp_in, mlp_gate = block._modulators(c_BC)
         q, k, v = (block._split(y) for y in block.qkv(attn_in(block.norm1(x_B1D))).chunk(3, dim=-1))
-        q, k = block.normed(rotate(q, rope)), block.normed(rotate(k, rope))
+        q, k = block.asked(rotate(q, rope)), block.normed(rotate(k, rope))
         seen = torch.zeros_like(x_B1D)
         for b, query in enumerate(asked):
             keys, values = query.cache.blocks[i]
