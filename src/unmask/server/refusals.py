@@ -44,9 +44,10 @@ def from_error(error: UnmaskError, body: bytes) -> Refused:
 
 
 def hide(message: str, body: bytes) -> str:
-    """The message with … for every longer run of letters that also stands in the request."""
+    """The message with … for every quoted word and every longer run of letters that also stands in the request."""
     message = " ".join(message.split())[:MOST]
     given = body.decode("utf-8", errors="replace")
+    message = re.sub(r"'([^']+)'", lambda quoted: "'…'" if quoted[1] in given else quoted[0], message)  # however short
     if "\\u" in given:  # letters that were spelled as escapes
         given += re.sub(r"\\u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), given)
     kept, at = [], 0
