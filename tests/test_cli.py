@@ -38,9 +38,19 @@ Capture = pytest.CaptureFixture[str]
 
 
 def test_the_commands_are_there() -> None:
-    assert {"demo", "edit", "eval", "export", "fill", "generate", "import", "plugins", "samplers", "train"} <= set(
-        COMMANDS
-    )
+    assert {
+        "demo",
+        "edit",
+        "eval",
+        "export",
+        "fill",
+        "generate",
+        "import",
+        "plugins",
+        "samplers",
+        "score",
+        "train",
+    } <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -175,6 +185,27 @@ def test_eval_by_another_estimator_and_packing(
     assert run(words) == 0
     protocol = json.loads(capsys.readouterr().out)["protocol"]
     assert (protocol["packing"], protocol["given"]) == ("pad", "row lengths")
+
+
+def test_score_tells_each_text_as_the_library_does(
+    trained: Any, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("tac eht\n"))
+    words = ["score", str(trained.folder), "the cat", "-", "--num-samples", "8", "--device", "cpu"]
+    assert run([*words, "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)["scores"]
+    assert [one["text"] for one in scores] == ["the cat", "tac eht"]
+    for one in scores:
+        bound = trained.model.score(one["text"], num_samples=8)
+        assert (one["nats"], one["bits_per_byte"]) == pytest.approx((bound.nats, bound.bits_per_byte))
+        assert one["nats_ci95"][0] < one["nats"] < one["nats_ci95"][1]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("tac eht"))
+    assert run(words) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"≤ \d+\.\d{3} bits/byte  \d+\.\d\d ± \d+\.\d\d nats  \d+ tokens  the cat", first)
+    assert second.endswith("tac eht")
+    assert run(["score", str(trained.folder)]) == 2
+    assert "nothing to work on: give a text" in capsys.readouterr().err
 
 
 def test_a_standard_output_that_is_closed_is_no_crash() -> None:

@@ -72,7 +72,7 @@ CASES: list[tuple[str, int, str]] = [
     ("eval model", 2, "the following arguments are required: --data"),
     ("generate model --num two", 2, "--num: invalid int value: 'two'"),
     ("generate model --num", 2, "--num: expected one argument"),
-    ("fill model", 2, "the following arguments are required: text"),
+    ("fill model", 2, "nothing to work on: give a text"),
     ("generate model --num 1 --num", 2, "--num: expected one argument"),
     ("plugins noises", 2, "did you mean 'noise'?"),
     ("plugins --json --markdown", 2, "not allowed with argument"),

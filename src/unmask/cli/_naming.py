@@ -30,8 +30,8 @@ def model_and_texts(given: list[str], what: str) -> tuple[str, list[str]]:
     """
     first = given[0] if given else ""
     known = os.path.isdir(first) or first in built_in_names()
-    # Of several words the first is the model, also where its name is misspelled; a gap or a pipe is no name.
-    named = known or (len(given) > 1 and "[MASK" not in first and first != "-")
+    # Of several the first is the model, also where its name is misspelled; a gap, a pipe or several words are no name.
+    named = known or (len(given) > 1 and not any(sign in first for sign in ("[MASK", " ")) and first != "-")
     model, texts = (first, given[1:]) if named else (DEFAULT, given)
     if not texts:
         raise UsageError(f"nothing to work on: give {what}")
