@@ -22,6 +22,7 @@ from unmask.errors import UnmaskError, UsageError
 from unmask.tokens import Tokenizer, tokenizer_from_json
 
 SECONDS = 10.0
+START_SECONDS = 60.0  # for the process to begin
 MEMORY = 2 << 30
 KEPT = 16  # automata that are remembered
 
@@ -34,8 +35,8 @@ class Compiler:
     2
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, seconds: float = SECONDS) -> None:
-        self.tokenizer, self.seconds = tokenizer, seconds
+    def __init__(self, tokenizer: Tokenizer, *, seconds: float = SECONDS, start_seconds: float = START_SECONDS) -> None:
+        self.tokenizer, self.seconds, self.start_seconds = tokenizer, seconds, start_seconds
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, bool], Automaton] = OrderedDict()
         self._process: subprocess.Popen[bytes] | None = None
@@ -76,7 +77,9 @@ class Compiler:
         self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
         theirs.close()
         self._pipe.send(self.tokenizer.to_json())
-        self._pipe.poll(60)  # it says when it is ready
+        if not self._pipe.poll(self.start_seconds):  # it says when it is ready
+            self.close()
+            raise UnmaskError("constraints cannot be prepared now: try again later")
         self._pipe.recv()
 
     def close(self) -> None:

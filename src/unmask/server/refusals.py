@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from unmask.errors import NonFiniteError, UnmaskError, did_you_mean
@@ -47,8 +46,9 @@ def hide(message: str, body: bytes) -> str:
     """The message with … for every longer run of letters that also stands in the request."""
     message = " ".join(message.split())[:MOST]
     given = body.decode("utf-8", errors="replace")
-    if "\\u" in given:  # letters that were spelled as escapes
-        given += re.sub(r"\\u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), given)
+    if "\\" in given:  # letters that were spelled as escapes
+        given += "\n" + "\n".join(_words(parse_json(body)))
+    given = " ".join(given.split())
     kept, at = [], 0
     while at < len(message):
         end = at + _ECHO
@@ -61,6 +61,14 @@ def hide(message: str, body: bytes) -> str:
             kept.append(message[at])
             at += 1
     return "".join(kept)
+
+
+def _words(data: Any) -> Iterator[str]:
+    """Every text in it."""
+    if isinstance(data, str):
+        yield data
+    for inner in (*data, *data.values()) if isinstance(data, dict) else data if isinstance(data, list) else ():
+        yield from _words(inner)
 
 
 def from_validation(errors: Sequence[Any], fields: Sequence[str]) -> Refused:
