@@ -22,7 +22,7 @@ from unmask.errors import UnmaskError, UsageError
 from unmask.tokens import Tokenizer, tokenizer_from_json
 
 SECONDS = 10.0
-START_SECONDS = 60.0  # for the process to begin
+START_SECONDS = 60.0  # for their process to begin
 MEMORY = 2 << 30
 KEPT = 16  # automata that are remembered
 
@@ -35,8 +35,8 @@ class Compiler:
     2
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, seconds: float = SECONDS, start_seconds: float = START_SECONDS) -> None:
-        self.tokenizer, self.seconds, self.start_seconds = tokenizer, seconds, start_seconds
+    def __init__(self, tokenizer: Tokenizer, *, seconds: float = SECONDS) -> None:
+        self.tokenizer, self.seconds = tokenizer, seconds
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, bool], Automaton] = OrderedDict()
         self._process: subprocess.Popen[bytes] | None = None
@@ -77,10 +77,13 @@ class Compiler:
         self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
         theirs.close()
         self._pipe.send(self.tokenizer.to_json())
-        if not self._pipe.poll(self.start_seconds):  # it says when it is ready
+        try:
+            ready = self._pipe.poll(START_SECONDS) and self._pipe.recv()
+        except (EOFError, OSError):  # it died
+            ready = False
+        if not ready:
             self.close()
             raise UnmaskError("constraints cannot be prepared now: try again later")
-        self._pipe.recv()
 
     def close(self) -> None:
         """End the process; the next constraint starts another."""
