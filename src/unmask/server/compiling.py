@@ -76,8 +76,8 @@ class Compiler:
         code = f"from unmask.server.compiling import serve; serve({theirs.fileno()})"
         self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
         theirs.close()
-        self._pipe.send(self.tokenizer.to_json())
         try:
+            self._pipe.send(self.tokenizer.to_json())
             ready = self._pipe.poll(START_SECONDS) and self._pipe.recv()
         except (EOFError, OSError):  # it died
             ready = False
