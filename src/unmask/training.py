@@ -217,7 +217,7 @@ class Run:
                 with self.world.together():
                     (nats * self.world.size / tokens).backward()  # type: ignore[no-untyped-call]
             total += nats.detach()
-        loss, stops = self.world.sum_(torch.stack([total / tokens, total.new_tensor(float(asked_to_stop()))]))
+        loss, stops = self.world.sum_(torch.stack([total / tokens, total.new_full((), float(asked_to_stop()))]))
         return loss, self.updater.grad_norm(), stops
 
     def _nats(self, part: Batch, network: Network) -> Tensor:

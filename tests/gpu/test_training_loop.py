@@ -19,7 +19,8 @@ from unmask.corpora.text import Text
 from unmask.denoisers.dit import DiT
 from unmask.errors import NonFiniteError
 from unmask.objectives.mdlm import MDLM
-from unmask.training import train
+from unmask.parallel import join_world
+from unmask.training import Run, train
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: its training loop is not tested here"),
@@ -104,3 +105,25 @@ def test_a_loss_that_is_no_number_stops_the_run(config: RunConfig, monkeypatch: 
     monkeypatch.setattr(MDLM, "loss", poisoned)
     with pytest.raises(NonFiniteError, match="loss nan at step 7"):  # two micro-batches a step
         train(config, device="cuda")
+
+
+@pytest.mark.parametrize("kind", ["plain", "padded, compiled, with muon"])
+def test_no_step_waits_for_the_device(config: RunConfig, kind: str) -> None:
+    """The host may only wait where it reads the last step's numbers; anything else would leave the GPU idle."""
+    if kind != "plain":
+        lines = Text(path=config.data.train.path, separator="\n")  # type: ignore[attr-defined]
+        data = dataclasses.replace(config.data, train=lines, packing="pad")
+        optim = dataclasses.replace(config.optim, muon=True)
+        config = dataclasses.replace(config, data=data, optim=optim, compile=True, precision="bf16")
+    with join_world("cuda") as world:
+        run = Run(config, world, resume=False, init=None)
+        try:
+            for step in range(8):
+                if step == 4:  # compiled, and all that is kept is made
+                    torch.cuda.set_sync_debug_mode("error")
+                rows = run.loader.fetch(run.step, *run.share)
+                loss, norm, stops = run.forward_backward(rows)
+                run.update(1e-3, loss, norm)
+                run.note(1e-3, loss, norm, stops)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

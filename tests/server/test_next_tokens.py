@@ -76,7 +76,12 @@ class Row:
 
 
 @pytest.mark.parametrize(
-    "more", [{"hidden": 32}, {"hidden": 128, "heads": 4, "qk_norm": True}, {"hidden": 192, "conditioning": "constant"}]
+    "more",
+    [
+        {"hidden": 32},
+        {"hidden": 128, "heads": 4, "qk_norm": True, "qk_gain": True},
+        {"hidden": 192, "conditioning": "constant"},
+    ],
 )
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_a_rows_answer_is_the_same_bits_in_any_company(more: dict[str, Any], threads: int) -> None:
