@@ -163,12 +163,24 @@ def test_eval_prints_numbers_and_protocol(
     assert json.loads(capsys.readouterr().out)["ppl"] == pytest.approx(result["ppl"], rel=1e-5)
 
 
-def test_eval_by_another_estimator_and_packing(trained: Any, corpus_file: Path, capsys: Capture) -> None:
+def test_eval_by_another_estimator_and_packing(
+    trained: Any, corpus_file: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["eval", str(trained.folder), "--data", str(corpus_file), "--max-rows", "9", "--json", "--device", "cpu"]
     assert run([*words, "--estimator", "T=7", "--packing", "sentence", "--length", "30", "--num-samples", "2"]) == 0
     protocol = json.loads(capsys.readouterr().out)["protocol"]
     assert (protocol["estimator"], protocol["packing"], protocol["length"]) == ("T=7", "sentence", 30)
     assert protocol["draws_per_row"] == 2
+    monkeypatch.setattr("unmask.model.Model.packing", "pad")  # as a model that was trained so has it
+    assert run(words) == 0
+    protocol = json.loads(capsys.readouterr().out)["protocol"]
+    assert (protocol["packing"], protocol["given"]) == ("pad", "row lengths")
+
+
+def test_a_standard_output_that_is_closed_is_no_crash() -> None:
+    command = f"'{sys.executable}' -m unmask models >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # --- generate, fill ---------------------------------------------------------------------------------------------------
@@ -240,7 +252,7 @@ def test_fill_prints_the_texts_alone(trained: Any, capsys: Capture, monkeypatch:
     monkeypatch.setattr(sys, "stdin", io.StringIO("from a [MASK:2] pipe\n"))
     assert run(["fill", str(trained.folder), "-", "x[MASK]", "--json", "--device", "cpu"]) == 0
     texts = json.loads(capsys.readouterr().out)["texts"]
-    assert texts == trained.model.fill(["from a [MASK:2] pipe\n", "x[MASK]"])
+    assert texts == trained.model.fill(["from a [MASK:2] pipe", "x[MASK]"])
 
 
 # --- import, export, plugins, demo ------------------------------------------------------------------------------------

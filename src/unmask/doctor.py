@@ -67,6 +67,7 @@ def versions() -> Iterator[Finding]:
     found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
     yield Finding("versions", "ok", f"Python {platform.python_version()}, {found}, {platform.system()}")
     extras = {"pyarrow": "data", "zstandard": "data", "outlines_core": "constrain", "datasets": "hf"}
+    extras |= {"uvicorn": "serve", "fastapi": "serve", "tensorboard": "log"}
     missing = sorted({extra for module, extra in extras.items() if importlib.util.find_spec(module) is None})
     if missing:
         wanted = ",".join(missing)
@@ -81,12 +82,12 @@ def devices(name: str | None) -> Iterator[Finding]:
         threads = torch.get_num_threads()
         yield Finding("device", "ok", f"{device}, {threads} threads of {os.cpu_count()} cores")
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-        if device.type == "cpu" and load > 0.5 * (os.cpu_count() or 1) and "OMP_WAIT_POLICY" not in os.environ:
+        if device.type == "cpu" and load > 0.5 * (os.cpu_count() or 1):
             yield Finding(
                 "load",
                 "note",
-                f"the machine is busy (load {load:.1f}): small networks run many times faster with "
-                "OMP_WAIT_POLICY=PASSIVE set",
+                f"the machine is busy (load {load:.1f}), so all takes longer; in programs of your own set "
+                "OMP_WAIT_POLICY=PASSIVE before torch is imported",
             )
         return
     free, total = torch.cuda.mem_get_info(device)

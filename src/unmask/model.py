@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unmask._rows import Policy
 from unmask.atomic import atomic_folder, find_folder
 from unmask.bound import Bound, join
 from unmask.built_in import built_in_folder
@@ -76,6 +77,13 @@ class Model:
     def begin(self) -> list[int]:
         """What every row begins with."""
         return [self.tokenizer.bos_id] if self.bos and self.tokenizer.bos_id is not None else []
+
+    @property
+    def packing(self) -> Policy:
+        """How texts stand in its rows, as it was trained: a line a row, a text a row, or one stream."""
+        if self.typical_length is None:
+            return "wrap"
+        return "sentence" if self.bos else "pad"
 
     # --- use ---
 

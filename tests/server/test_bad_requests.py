@@ -293,7 +293,8 @@ def test_messages_help(client: TestClient) -> None:
         found: str = client.post(route, json={**GOOD[route], **body}).json()["error"]["message"]
         return found
 
-    assert said("/fill", text="no gap here") == "no gap in '…': write [MASK] for one token, [MASK:5] for five"
+    for text in ("no gap here", "no"):
+        assert said("/fill", text=text) == "no gap in '…': write [MASK] for one token, [MASK:5] for five"
     assert said("/fill", temprature=1) == "unknown field; did you mean 'temperature'?"
     assert said("/fill", sampler="ancestrl") == "unknown sampler; did you mean 'ancestral'?"
     assert "less than or equal to 8" in said("/fill", n=9)

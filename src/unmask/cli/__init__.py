@@ -23,6 +23,12 @@ from unmask.errors import UnmaskError, UsageError, did_you_mean
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """The entry point: runs a command and exits."""
+    if sys.stdout is None:  # closed by who started us: what is said goes nowhere
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    # torch's threads wait for each other by spinning, which costs many times the work itself once another program has
+    # one of the cores. They still spin for some microseconds; read when torch is imported, by a command.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 

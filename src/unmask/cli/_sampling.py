@@ -258,8 +258,9 @@ def _check_writable(flag: str, name: str) -> None:
 
 
 def standard_input() -> str:
+    """What is piped in, without the newline that ends the last line of a file: no text of the user's own ends so."""
     try:
-        return sys.stdin.read()
+        return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as e:
         raise UsageError(f"standard input is not UTF-8 text at byte {e.start}; convert it") from None
 

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", required=True, help="text, JSONL or Parquet file or folder, also .gz .xz .zst; or stdlib"
     )
-    parser.add_argument("--packing", choices=["wrap", "pad", "sentence"], default="wrap", help="default wrap")
+    parser.add_argument("--packing", choices=["wrap", "pad", "sentence"], help="default: as the model was trained")
     parser.add_argument("--length", type=int, help="row length in tokens (default: the model's window)")
     parser.add_argument("--max-rows", type=int, help="evaluate this many rows, spread evenly (default: all)")
     parser.add_argument("--num-samples", type=int, default=4, help="draws of time and masks for each row (default 4)")
@@ -62,12 +62,13 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     model = load(args.model, device=world.device)
+    packing = args.packing or model.packing
     length = args.length or model.length
     if length > model.length:
         raise UsageError(f"--length {length} is beyond the model's window of {model.length} tokens")
     corpus = Stdlib() if args.data == "stdlib" else from_path(args.data)
     with reading_bar() if world.first else nullcontext() as bar:
-        rows = build_rows(corpus, model.tokenizer, policy=args.packing, length=length, progress=bar)
+        rows = build_rows(corpus, model.tokenizer, policy=packing, length=length, progress=bar)
     estimator = args.estimator or model.objective.estimator(model.denoiser)
     world.arm()
     with progress_bar("evaluate") if world.first else nullcontext() as progress:
@@ -90,7 +91,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
         "data": args.data,
         "corpus": rows.report.sentence(),
         "rows": len(bound.tokens_B),
-        "packing": args.packing,
+        "packing": packing,
         "length": length,
         "estimator": estimator,
         "draws_per_row": 1 if exact else args.num_samples,
@@ -98,7 +99,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
         "seed": args.seed,
         "kind": "exact" if exact else "upper bound",
         # Diffusion sees where padding begins, so a padded row is bounded given its length; autoregression is not told.
-        "given": "row lengths" if not exact and args.packing != "wrap" else "nothing",
+        "given": "row lengths" if not exact and packing != "wrap" else "nothing",
     }
     if args.json:
         print(json.dumps(bound.summary() | {"protocol": protocol}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -43,12 +44,13 @@ def from_error(error: UnmaskError, body: bytes) -> Refused:
 
 
 def hide(message: str, body: bytes) -> str:
-    """The message with … for every longer run of letters that also stands in the request."""
+    """The message with … for every quoted word and every longer run of letters that also stands in the request."""
     message = " ".join(message.split())[:MOST]
     given = body.decode("utf-8", errors="replace")
     if "\\" in given:  # letters that were spelled as escapes
         given += "\n" + "\n".join(_words(parse_json(body)))
     given = " ".join(given.split())
+    message = re.sub(r"'([^']+)'", lambda quoted: "'…'" if quoted[1] in given else quoted[0], message)  # however short
     kept, at = [], 0
     while at < len(message):
         end = at + _ECHO
