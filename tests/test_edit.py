@@ -243,6 +243,21 @@ def test_a_gap_of_unknown_length_takes_the_smallest_bound(model: Model) -> None:
     assert model.fill("the [MASK:1..9] sat", constraint=one_of)[0] in ("the cat sat", "the horse sat")
 
 
+def test_ways_that_are_alike_are_scored_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored: list[Any] = []
+    score = Model.score
+
+    def noted(self: Model, texts: Any, **how: Any) -> Any:
+        scored.append(texts)
+        return score(self, texts, **how)
+
+    monkeypatch.setattr(Model, "score", noted)
+    greedy = unmask.samplers.LeftToRight(temperature=0)
+    texts = model.fill(["the [MASK:2..3] sat"] * 3 + ["a [MASK:2]"], sampler=greedy)
+    assert len(set(texts[:3])) == 1
+    assert len(scored) == len(set(scored)) == 2
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 

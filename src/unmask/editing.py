@@ -8,13 +8,14 @@ of, not the same as, a larger likelihood.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from unmask.bound import Bound
 from unmask.constraints import Constraint
 from unmask.constraints._automaton import compile_constraints
 from unmask.constraints._leading_space import LeadingSpace
@@ -163,18 +164,17 @@ def edit(
     held = LeadingSpace() if lends else constraint
     how: dict[str, Any] = {"label": label, "guidance": guidance, "watch": watch, "runners_up": runners_up}
     finished = write(model, rows, key_B, [0] * len(rows), sampler=sampler, constraint=held, **how)
-    edits: dict[str, Edit] = {}
+    pieces: dict[str, tuple[str, int, int]] = {}  # whole text → replacement, its length, its row
     lo, number = len(model.begin) + len(before), -1
     for (length, _), row in zip(plan, finished, strict=True):
         if row is None:
             continue
         number += 1
         piece = _spelled(tokenizer, before, row[lo : lo + length], text[:first])
-        whole = text[:first] + piece + text[stop:]
-        if whole not in edits:
-            bound = model.score(whole, seed=0, num_samples=NUM_SAMPLES, label=label)
-            edits[whole] = Edit(whole, piece[start - first :], length, bound.nats, bound.tokens, number)
-    return sorted(edits.values(), key=lambda e: e.nats if rank == "text" else e.nats_per_token)[:num]
+        pieces.setdefault(text[:first] + piece + text[stop:], (piece[start - first :], length, number))
+    bound = bounds(model, pieces, label)
+    edits = [Edit(t, piece, n, bound[t].nats, bound[t].tokens, row) for t, (piece, n, row) in pieces.items()]
+    return sorted(edits, key=lambda e: e.nats if rank == "text" else e.nats_per_token)[:num]
 
 
 def fill(
@@ -208,9 +208,10 @@ def fill(
     found: list[list[tuple[int, str]]] = [[] for _ in texts]
     for number, (i, row) in enumerate((i, row) for i, row in written if row is not None):
         found[i].append((number, model.tokenizer.decode(row[len(model.begin) :])))
+    ranked = [len(tried) > 1 for tried in several]
+    bound = bounds(model, (t for ways, many in zip(found, ranked, strict=True) if many for _, t in ways), label)
     return [
-        _best(model, ways, label) if len(tried) > 1 else Filled(ways[0][1], ways[0][0])
-        for tried, ways in zip(several, found, strict=True)
+        _best(ways, bound) if many else Filled(ways[0][1], ways[0][0]) for ways, many in zip(found, ranked, strict=True)
     ]
 
 
@@ -229,12 +230,17 @@ def check_fit(model: Model, text: str, constraint: Constraint | Sequence[Constra
     _possible(model, rows, views, keys, [0] * len(rows), None, constraint, enough=1)
 
 
-def _best(model: Model, found: list[tuple[int, str]], label: int | None) -> Filled:
+def bounds(model: Model, texts: Iterable[str], label: int | None = None) -> dict[str, Bound]:
+    """The bound of each text by itself, with the same draws for all of them; texts that are alike are scored once.
+
+    >>> bounds(model, ["a cat", "a dog", "a cat"])["a cat"].nats  # doctest: +SKIP
+    """
+    return {text: model.score(text, seed=0, num_samples=NUM_SAMPLES, label=label) for text in dict.fromkeys(texts)}
+
+
+def _best(found: list[tuple[int, str]], bound: dict[str, Bound]) -> Filled:
     """The text of the smallest bound."""
-    ways = []
-    for row, text in found:
-        bound = model.score(text, seed=0, num_samples=NUM_SAMPLES, label=label)
-        ways.append(Way(text, bound.nats, bound.tokens, row))
+    ways = [Way(text, bound[text].nats, bound[text].tokens, row) for row, text in found]
     ways.sort(key=lambda way: way.nats)
     return Filled(ways[0].text, ways[0].row, ways)
 

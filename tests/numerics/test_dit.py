@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +73,35 @@ def test_cache_gives_the_same_vectors(stops: list[int], qk_norm: bool) -> None:
         cache.stop = stop
         parts.append(net.trunk(Z, cache=cache))
     torch.testing.assert_close(torch.cat(parts, dim=1), net.trunk(Z))
+
+
+@pytest.mark.parametrize("more", [{}, {"qk_norm": True, "qk_gain": True}, {"conditioning": "constant"}])
+def test_rows_step_from_positions_of_their_own(more: dict[str, Any]) -> None:
+    net = build(dataclasses.replace(SMALL, causal=True, **more))
+    assert net.can_step_rows()
+    want = net.trunk(Z)
+    caches = [KVCache() for _ in Z]
+    for b, (cache, first) in enumerate(zip(caches, (1, 4, 2), strict=True)):
+        cache.stop = first
+        net.trunk(Z[b : b + 1], cache=cache)
+    for _ in range(4):
+        at = [cache.length for cache in caches]
+        ids_M = torch.cat([Z[torch.arange(3), torch.tensor(at) - 1], torch.zeros(2, dtype=torch.long)])
+        again = [net.step_rows(ids_M, caches)[:3] for _ in range(2)]  # one that failed behind it is made again
+        assert again[0].equal(again[1])
+        torch.testing.assert_close(again[0], want[torch.arange(3), torch.tensor(at)])
+        assert [cache.length for cache in caches] == at
+        for cache in caches:
+            cache.length += 1
+    assert [cache.length for cache in caches] == [5, 8, 6]
+    with pytest.raises(UsageError, match="8 positions of 8"):
+        net.step_rows(Z[:, 0], caches)
+    with pytest.raises(UsageError, match="0 positions of 0"):
+        net.step_rows(Z[:1, 0], [KVCache()])
+
+
+def test_only_causal_networks_step_rows() -> None:
+    assert not build(SMALL).can_step_rows()
 
 
 def test_qk_norm_takes_the_size_of_queries_and_keys_away() -> None:

@@ -280,6 +280,14 @@ def test_bodies_that_are_too_large(client: TestClient) -> None:
     assert client.post("/fill", content=just, headers=headers).status_code == 200
 
 
+@pytest.mark.parametrize("spelled", ["\\ud83e\\udd93" * 12, "Z\\/e\\/b\\/r\\/a\\/4\\/2", "Z  e  b  r  a  4  2"])
+def test_escapes_hide_no_echo(client: TestClient, spelled: str) -> None:
+    body = f'{{"text": "{spelled}"}}'.encode()
+    answer = client.post("/fill", content=body, headers={"content-type": "application/json"})
+    check(answer)
+    assert answer.json()["error"]["message"].startswith("no gap in '…': write [MASK]")
+
+
 def test_messages_help(client: TestClient) -> None:
     def said(route: str, **body: Any) -> str:
         found: str = client.post(route, json={**GOOD[route], **body}).json()["error"]["message"]

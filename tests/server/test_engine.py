@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ import unmask
 from unmask.canvas import Canvas
 from unmask.constraints.regex import Regex
 from unmask.model import Model
+from unmask.predictor import Query
 from unmask.samplers import Sampler, Step
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.confidence import Confidence
+from unmask.samplers.left_to_right import LeftToRight
 from unmask.server.compiling import Compiler
 from unmask.server.engine import Call, Cancelled, Closed, Engine
 from unmask.server.limits import Limits
@@ -196,22 +199,31 @@ def test_texts_of_a_busy_engine_follow_the_models_law(compiler: Compiler) -> Non
 
 
 class Steps(Work):
-    """Work of `num` steps that notes when each happens."""
+    """Work of `num` steps that notes when each happens; what it asks is nothing to it."""
 
     def __init__(self, name: str, num: int, log: list[str], fails_at: int | None = None) -> None:
         self.name, self.left, self.log, self.fails_at = name, num, log, fails_at
-        self.questions = []
+        here = torch.zeros(1, 1, dtype=torch.long)
+        self.questions = [Query(torch.full((1, 4), 257), torch.ones(1), here, here == 0, 1)]
 
     def take(self, predictions: list[Tensor]) -> Step | None:
-        raise NotImplementedError
-
-    def alone(self) -> Step | None:
         self.log.append(self.name)
         self.left -= 1
         self.done = self.left == 0
         if self.fails_at == self.left:
             raise RuntimeError("a sampler's own error")
         return None
+
+
+class Alone(Steps):
+    """The same, alone with the network."""
+
+    def __init__(self, name: str, num: int, log: list[str]) -> None:
+        super().__init__(name, num, log)
+        self.questions = []
+
+    def alone(self) -> Step | None:
+        return self.take([])
 
 
 def together(engine: Engine, jobs: list[list[Work]]) -> list[BaseException | None]:
@@ -284,6 +296,20 @@ def test_everybody_goes_on_in_every_step_while_there_is_room(small: Model) -> No
     assert all(Counter(log[i : i + 8]) == Counter(map(str, range(8))) for i in (0, 8, 16))
 
 
+def test_rows_that_need_the_network_for_themselves_let_others_go_on_between(small: Model) -> None:
+    engine = Engine(small, max_batch=8)
+    log: list[str] = []
+    try:
+        scored: list[list[Work]] = [[Alone(name, 1, log) for _ in range(4)] for name in ("first", "second")]
+        together(engine, [*scored, [Steps("written", 8, log)]])
+    finally:
+        engine.close()
+    assert Counter(log) == {"first": 4, "second": 4, "written": 8}
+    turns = [name for name in log if name != "written"]
+    assert turns == ["first", "second"] * 4
+    assert all(log[: 2 * i].count("written") == i for i in range(9))  # one of each in every step
+
+
 def test_rows_join_and_leave_at_any_step(small: Model, compiler: Compiler) -> None:
     engine = Engine(small, max_batch=8)
     served = Served(engine, compiler, Limits(), Call())
@@ -328,6 +354,29 @@ def test_an_error_in_a_row_ends_its_request_alone(small: Model) -> None:
         assert together(engine, [[Steps("after", 2, log)]]) == [None]
     finally:
         engine.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Touchy(LeftToRight):
+    """Draws for everybody but one."""
+
+    def draw_tokens(self, log_p_NI: Tensor, key_N: Tensor, *rest: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        if (key_N == 13).any():
+            raise RuntimeError("no memory for this one")
+        return super().draw_tokens(log_p_NI, key_N, *rest, **more)
+
+
+def test_an_error_in_a_shared_draw_ends_the_request_that_causes_it(small: Model) -> None:
+    engine = Engine(small, max_batch=8)
+    try:
+        rows = [Canvas(torch.full((1, 6), 257), 257, torch.tensor([key])) for key in (12, 13, 14)]
+        works = [Writing(row, Touchy(), engine.predictor) for row in rows]
+        errors = together(engine, [[work] for work in works])
+    finally:
+        engine.close()
+    assert [type(error) for error in errors] == [type(None), RuntimeError, type(None)]
+    assert works[0].done
+    assert works[2].done
 
 
 def test_a_network_error_ends_the_request_that_causes_it(small: Model, serve: Callable[[], Served]) -> None:
@@ -389,23 +438,6 @@ def test_closing_tells_whoever_waits(small: Model) -> None:
     assert len(errors) == 1
     with pytest.raises(Closed):
         list(engine.run([Steps("late", 1, log)], Call()))
-
-
-# --- constraints of strangers -----------------------------------------------------------------------------------------
-
-
-def test_a_pattern_that_explodes_is_given_up_and_the_next_one_works(small: Model) -> None:
-    compiler = Compiler(small.tokenizer, seconds=1.5)
-    try:
-        with pytest.raises(unmask.UsageError, match="too long or too much memory"):
-            compiler([unmask.constraints.Regex(pattern="[ab]*a[ab]{20}")], may_end=False)
-        good = [unmask.constraints.Regex(pattern="[0-9]{2}")]
-        assert compiler(good, may_end=False).accepts([48, 49])
-        assert compiler(good, may_end=False) is compiler(good, may_end=False)
-        with pytest.raises(unmask.UsageError, match="regular expression"):
-            compiler([unmask.constraints.Regex(pattern="(")], may_end=False)
-    finally:
-        compiler.close()
 
 
 def test_the_budget_is_checked_before_any_work(engine: Engine, compiler: Compiler) -> None:

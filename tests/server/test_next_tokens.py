@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -148,22 +148,36 @@ def test_rows_share_calls(causal: Model, engine: Engine) -> None:
     assert sum(steps) > 2 * calls
 
 
-def test_a_network_that_goes_in_lockstep_is_asked_row_by_row(causal: Model) -> None:
-    inner = causal.denoiser
+class Foreign(Network):
+    """Any other network that has a cache."""
 
-    class Foreign(Network):
-        """Any other network that has a cache."""
+    def __init__(self, inner: Network) -> None:
+        super().__init__()
+        self.inner, self.causal = inner, True
+        self.num_ids, self.mask_id = inner.num_ids, inner.mask_id
+        self.stepped: list[int] = []
 
-        num_ids, mask_id = inner.num_ids, inner.mask_id
+    def trunk(self, *given: Any, **more: Any) -> Any:
+        return self.inner.trunk(*given, **more)
 
-        def trunk(self, *given: Any, **more: Any) -> Any:
-            return inner.trunk(*given, **more)
+    def head(self, h_ND: Any) -> Any:
+        return self.inner.head(h_ND)
 
-        def head(self, h_ND: Any) -> Any:
-            return inner.head(h_ND)
 
-    foreign = Foreign()
-    foreign.causal = True
+class Stepping(Foreign):
+    """One that also takes rows at positions of their own."""
+
+    def can_step_rows(self) -> bool:
+        return True
+
+    def step_rows(self, ids_M: torch.Tensor, caches: Sequence[KVCache]) -> torch.Tensor:
+        self.stepped.append(len(caches))
+        return self.inner.step_rows(ids_M, caches)
+
+
+@pytest.mark.parametrize("kind", [Foreign, Stepping])
+def test_any_network_may_take_rows_together_and_none_must(causal: Model, kind: type[Foreign]) -> None:
+    foreign = kind(causal.denoiser)
     engine = Engine(Model(denoiser=foreign, tokenizer=causal.tokenizer, objective=AR(), length=WINDOW))
     compiler = Compiler(causal.tokenizer)
     try:
@@ -172,6 +186,7 @@ def test_a_network_that_goes_in_lockstep_is_asked_row_by_row(causal: Model) -> N
     finally:
         engine.close()
         compiler.close()
+    assert max(foreign.stepped, default=0) == (3 if kind is Stepping else 0)
 
 
 def test_what_an_autoregressive_model_cannot_do_is_said(serve: Callable[[], Served]) -> None:

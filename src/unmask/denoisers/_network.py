@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +114,20 @@ class Network(nn.Module):
         raise NotImplementedError
 
     def empty_cache(self, batch: int, length: int) -> list[tuple[Tensor, Tensor]]:
+        raise NotImplementedError
+
+    def can_step_rows(self) -> bool:
+        """Is there a `step_rows`? Without it, rows at different positions are read one after another by `trunk`."""
+        return False
+
+    def step_rows(self, ids_M: Tensor, caches: Sequence[KVCache]) -> Tensor:
+        """h_MD of a causal network, line b at position `caches[b].length` of a row of its own, given the token before
+        it. Each cache is of one row whose beginning `trunk` has read.
+
+        Keys and values are put into the caches, whose lengths the caller moves on: until then nobody reads them, so
+        that a call that fails can be made again. Lines behind the last cache are nobody's, there to make whole batches.
+        A row's line must not depend on the others.
+        """
         raise NotImplementedError
 
     def device_for(self, tokens: Tensor) -> torch.device:

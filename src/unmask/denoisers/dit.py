@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unmask import kernels
 from unmask.denoisers import Denoiser
+from unmask.denoisers._dit_rows import step_rows
 from unmask.denoisers._dropout import hashed_dropout
 from unmask.denoisers._network import (
     KVCache,
@@ -250,6 +252,12 @@ class DiTNetwork(Network):
         from unmask.denoisers._dit_fused import fused_decode
 
         return fused_decode(self, ids_B, position_1, kv, stop)
+
+    def can_step_rows(self) -> bool:
+        return self.causal and not self.sharded
+
+    def step_rows(self, ids_M: Tensor, caches: Sequence[KVCache]) -> Tensor:
+        return step_rows(self, ids_M, caches)
 
     def constants(self, z: Tensor, level_B: Tensor | None, cond: Tensor | None = None) -> Constants:
         """A captured graph reads those that `before_replay` keeps fresh, save where the level decides them."""

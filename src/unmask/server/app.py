@@ -139,7 +139,7 @@ def _native_routes(app: FastAPI, desk: Desk) -> None:
 
     @app.post("/tokenize", tags=["unmask"], summary="A text's tokens, and words turned into gaps")
     async def tokenize(asked: schemas.Tokenize, request: Request) -> Any:
-        return JSONResponse(await desk.work(request, lambda served: native.tokenize(served.tokenizer, asked)))
+        return JSONResponse(await desk.work(request, lambda served: native.tokenize(served, asked)))
 
     @app.post("/trace", tags=["unmask"], summary="As fill or generate, step by step (server-sent events)")
     async def trace(asked: schemas.Trace, request: Request) -> Response:

@@ -12,9 +12,10 @@ from unmask.constraints import Constraint
 from unmask.constraints.choices import Choices
 from unmask.constraints.json_schema import JsonSchema
 from unmask.constraints.regex import Regex
+from unmask.editing import MAX_CANDIDATES
 from unmask.errors import UsageError, did_you_mean
 from unmask.model import Model
-from unmask.prompts import MASK_SPELLING
+from unmask.prompts import MASK_SPELLING, known_lengths, parse_gaps
 from unmask.samplers import Sampler, room
 from unmask.server.limits import Limits
 from unmask.server.schemas import Constrained, Sampling
@@ -72,7 +73,12 @@ def schema_of(schema: dict[str, Any], **over: Any) -> JsonSchema:
     return made
 
 
-def check_gaps(text: str, limits: Limits) -> None:
-    """Refuse gaps that add up to more than a row may have, before any row is made."""
+def check_gaps(text: str, model: Model, limits: Limits, *, exact: bool) -> tuple[int, int]:
+    """Refuse gaps, or a text with them, that are more than a row may have, before any row is made. Comes back: how many
+    ways there are to read gaps of unknown length, and the tokens of the longest. exact: as in parse_gaps."""
     most = [max(int(n[:8]) for n in gap.groups(default="1")) for gap in MASK_SPELLING.finditer(text)]
     limits.check_length(sum(most))
+    longest = MASK_SPELLING.sub(lambda gap: f"[MASK:{gap[2] or gap[1] or 1}]", text)
+    length = len(model.begin) + len(parse_gaps(longest, model.tokenizer, exact=exact))
+    limits.check_length(length)
+    return len(known_lengths(text, MAX_CANDIDATES)), length

@@ -22,6 +22,7 @@ from unmask.errors import UnmaskError, UsageError
 from unmask.tokens import Tokenizer, tokenizer_from_json
 
 SECONDS = 10.0
+START_SECONDS = 60.0  # for their process to begin
 MEMORY = 2 << 30
 KEPT = 16  # automata that are remembered
 
@@ -75,9 +76,14 @@ class Compiler:
         code = f"from unmask.server.compiling import serve; serve({theirs.fileno()})"
         self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
         theirs.close()
-        self._pipe.send(self.tokenizer.to_json())
-        self._pipe.poll(60)  # it says when it is ready
-        self._pipe.recv()
+        try:
+            self._pipe.send(self.tokenizer.to_json())
+            ready = self._pipe.poll(START_SECONDS) and self._pipe.recv()
+        except (EOFError, OSError):  # it died
+            ready = False
+        if not ready:
+            self.close()
+            raise UnmaskError("constraints cannot be prepared now: try again later")
 
     def close(self) -> None:
         """End the process; the next constraint starts another."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class _Choice:
     tokenizer: Tokenizer
     sent: int = 0  # characters
     told: int = 0  # tokens whose log-probabilities were sent
+    spelled: int = 0  # characters of those tokens
     finish: str | None = None
     about: dict[int, dict[str, Any]] = field(default_factory=dict)  # position → log-probabilities
 
@@ -67,16 +69,17 @@ class _Choice:
 
     def logprobs(self, row: list[int]) -> dict[str, Any]:
         """Of the tokens settled since the last look. What is told of a token is its chance when it was written."""
-        ids = self.settled(row)
-        base, names = len(self.head), [self.tokenizer.token_text(id) for id in ids]
-        offsets = [len(self.prompt) + sum(map(len, names[:i])) for i in range(len(ids))]
-        new = range(self.told, len(ids))
-        self.told = len(ids)
+        ids = self.settled(row)[self.told :]
+        names = [self.tokenizer.token_text(id) for id in ids]
+        *offsets, self.spelled = itertools.accumulate(map(len, names), initial=self.spelled)
+        first = len(self.head) + self.told
+        about = [self.about.get(first + i, {}) for i in range(len(ids))]
+        self.told += len(ids)
         return {
-            "tokens": [names[i] for i in new],
-            "token_logprobs": [self.about.get(base + i, {}).get("log_prob") for i in new],
-            "top_logprobs": [self.about.get(base + i, {}).get("top") for i in new],
-            "text_offset": [offsets[i] for i in new],
+            "tokens": names,
+            "token_logprobs": [one.get("log_prob") for one in about],
+            "top_logprobs": [one.get("top") for one in about],
+            "text_offset": [len(self.prompt) + offset for offset in offsets],
         }
 
 

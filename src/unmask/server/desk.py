@@ -72,7 +72,7 @@ class Desk:
     async def work(self, request: Request, job: Job) -> Any:
         """The job's result; it is cancelled when the client goes."""
         with self._seat() as call:
-            work = self._begin(call, job)
+            work = self._begin(request, call, job)
             watch = asyncio.ensure_future(gone(request))
             try:
                 await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -82,7 +82,7 @@ class Desk:
                     call.cancel()
                     with suppress(Exception):
                         await asyncio.shield(work)
-            return self._result(work, request)
+            return _result(work)
 
     async def stream(self, request: Request, job: Callable[[Served, Emit], Any]) -> AsyncGenerator[Any]:
         """What the job emits, as it comes; the job's own result comes last. Closing it cancels the job."""
@@ -94,36 +94,48 @@ class Desk:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         with self._seat() as call:
-            work = self._begin(call, lambda served: job(served, emit))
+            work = self._begin(request, call, lambda served: job(served, emit))
             work.add_done_callback(lambda _: events.put_nowait(end))
             try:
                 while (event := await events.get()) is not end:
                     yield event
-                yield self._result(work, request)
+                yield _result(work)
             finally:
                 if not work.done():
                     call.cancel()
                     with suppress(Exception):
                         await asyncio.shield(work)
 
-    def _begin(self, call: Call, job: Job) -> asyncio.Future[Any]:
+    def _begin(self, request: Request, call: Call, job: Job) -> asyncio.Future[Any]:
         served = Served(self.engine, self.compiler, self.limits, call, self._turns)
-        work = asyncio.get_running_loop().run_in_executor(self._pool, served.in_turn, job)
+        body = request.scope.get("unmask.body", b"")
+        work = asyncio.get_running_loop().run_in_executor(self._pool, _outcome, served, job, body)
         work.add_done_callback(_looked_at)
         return work
 
-    def _result(self, work: asyncio.Future[Any], request: Request) -> Any:
-        try:
-            return work.result()
-        except Cancelled:
-            raise Refused(499, "the client has gone", "cancelled") from None  # nobody reads it
-        except Closed:
-            raise Refused(503, "the server is stopping", "stopping", {"retry-after": "5"}) from None
-        except UnmaskError as e:
-            raise from_error(e, request.scope.get("unmask.body", b"")) from None
-        except Exception:
-            traceback.print_exc()
-            raise Refused(500, "something went wrong inside the server", "internal") from None
+
+def _outcome(served: Served, job: Job, body: bytes) -> Any:
+    """The job's result, or how it is refused. In the job's own thread: to look for a large request's words in a message
+    takes longer than the event loop may. And what was raised ends here, with the rows that its frames hold."""
+    try:
+        return served.in_turn(job)
+    except Cancelled:
+        refused = Refused(499, "the client has gone", "cancelled")  # nobody reads it
+    except Closed:
+        refused = Refused(503, "the server is stopping", "stopping", {"retry-after": "5"})
+    except UnmaskError as e:
+        refused = from_error(e, body)
+    except Exception:
+        traceback.print_exc()
+        refused = Refused(500, "something went wrong inside the server", "internal")
+    return refused
+
+
+def _result(work: asyncio.Future[Any]) -> Any:
+    found = work.result()
+    if isinstance(found, Refused):
+        raise found
+    return found
 
 
 def _looked_at(work: asyncio.Future[Any]) -> None:

@@ -83,9 +83,10 @@ class Doors:
                 raise Refused(403, "pages of other sites may not call this server: see --allow-origin", "origin")
             foreign = origin[0]
         preflight = method == "OPTIONS" and foreign is not None  # carries no key and learns nothing
-        if path == OPEN or preflight or self._has_key(found.get("authorization", [])):
+        reads = method in ("GET", "HEAD")  # whatever else may bring a body, which is read behind these doors
+        if (path == OPEN and reads) or preflight or self._has_key(found.get("authorization", [])):
             return foreign
-        if not (is_page(path) and method in ("GET", "HEAD") and self._has_cookie(found.get("cookie", []))):
+        if not (is_page(path) and reads and self._has_cookie(found.get("cookie", []))):
             # No browser has a dialog of its own for this kind: who opens a page gets ours, see sign_in.py.
             ask = {"www-authenticate": 'Bearer realm="unmask"'}
             raise Refused(401, "an API key is needed: send it as Authorization: Bearer KEY", "no_key", ask)

@@ -7,6 +7,7 @@ error in a row's step ends its request and nothing else.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -57,11 +58,16 @@ class Call:
             if self._ticket is not None:
                 self._ticket.events.put(Cancelled("the request was cancelled"))
 
-    def hold(self, ticket: _Ticket | None) -> None:
+    def hold(self, ticket: _Ticket) -> None:
         with self._lock:
             if self.cancelled:
                 raise Cancelled("the request was cancelled")
             self._ticket = ticket
+
+    def let_go(self) -> None:
+        """Of the rows, so that they go with the last who works on them, not whenever Python looks for rings."""
+        with self._lock:
+            self._ticket = None
 
 
 @dataclass
@@ -74,7 +80,12 @@ class _Ticket:
     left: int  # rows that are not done
     quiet: bool  # its owner waits for the end alone
     over: bool = False  # failed, or its owner has turned away
+    was_alone: int = 0  # a number that grows with every row that is alone with the network
     events: queue.SimpleQueue[Told | BaseException | None] = field(default_factory=queue.SimpleQueue)
+
+    @property
+    def next_is_alone(self) -> bool:
+        return bool(self.waiting) and not self.works[self.waiting[0]].questions
 
 
 class Engine:
@@ -90,6 +101,7 @@ class Engine:
         self.metrics = metrics or Metrics()
         self.predictor = model.objective.predictor(model.denoiser)
         self._ring: deque[_Ticket] = deque()
+        self._turns = itertools.count(1)
         self._wake = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._loop, name="unmask-engine", daemon=True)
@@ -102,19 +114,23 @@ class Engine:
             return
         ticket = _Ticket(call, works, deque(open_), len(open_), quiet)
         call.hold(ticket)
-        with self._wake:
-            if self._closed:
-                raise Closed("the server is stopping")
-            self._ring.append(ticket)
-            self._wake.notify()
+        event: Told | BaseException | None = None
         try:
+            with self._wake:
+                if self._closed:
+                    raise Closed("the server is stopping")
+                self._ring.append(ticket)
+                self._wake.notify()
             while (event := ticket.events.get()) is not None:
                 if isinstance(event, BaseException):
                     raise event
                 yield event
+            if call.cancelled:
+                raise Cancelled("the request was cancelled")
         finally:
             ticket.over = True
-        call.hold(None)
+            call.let_go()
+            event = None  # an error that this frame held would hold this frame, and its rows
 
     def close(self) -> None:
         """Stop; whoever still waits is told."""
@@ -149,6 +165,7 @@ class Engine:
             except Exception as e:  # nothing that a request brings may end the engine
                 for ticket in {id(t): t for t, _ in batch}.values():
                     self._fail(ticket, e)
+            batch = []  # a thread that waits holds no rows, nor their caches
 
     def _sweep(self) -> None:
         """Drop what is done, failed or cancelled."""
@@ -161,13 +178,20 @@ class Engine:
                 self._ring.append(ticket)
 
     def _pick(self) -> list[tuple[_Ticket, int]]:
-        """Rows for the next step: one of each request in turn, beginning behind the last one served."""
+        """Rows for the next step: one of each request in turn, beginning behind the last one served.
+
+        Of rows that must be alone with the network only one, as everybody waits for it: of the request that has waited
+        longest for that.
+        """
         batch: list[tuple[_Ticket, int]] = []
         idle = 0
+        lone = min((t for t in self._ring if t.next_is_alone), key=lambda t: t.was_alone, default=None)
         while len(batch) < self.max_batch and idle < len(self._ring):
             ticket = self._ring[0]
             self._ring.rotate(-1)
-            if ticket.waiting:
+            if ticket.waiting and (ticket is lone or not ticket.next_is_alone):
+                if ticket is lone:
+                    lone, ticket.was_alone = None, next(self._turns)
                 batch.append((ticket, ticket.waiting.popleft()))
                 idle = 0
             else:

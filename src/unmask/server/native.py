@@ -9,10 +9,9 @@ from typing import Any
 
 from unmask.canvas import Canvas
 from unmask.cli._trace import as_dict
-from unmask.editing import NUM_SAMPLES, Filled, check_fit
+from unmask.editing import MAX_CANDIDATES, NUM_SAMPLES, Filled, bounds, check_fit
 from unmask.editing import fill as fill_gaps
 from unmask.errors import UsageError
-from unmask.prompts import known_lengths
 from unmask.samplers import Step
 from unmask.samplers._constrained import constrained
 from unmask.server import schemas
@@ -69,13 +68,14 @@ def fill(served: Served, asked: schemas.Fill, emit: Emit | None = None) -> dict[
         raise UsageError("give either text or tokens")
     seen, how = _Seen(served, emit), _how(served, asked)
     if asked.text is not None:
-        check_gaps(asked.text, served.limits)
-        several = len(known_lengths(asked.text, 256))
-        served.limits.check(rows=several * asked.n, length=1, calls=1)  # before they are made
+        several, length = check_gaps(asked.text, served, served.limits, exact=how["constraint"] is not None)
+        _check_cost(served, asked, how, several * asked.n, length, scored=asked.score or several > 1)
         filled = fill_gaps(served, [asked.text] * asked.n, watch=seen.step, **how)
     else:
         assert asked.tokens is not None
-        canvas = served.canvas(_token_rows(served, asked), how.pop("constraint"), may_end=False, seed=how.pop("seed"))
+        given = _token_rows(served, asked)
+        _check_cost(served, asked, how, len(given), len(given[0]), scored=asked.score)
+        canvas = served.canvas(given, how.pop("constraint"), may_end=False, seed=how.pop("seed"))
         rows = served.run(canvas, how.pop("sampler"), watch=seen.step, **how)
         filled = [Filled(served.tokenizer.decode(row[len(served.begin) :]), i) for i, row in enumerate(rows)]
     return _written(served, asked, seen, filled)
@@ -89,6 +89,8 @@ def trace(served: Served, asked: schemas.Trace, emit: Emit) -> dict[str, Any]:
         return fill(served, asked, emit)
     served.limits.check_length(asked.length or 1)
     seen, how = _Seen(served, emit), _how(served, asked)
+    length = served.typical_length or served.length if asked.length is None else asked.length
+    _check_cost(served, asked, how, asked.n, length, scored=asked.score)
     texts = served.generate(asked.n, asked.length, asked.prompt, asked.suffix, watch=seen.step, **how)
     return _written(served, asked, seen, [Filled(text, i) for i, text in enumerate(texts)])
 
@@ -101,6 +103,11 @@ def edit(served: Served, asked: schemas.EditSpan) -> dict[str, Any]:
     lengths = (given[0], given[1]) if isinstance(given, list) else given
     served.limits.check_length(max(lengths) if isinstance(lengths, tuple) else lengths or 1)
     began = time.perf_counter()
+    sampler = sampler_of(asked, served)
+    ids = len(served.tokenizer.encode(asked.text))
+    least, most = lengths if isinstance(lengths, tuple) else (lengths or ids,) * 2
+    rows, length = min(MAX_CANDIDATES, asked.n * (most + 1 - least)), min(ids + most, served.length)
+    _check_cost(served, asked, {"sampler": sampler}, rows, length, scored=True)
     found = served.edit(
         asked.text,
         asked.replace,
@@ -108,7 +115,7 @@ def edit(served: Served, asked: schemas.EditSpan) -> dict[str, Any]:
         num=asked.n,
         occurrence=asked.occurrence,
         rank=asked.rank,
-        sampler=sampler_of(asked, served),
+        sampler=sampler,
         seed=asked.seed,
         constraint=constraints_of(asked),
         guidance=asked.guidance,
@@ -120,9 +127,11 @@ def edit(served: Served, asked: schemas.EditSpan) -> dict[str, Any]:
 def score(served: Served, asked: schemas.Score) -> dict[str, Any]:
     """The bound of each text, and where in the text it comes from."""
     found = []
-    for text in asked.texts:
-        ids = served.tokenizer.encode(text)
+    rows = [served.tokenizer.encode(text) for text in asked.texts]
+    for ids in rows:
         served.limits.check_length(len(ids))
+    served.limits.check(rows=len(rows), length=max(map(len, rows)), calls=asked.num_samples)
+    for text, ids in zip(asked.texts, rows, strict=True):
         bound = served.score(text, seed=asked.seed, num_samples=asked.num_samples)
         nats = [float(x) for scoring in served.scorings for x in scoring.nats_L]
         tokens = spans(text, served.tokenizer)
@@ -142,7 +151,8 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
     if constraint is None:
         raise UsageError("give a constraint: regex, json_schema, choices or constraints")
     if asked.text is not None:
-        check_gaps(asked.text, served.limits)
+        several, length = check_gaps(asked.text, served, served.limits, exact=True)
+        served.limits.check(rows=several, length=length, calls=1)
     served.limits.check_length(asked.length or 1)
     try:
         if asked.text is not None:
@@ -156,8 +166,10 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
     return {"fits": True, "reason": None}
 
 
-def tokenize(tokenizer: Tokenizer, asked: schemas.Tokenize) -> dict[str, Any]:
+def tokenize(served: Served, asked: schemas.Tokenize) -> dict[str, Any]:
     """The tokens with their places in the text; with spans, also the text with these turned into gaps."""
+    tokenizer = served.tokenizer
+    served.limits.check_length(len(tokenizer.encode(asked.text)))
     found: dict[str, Any] = {"tokens": spans(asked.text, tokenizer)}
     text, end, parts, gaps = asked.text, 0, [], []
     leads = len(tokenizer.encode(" a")) == 1  # words bring the space before them
@@ -205,6 +217,14 @@ def _how(served: Served, asked: schemas.Writing) -> dict[str, Any]:
     }
 
 
+def _check_cost(
+    served: Served, asked: schemas.Sampling, how: dict[str, Any], rows: int, length: int, *, scored: bool
+) -> None:
+    """Refuse what is beyond the budget before a row is made, the scores of what will be written included."""
+    calls = served.calls(how["sampler"], length, asked.guidance) + (NUM_SAMPLES if scored else 0)
+    served.limits.check(rows=rows, length=length, calls=calls)
+
+
 def _token_rows(served: Served, asked: schemas.Fill) -> list[list[int]]:
     tokenizer, tokens = served.tokenizer, asked.tokens or []
     served.limits.check_length(len(tokens))
@@ -231,9 +251,9 @@ def _written(served: Served, asked: schemas.Fill, seen: _Seen, filled: list[Fill
         found.append(one)
     result = {"texts": found, "seed": asked.seed} | seen.cost()
     if asked.score:
+        bound = bounds(served, (one["text"] for one in found))
         for one in found:
-            bound = served.score(one["text"], seed=0, num_samples=NUM_SAMPLES)
-            one["bound"] = _finite(bound.summary())
+            one["bound"] = _finite(bound[one["text"]].summary())
     return result
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from unmask.errors import NonFiniteError, UnmaskError, did_you_mean
@@ -47,9 +47,10 @@ def hide(message: str, body: bytes) -> str:
     """The message with … for every quoted word and every longer run of letters that also stands in the request."""
     message = " ".join(message.split())[:MOST]
     given = body.decode("utf-8", errors="replace")
+    if "\\" in given:  # letters that were spelled as escapes
+        given += "\n" + "\n".join(_words(parse_json(body)))
+    given = " ".join(given.split())
     message = re.sub(r"'([^']+)'", lambda quoted: "'…'" if quoted[1] in given else quoted[0], message)  # however short
-    if "\\u" in given:  # letters that were spelled as escapes
-        given += re.sub(r"\\u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), given)
     kept, at = [], 0
     while at < len(message):
         end = at + _ECHO
@@ -62,6 +63,14 @@ def hide(message: str, body: bytes) -> str:
             kept.append(message[at])
             at += 1
     return "".join(kept)
+
+
+def _words(data: Any) -> Iterator[str]:
+    """Every text in it."""
+    if isinstance(data, str):
+        yield data
+    for inner in (*data, *data.values()) if isinstance(data, dict) else data if isinstance(data, list) else ():
+        yield from _words(inner)
 
 
 def from_validation(errors: Sequence[Any], fields: Sequence[str]) -> Refused:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.bound import Bound
+from unmask.bound import Bound, join
 from unmask.canvas import Canvas
 from unmask.constraints import Constraint
 from unmask.generate import check_pair
@@ -45,6 +45,7 @@ class Served(Model):
         # engine from their turns. Whoever waits for the engine gives its turn away.
         self.turns = turns or Semaphore()
         self.scorings: list[Scored] = []  # of the last score, window by window
+        self._known: dict[Any, tuple[Bound, list[Scored]]] = {}
         self._has_turn = False
         self.rows: list[list[int]] = []  # that the last run wrote
         self.on_canvas: Callable[[Canvas], None] | None = None  # told of each canvas before it is written
@@ -76,7 +77,7 @@ class Served(Model):
         """As the model's, row by row through the engine."""
         num, length = canvas.tokens.shape
         fitted = self.fit_sampler(sampler, length)
-        self.limits.check(rows=num, length=length, calls=fitted.max_calls(length))
+        self.limits.check(rows=num, length=length, calls=self.calls(fitted, length, guidance))
         check_pair(self.engine.predictor, fitted, canvas)
         held = fitted if canvas.constraint is None else constrained(fitted)
         if isinstance(fitted, PlannedSampler):
@@ -94,6 +95,18 @@ class Served(Model):
         self.rows = [work.tokens_1L[0].tolist() for work in works]
         return self.rows
 
+    def calls(self, sampler: Sampler, length: int, guidance: float | None) -> int:
+        """The most network calls that a row may take; with guidance there are two a step."""
+        return self.fit_sampler(sampler, length).max_calls(length) * (1 if guidance is None else 2)
+
+    def score(self, texts: str | Sequence[str], **how: Any) -> Bound:
+        """As the model's. What this request has had scored is not scored again, as a text that was ranked before."""
+        key = (texts if isinstance(texts, str) else tuple(texts), tuple(sorted(how.items())))
+        if key not in self._known:
+            self._known[key] = super().score(texts, **how), self.scorings
+        bound, self.scorings = self._known[key]
+        return bound
+
     def _writing(self, row: Canvas, sampler: Sampler, guidance: float | None, runners_up: int) -> Writing:
         condition_1L = ~row.open_BL
         condition_1L[:, : len(self.begin)] = False  # the begin token is no wish of the user's
@@ -109,10 +122,9 @@ class Served(Model):
             return self._scored([Reading(x_1L, self.denoiser) for x_1L in rows], rows, how["first_row"], exact=True)
         plain = type(objective) is MDLM and objective.carry_over and objective.zero_masking
         if not plain or canvas.label_B is not None:
-            calling = Calling(lambda: super(Served, self)._bound(canvas, **how))
-            self._finish([calling])
-            assert isinstance(calling.result, Bound)
-            return calling.result
+            callings = [Calling(self._bound_of_row(row_of(canvas, i), i, **how)) for i in range(num)]
+            self._finish(callings)
+            return join([calling.result for calling in callings])
         assert isinstance(objective, MDLM)
         form = objective.with_estimator(how["estimator"] or objective.estimator(self.denoiser))
         form.check(self.denoiser)
@@ -122,6 +134,9 @@ class Served(Model):
             for i, x_1L in enumerate(rows)
         ]
         return self._scored(works, rows, how["first_row"], exact=False)
+
+    def _bound_of_row(self, row: Canvas, i: int, **how: Any) -> Callable[[], Bound]:
+        return lambda: super(Served, self)._bound(row, **{**how, "first_row": how["first_row"] + i})
 
     def _scored(self, works: Sequence[Scored], rows: list[Tensor], first_row: int, *, exact: bool) -> Bound:
         self._finish(works)

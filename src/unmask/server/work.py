@@ -15,7 +15,6 @@ from unmask.batch import Batch
 from unmask.canvas import Canvas
 from unmask.denoisers._network import KVCache, Network
 from unmask.draws import row_keys
-from unmask.errors import UnmaskError
 from unmask.guidance import Guidance, Guided
 from unmask.objectives._terms import subs_log_probs
 from unmask.objectives.mdlm import MDLM, Noised, bound_draws
@@ -24,6 +23,7 @@ from unmask.samplers import Sampler, Step
 from unmask.samplers._asking import ask_about
 from unmask.samplers._planned import PlannedSampler
 from unmask.seeing import seen
+from unmask.server.batching import LEAST, MAX_NUMBERS
 from unmask.server.next_tokens import NextQuery
 
 Drawn = tuple[Tensor, Tensor]  # tokens and their log-probabilities
@@ -140,7 +140,7 @@ def draw_together(works: Sequence[Work], predictions: Sequence[list[Tensor] | No
         key_N, position_N = (torch.cat(parts) for parts in zip(*(works[i].lines for i in several), strict=True))  # type: ignore[attr-defined]
         try:
             token_N, log_prob_N = sampler.draw_tokens(torch.cat(lines), key_N, position_N, never)
-        except UnmaskError:  # of one row: each by itself shows which
+        except Exception:  # of one row: each by itself shows which, and tells it
             continue
         counts = [len(part) for part in lines]
         both = zip(torch.split(token_N, counts), torch.split(log_prob_N, counts), strict=True)
@@ -206,9 +206,14 @@ class Reading(Work):
     @torch.no_grad()
     def alone(self) -> None:
         x_1L = self.x_1L.to(self.denoiser.device_for(self.x_1L))
-        log_p_LI = subs_log_probs(self.denoiser.head(self.denoiser.trunk(x_1L)[0]), self.denoiser.mask_id)
-        self.nats_L = -log_p_LI.gather(1, x_1L[0, :, None]).squeeze(1).double().cpu()
+        most = max(LEAST, MAX_NUMBERS // self.denoiser.num_ids)  # lines of the vocabulary at a time
+        parts = zip(torch.split(self.denoiser.trunk(x_1L)[0], most), torch.split(x_1L[0], most), strict=True)
+        self.nats_L = torch.cat([self._nats(h_ND, x_N).double().cpu() for h_ND, x_N in parts])
         self.nats_S, self.done = [float(self.nats_L.sum())], True
+
+    def _nats(self, h_ND: Tensor, x_N: Tensor) -> Tensor:
+        log_p_NI = subs_log_probs(self.denoiser.head(h_ND), self.denoiser.mask_id)
+        return -log_p_NI.gather(1, x_N[:, None]).squeeze(1)
 
 
 class Calling(Work):

@@ -1,0 +1,37 @@
+"""Constraints of strangers: whatever their process does, the server goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+import unmask
+from unmask.model import Model
+from unmask.server.compiling import Compiler
+
+
+def test_a_pattern_that_explodes_is_given_up_and_the_next_one_works(small: Model) -> None:
+    compiler = Compiler(small.tokenizer, seconds=1.5)
+    try:
+        with pytest.raises(unmask.UsageError, match="too long or too much memory"):
+            compiler([unmask.constraints.Regex(pattern="[ab]*a[ab]{20}")], may_end=False)
+        good = [unmask.constraints.Regex(pattern="[0-9]{2}")]
+        assert compiler(good, may_end=False).accepts([48, 49])
+        assert compiler(good, may_end=False) is compiler(good, may_end=False)
+        with pytest.raises(unmask.UsageError, match="regular expression"):
+            compiler([unmask.constraints.Regex(pattern="(")], may_end=False)
+    finally:
+        compiler.close()
+
+
+def test_a_process_that_does_not_begin_is_not_waited_for(small: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = Compiler(small.tokenizer)
+    good = [unmask.constraints.Regex(pattern="[0-9]{2}")]
+    try:
+        for name, value in (("START_SECONDS", 0.0), ("sys.executable", "/bin/false")):
+            with monkeypatch.context() as patched:
+                patched.setattr(f"unmask.server.compiling.{name}", value)
+                with pytest.raises(unmask.UnmaskError, match="try again later"):
+                    compiler(good, may_end=False)
+        assert compiler(good, may_end=False).accepts([48, 49])
+    finally:
+        compiler.close()
