@@ -15,7 +15,8 @@ from unmask.kernels.residual_norm import residual_norm
 from unmask.kernels.rope import rope_
 
 if TYPE_CHECKING:
-    from unmask.denoisers.dit import Block, DiTNetwork
+    from unmask.denoisers._block import Block
+    from unmask.denoisers.dit import DiTNetwork
 
 
 def fused_trunk(
