@@ -360,6 +360,7 @@ def main() -> None:
     root, store, rank = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     print(json.dumps(work(rank, root)))
+    dist.barrier()  # who leaves first would close the other's connections while it still works
     dist.destroy_process_group()
 
 

@@ -169,7 +169,10 @@ def join_world(device: str | None = None, *, timeout: float = 600.0) -> Iterator
     watchdog = Watchdog(store, rank, size, timeout)
     try:
         with watchdog:
-            yield _member(on, restarts, watchdog)
+            world = _member(on, restarts, watchdog)
+            yield world
+            with contextlib.suppress(PeerError):  # who leaves first would close connections that others still use
+                world.barrier()
     finally:
         with contextlib.suppress(Exception):  # after a peer's death there is nothing to take leave of
             dist.destroy_process_group()
