@@ -164,7 +164,7 @@ def test_the_end_of_a_run_waits_for_its_save(
 ) -> None:
     """However it ends: what was begun is durable and told before the last word."""
     gate = Gate(monkeypatch)
-    config = make_config(tmp_path / "run", async_save=True, valid_every=100, save_every=4, steps=100)
+    config = make_config(tmp_path / "run", async_save=True, valid_every=100, save_every=8, steps=100)
     real = Run.forward_backward
 
     def then(self: Run, *given: Any) -> Any:
@@ -198,7 +198,7 @@ def test_a_failing_save_stops_the_run_with_its_line(
         return real(*args, **kwargs)
 
     monkeypatch.setattr(unmask.saving, "save_checkpoint", fails)
-    config = make_config(tmp_path / "run", async_save=True, valid_every=100, save_every=4, steps=100)
+    config = make_config(tmp_path / "run", async_save=True, valid_every=100, save_every=8, steps=100)
     with pytest.raises(UnmaskError, match="disk full"):
         train(config, callbacks=[record], device="cpu")
     last = max(event[1] for event in record.events if event[0] == "step")
@@ -221,7 +221,9 @@ def test_a_disk_without_room_stops_the_run_at_that_step(
         return real(place)._replace(free=12_345) if begun else real(place)
 
     monkeypatch.setattr(shutil, "disk_usage", filling)
-    config = make_config(tmp_path / "run", async_save=background, valid_every=100, save_every=4, steps=100)
+    config = make_config(
+        tmp_path / "run", async_save=background, valid_every=100, save_every=8 if background else 4, steps=100
+    )
     with pytest.raises(
         UnmaskError, match=r"step-00000008 needs [0-9,]+ bytes and 12,345 are free; free space"
     ) as error:
@@ -264,7 +266,7 @@ def test_a_save_that_fails_behind_an_error_is_told(
         return real(self, *given)
 
     monkeypatch.setattr(Run, "forward_backward", then)
-    config = make_config(tmp_path / "run", async_save=True, valid_every=100, save_every=4, steps=100)
+    config = make_config(tmp_path / "run", async_save=True, valid_every=100, save_every=8, steps=100)
     with pytest.raises(NonFiniteError):
         train(config, callbacks=[Notes()], device="cpu")
     assert Notes.said == ["the last save failed: [Errno 5] Input/output error"]

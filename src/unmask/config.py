@@ -96,13 +96,13 @@ class RunConfig:
     valid_every: int = 250
     valid_rows: int = 256
     sample_every: int = 1000  # 0: none
-    save_every: int = 250
+    save_every: int = 250  # steps that a kill costs at most
     keep: int = 2  # last checkpoints kept, beside the best
     keep_every: int = 0  # and those at multiples of this many steps; 0: none
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # on several processes; auto: ddp unless the GPU is too small
     on_nonfinite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is no number; it never reaches the weights
     max_nonfinite: int = 10  # steps that may be skipped
-    async_save: bool = False  # write checkpoints in the background, from a copy in host memory
+    async_save: bool = False  # write checkpoints in the background, from a copy in host memory, twice as often
     # whole: by the first process; sharded: by each its share; auto: sharded with fsdp, unless in the background
     save_as: Literal["auto", "whole", "sharded"] = "auto"
 
@@ -124,6 +124,18 @@ class RunConfig:
         if self.save_as == "sharded" and self.async_save:
             raise ConfigError("sharded checkpoints are not written in the background: set save_as = whole or auto")
         self.objective.check(self.denoiser)
+
+    @property
+    def saved_every(self) -> int:
+        """Steps from one save to the next, so that a kill costs `save_every` of them at most.
+
+        One that is being written in the background is not there yet: such saves are made twice as often, and each waits
+        for the one before.
+
+        >>> RunConfig(save_every=100).saved_every, RunConfig(save_every=100, async_save=True).saved_every
+        (100, 50)
+        """
+        return max(1, self.save_every // 2) if self.async_save else self.save_every
 
 
 # --- dataclass ↔ plain data -------------------------------------------------------------------------------------------

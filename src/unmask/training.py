@@ -108,7 +108,7 @@ def _loop(run: Run, tell: Announcer) -> None:
             stopping = (run.stopping or (world.size == 1 and asked_to_stop())) and not last
             if stopping:
                 run.announce(tell)
-            if run.step % config.save_every == 0 or improved or last or stopping:
+            if run.step % config.saved_every == 0 or improved or last or stopping:
                 run.save(best=improved)
             for step, path in run.saver.finished(wait=last or stopping):
                 tell.on_save(step, path)
@@ -244,7 +244,7 @@ class Run:
     def looks_now(self) -> bool:
         """Does something look at the weights after this step? On a CPU a step is over when it returns, so always."""
         config, step = self.config, self.step
-        every = (config.valid_every, config.save_every, config.sample_every)
+        every = (config.valid_every, config.saved_every, config.sample_every)
         return self.device.type != "cuda" or step == config.steps or any(e and step % e == 0 for e in every)
 
     def announce(self, tell: Callback, keep: int = 0) -> None:

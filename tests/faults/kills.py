@@ -227,9 +227,7 @@ class Kills:
             self.wrong.append(f"{what}: a checkpoint was passed over")
         lost = max(steps, default=step) - step
         self.most_lost = max(self.most_lost, lost)
-        # In the background the run goes on while one is written, and waits for it before the next.
-        allowed = 2 * EVERY if self.config.async_save else EVERY
-        if step < at_least or step < max(durable, default=0) or lost > allowed:
+        if step < at_least or step < max(durable, default=0) or lost > EVERY:
             self.wrong.append(
                 f"{what}: left step {step} of {max(steps, default=0)}, {max(durable, default=0)} announced"
             )
