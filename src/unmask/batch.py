@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unmask.devices import put
 from unmask.draws import fold, row_keys, uniform
 
 # Which draw of a row's key is for what; a new purpose gets a new number, so that no two ever share bits.
@@ -46,13 +45,6 @@ class Batch:
             return self
         lost_B = uniform(self.key_B, DRAW_LABEL) < share
         return replace(self, label_B=self.label_B.masked_fill(lost_B, -1))
-
-    def to(self, device: torch.device) -> Batch:
-        """The same rows on a device. A batch that is made and noised on the host never makes a GPU wait for a count."""
-        valid_BL = None if self.valid_BL is None else put(self.valid_BL, device)
-        rest = (put(t, device) for t in (self.scored_BL, self.key_B, self.time_B))
-        label_B = None if self.label_B is None else put(self.label_B, device)
-        return replace(Batch(put(self.x_BL, device), valid_BL, *rest), label_B=label_B)
 
 
 def low_discrepancy_times(key: Tensor, rows_B: Tensor, num_rows: int) -> Tensor:

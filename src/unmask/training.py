@@ -291,7 +291,9 @@ class Run:
         """A text of the averaged weights, by the first process; the others take part where they hold some of them."""
         if not self.world.first and self.spread.kind != "fsdp":
             return ""
-        with self._averaged():
+        # fsdp hands the blocks their weights in the training's precision, so what goes in must be in it, too
+        precision = self._autocast() if self.spread.kind == "fsdp" else contextlib.nullcontext()
+        with self._averaged(), precision:
             text = self.spread.look(lambda network: self._model(network).generate(seed=self.step)[0])
             self.network.train()
         return text

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from small_run import small_run
 
 from unmask.callbacks import Callback
-from unmask.config import DataConfig, OptimConfig, RunConfig
+from unmask.config import RunConfig
 from unmask.corpora.text import Text
-from unmask.denoisers.dit import DiT
 from unmask.errors import NonFiniteError
 from unmask.objectives.mdlm import MDLM
 from unmask.parallel import join_world
@@ -30,24 +30,7 @@ pytestmark = [
 
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
-    text = "".join(f"line {i * i % 97}: the cat sat on mat {i % 7}\n" for i in range(400))
-    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
-    return RunConfig(
-        out=str(tmp_path / "run"),
-        steps=12,
-        batch=16,
-        micro_batch=8,
-        denoiser=DiT(size="nano", hidden=64, blocks=2, heads=2, dropout=0.0),
-        data=DataConfig(
-            train=Text(path=str(tmp_path / "text.txt")), length=64, held_out=0.1, cache=str(tmp_path / "cache")
-        ),
-        optim=OptimConfig(lr=3e-3, warmup=4, ema=0.9),
-        log_every=1,
-        valid_every=6,
-        valid_rows=8,
-        sample_every=6,
-        save_every=4,
-    )
+    return small_run(tmp_path)
 
 
 class Seen(Callback):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +39,29 @@ def test_errors_are_told_kindly(page: Page, complaints: list[str]) -> None:
     complaints.clear()
 
 
-def test_it_survives_a_restart(small: Model, browser: Browser) -> None:
+Start = Callable[..., Any]
+
+
+@contextmanager
+def restarting(model: Model, browser: Browser) -> Iterator[tuple[Page, Callable[[], None], Start]]:
+    """A page on a server, how that is stopped, and how one is started in its place."""
     with ExitStack() as stack, browser.new_context() as context:
         first = stack.enter_context(ExitStack())
-        port = first.enter_context(running(small)).port
+        port = first.enter_context(running(model)).port
         page = context.new_page()
         page.goto(f"http://127.0.0.1:{port}")
+        yield page, first.close, lambda model, **how: stack.enter_context(running(model, port=port, **how))
+
+
+def test_it_survives_a_restart(small: Model, browser: Browser) -> None:
+    with restarting(small, browser) as (page, stop, start):
         expect(part(page, "model")).to_contain_text("small")
         page.fill("#fill-text", "my own words ____")
-        first.close()
+        stop()
         part(panel(page, "fill"), "go").click()
         expect(part(page, "notice")).to_contain_text("not answering. Your text is safe")
         page.locator("#fill-text").press_sequentially("!")
-        stack.enter_context(running(small, port=port))
+        start(small)
         expect(part(page, "notice")).to_have_text("The server is back.")
         assert shown(done(page)).startswith("my own words ")
         page.click("#tab-score")
@@ -62,19 +73,15 @@ def test_it_survives_a_restart(small: Model, browser: Browser) -> None:
 
 def test_a_restart_with_another_model(small: Model, browser: Browser) -> None:
     """Its tokens are others: what stands there is still text, and nothing of the old model is sent to the new one."""
-    with ExitStack() as stack, browser.new_context() as context:
-        first = stack.enter_context(ExitStack())
-        port = first.enter_context(running(small)).port
-        page = context.new_page()
-        page.goto(f"http://127.0.0.1:{port}")
+    with restarting(small, browser) as (page, stop, start):
         result = fill(page, "ab____yz")
         before = shown(result)
         act(page, result.locator('[data-at="3"]'), "Mask again")
-        first.close()
+        stop()
         page.click("#tab-score")
         part(panel(page, "score"), "go").click()
         expect(part(page, "notice")).to_contain_text("not answering")
-        stack.enter_context(running(random_model(seed=1), name="other", port=port))
+        start(random_model(seed=1), name="other")
         expect(part(page, "notice")).to_have_text("The server is back, with another model: other.")
         expect(part(page, "model")).to_contain_text("other")
         page.click("#tab-fill")
@@ -87,14 +94,10 @@ def test_a_restart_with_another_model(small: Model, browser: Browser) -> None:
 
 
 def test_a_score_can_be_stopped_while_the_server_is_away(small: Model, browser: Browser) -> None:
-    with ExitStack() as stack, browser.new_context() as context:
-        first = stack.enter_context(ExitStack())
-        port = first.enter_context(running(small)).port
-        page = context.new_page()
-        page.goto(f"http://127.0.0.1:{port}")
+    with restarting(small, browser) as (page, stop, start):
         expect(part(page, "model")).to_contain_text("small")
         page.click("#tab-score")
-        first.close()
+        stop()
         go = part(panel(page, "score"), "go")
         go.click()
         expect(part(page, "notice")).to_contain_text("not answering. Your text is safe")
@@ -103,7 +106,7 @@ def test_a_score_can_be_stopped_while_the_server_is_away(small: Model, browser: 
         expect(go).to_have_text("Score")
         go.click()
         expect(go).to_have_text("Stop")
-        stack.enter_context(running(small, port=port))
+        start(small)
         expect(panel(page, "score").locator(".word").first).to_be_visible()
         expect(part(page, "notice")).to_have_text("The server is back.")
 

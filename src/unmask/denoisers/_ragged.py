@@ -67,10 +67,9 @@ def ragged_attention(q_MHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, rows: Ragged, 
         return out
     (B, L), (M, H, K) = rows.shape, q_MHK.shape
     q, k, v = (put_rows(t.flatten(1), rows.at_M, B * L).view(B, L, H, K).transpose(1, 2) for t in (q_MHK, k_MHK, v_MHK))
-    # padding stands at the end of a row, so a causal mask already hides it
-    mask = None if causal else torch.zeros_like(q[:, 0, :, 0], dtype=torch.bool).view(-1)
-    if mask is not None:
-        mask = mask.index_fill(0, rows.at_M, True).view(B, 1, 1, L)
+    mask = None  # padding stands at the end of a row, so a causal mask already hides it
+    if not causal:
+        mask = torch.zeros(B * L, dtype=torch.bool, device=q.device).index_fill(0, rows.at_M, True).view(B, 1, 1, L)
     o_BHLK = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
     o_MD: Tensor = take_rows(o_BHLK.transpose(1, 2).reshape(B * L, H * K), rows.at_M)
     return o_MD.view(M, H, K)
