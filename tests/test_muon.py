@@ -121,7 +121,7 @@ def test_what_it_cannot_be(wrong: dict[str, Any]) -> None:
 
 
 def test_a_run_with_muon_qk_norm_and_zero_init_resumes_bit_by_bit(tmp_path: Path, make_config: Any) -> None:
-    denoiser = DiT(hidden=32, blocks=2, heads=2, dropout=0.0, qk_norm=True, qk_gain=True, zero_init=True)
+    denoiser = DiT(hidden=32, blocks=2, heads=2, dropout=0.0, qk_norm=True, zero_init=True)
     optim = {"muon": True, "lr": 1e-2}
 
     def run(name: str, steps: int, **how: Any) -> dict[str, dict[str, Tensor]]:

@@ -70,7 +70,7 @@ def test_the_fused_forward_pass_is_the_plain_one(
     causal = what == "causal"
     if causal and conditioning in ("level", "sigma"):
         pytest.skip("refused by design: a causal denoiser sees no noise")
-    net = network(conditioning=conditioning, causal=causal, qk_norm=qk_norm, qk_gain=qk_norm)
+    net = network(conditioning=conditioning, causal=causal, qk_norm=qk_norm)
     z = torch.randint(0, V, (3, L), device=CUDA)
     level = torch.rand(3, device=CUDA)
     options: dict[str, Tensor] = {}
@@ -103,7 +103,7 @@ def test_bf16_compiled_loss_and_gradients_against_fp32_eager(
     causal = isinstance(objective, AR)
     if causal and conditioning == "level":
         pytest.skip("refused by design: a causal denoiser sees no noise")
-    options = {"conditioning": conditioning, "causal": causal, "dropout": 0.0, "qk_norm": qk_norm, "qk_gain": qk_norm}
+    options = {"conditioning": conditioning, "causal": causal, "dropout": 0.0, "qk_norm": qk_norm}
     lengths = torch.randint(1, L + 1, (16,)) if padded else None
     batch = make_batch(torch.randint(0, V, (16, L)), lengths, seed=0, step=0)
 

@@ -22,6 +22,9 @@ from unmask.training import train
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: NCCL is not tested here"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),  # torch's own compiler warns of torch
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor that is not a leaf"
+    ),  # and looks at what fsdp made
 ]
 DEVICE, BACKEND = "cuda", "cpu:gloo,cuda:nccl"
 

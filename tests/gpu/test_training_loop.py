@@ -90,6 +90,7 @@ def test_a_loss_that_is_no_number_stops_the_run(config: RunConfig, monkeypatch: 
         train(config, device="cuda")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("kind", ["plain", "padded, compiled, with muon"])
 def test_no_step_waits_for_the_device(config: RunConfig, kind: str) -> None:
     """The host may only wait where it reads the last step's numbers; anything else would leave the GPU idle."""

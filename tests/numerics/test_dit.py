@@ -41,7 +41,7 @@ LEVEL = torch.tensor([0.1, 0.5, 1.0])
 def test_asked_positions_are_those_of_the_whole(conditioning: str, causal: bool, qk_norm: bool) -> None:
     if causal and conditioning in ("level", "sigma"):
         pytest.skip("refused: a causal denoiser sees no noise")
-    net = build(dataclasses.replace(SMALL, conditioning=conditioning, causal=causal, qk_norm=qk_norm, qk_gain=qk_norm))
+    net = build(dataclasses.replace(SMALL, conditioning=conditioning, causal=causal, qk_norm=qk_norm))
     at = torch.tensor([[1, 5], [0, 7], [3, 3]])
     torch.testing.assert_close(net.trunk(Z, LEVEL, at_BK=at), gather_positions(net.trunk(Z, LEVEL), at))
 
@@ -67,7 +67,7 @@ def test_causal_network_sees_only_what_stands_before() -> None:
 @pytest.mark.parametrize("stops", [[8], [1, 2, 3, 4, 5, 6, 7, 8], [3, 4, 7, 8]])
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_cache_gives_the_same_vectors(stops: list[int], qk_norm: bool) -> None:
-    net = build(dataclasses.replace(SMALL, causal=True, qk_norm=qk_norm, qk_gain=qk_norm))
+    net = build(dataclasses.replace(SMALL, causal=True, qk_norm=qk_norm))
     cache, parts = KVCache(), []
     for stop in stops:
         cache.stop = stop
@@ -75,7 +75,7 @@ def test_cache_gives_the_same_vectors(stops: list[int], qk_norm: bool) -> None:
     torch.testing.assert_close(torch.cat(parts, dim=1), net.trunk(Z))
 
 
-@pytest.mark.parametrize("more", [{}, {"qk_norm": True, "qk_gain": True}, {"conditioning": "constant"}])
+@pytest.mark.parametrize("more", [{}, {"qk_norm": True}, {"conditioning": "constant"}])
 def test_rows_step_from_positions_of_their_own(more: dict[str, Any]) -> None:
     net = build(dataclasses.replace(SMALL, causal=True, **more))
     assert net.can_step_rows()
@@ -106,7 +106,7 @@ def test_only_causal_networks_step_rows() -> None:
 
 def test_qk_norm_takes_the_size_of_queries_and_keys_away() -> None:
     for qk_norm in (False, True):
-        net = build(dataclasses.replace(SMALL, qk_norm=qk_norm, qk_gain=qk_norm))
+        net = build(dataclasses.replace(SMALL, qk_norm=qk_norm))
         before = net.trunk(Z)
         with torch.no_grad():
             for block in net.layers:  # type: ignore[attr-defined]
@@ -189,7 +189,7 @@ def test_rows_do_not_depend_on_their_batch(causal: bool) -> None:
 @pytest.mark.parametrize("conditioning", ["none", "constant"])
 def test_rows_without_padding_give_the_padded_loss_and_gradients(causal: bool, conditioning: str) -> None:
     objective = AR() if causal else MDLM(form="count")
-    net = DiT(size="nano", conditioning=conditioning, causal=causal, dropout=0.0, qk_norm=True, qk_gain=True)  # type: ignore[arg-type]
+    net = DiT(size="nano", conditioning=conditioning, causal=causal, dropout=0.0, qk_norm=True)  # type: ignore[arg-type]
     network = net.build(num_ids=50, mask_id=49).double()
     for p in network.parameters():
         torch.nn.init.normal_(p, std=0.3)
@@ -222,15 +222,3 @@ def test_what_rows_without_padding_hold_elsewhere_is_nothing_to_them() -> None:
     assert torch.equal(network.trunk_ragged(z_M, None, rows, mine), before)
     z_M[6] = (z_M[6] + 1) % 49
     assert not torch.allclose(network.trunk_ragged(z_M, None, rows, mine), before)
-
-
-def test_a_gain_makes_attention_as_sharp_as_it_likes() -> None:
-    """With qk_norm alone no logit exceeds sqrt(head_dim), so that among many positions none can have nearly all."""
-    config = dataclasses.replace(SMALL, blocks=1, qk_norm=True, qk_gain=True)
-    net = build(config)
-    block = net.blocks[0]
-    q = torch.randn(1, 4, 6, 8, dtype=torch.float64)
-    for gain in (1.0, 5.0):
-        torch.nn.init.constant_(block.gain, gain)
-        logits = block.asked(q) @ block.normed(q).mT / 8**0.5
-        torch.testing.assert_close(logits.amax(-1), torch.full_like(logits[..., 0], gain * 8**0.5), rtol=1e-3, atol=0)

@@ -79,7 +79,7 @@ class Row:
     "more",
     [
         {"hidden": 32},
-        {"hidden": 128, "heads": 4, "qk_norm": True, "qk_gain": True},
+        {"hidden": 128, "heads": 4, "qk_norm": True},
         {"hidden": 192, "conditioning": "constant"},
     ],
 )

@@ -17,12 +17,11 @@ from unmask.denoisers._rotary import Rope, rope_at, rotate, tables
 class Block(nn.Module):
     """Attention and MLP, each pre-normed; with conditioning, adaLN shifts, scales and gates both."""
 
-    def __init__(self, hidden: int, heads: int, cond_dim: int, dropout: float, qk_norm: bool, qk_gain: bool) -> None:
+    def __init__(self, hidden: int, heads: int, cond_dim: int, dropout: float, qk_norm: bool) -> None:
         super().__init__()
         self.heads, self.dropout, self.qk_norm = heads, dropout, qk_norm
         self.norm1 = Norm(hidden)
         self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
-        self.gain = nn.Parameter(torch.ones(heads)) if qk_gain else None
         self.out = nn.Linear(hidden, hidden, bias=False)
         self.norm2 = Norm(hidden)
         self.mlp_in = nn.Linear(hidden, 4 * hidden)
@@ -89,7 +88,7 @@ class Block(nn.Module):
             from unmask.kernels.split_rope import split_rope
 
             q, k, v = (self._split(y.view(h_BLD.shape)) for y in split_rope(qkv_BLW.flatten(0, 1), *tables(rope)))
-            q, k = self.asked(q), self.normed(k)
+            q, k = self.normed(q), self.normed(k)
             o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
             return o.transpose(1, 2).flatten(2)
         if qkv_BLW is not None:
@@ -104,7 +103,7 @@ class Block(nn.Module):
             w_q, w_kv = self.qkv.weight[:D], self.qkv.weight[D:]
             q = rotate(self._split(F.linear(gather_positions(h_BLD, at_BK), w_q)), rope_at(rope, at_BK))
             k, v = (self._split(y) for y in F.linear(h_BLD, w_kv).chunk(2, dim=-1))
-        q, k = self.asked(q), self.normed(rotate(k, rope))
+        q, k = self.normed(q), self.normed(rotate(k, rope))
         if cached is not None:
             (keys, values), start, stop = cached
             keys[:, :, start:stop], values[:, :, start:stop] = k, v
@@ -122,16 +121,11 @@ class Block(nn.Module):
         else:
             q, k, v = (y.unflatten(-1, (self.heads, -1)) for y in qkv_MW.chunk(3, dim=-1))
             q, k = rotate(q, rope), rotate(k, rope)
-        return ragged_attention(self.asked(q), self.normed(k), v, rows, causal=causal).flatten(1)
+        return ragged_attention(self.normed(q), self.normed(k), v, rows, causal=causal).flatten(1)
 
     def normed(self, x_BHLK: Tensor) -> Tensor:
         """Queries or keys with qk_norm. A rotation keeps lengths, so it may as well come first, in a kernel."""
         return F.rms_norm(x_BHLK, x_BHLK.shape[-1:], eps=1e-6) if self.qk_norm else x_BHLK
-
-    def asked(self, q: Tensor) -> Tensor:
-        """Queries, [B, heads, L, head_dim] or [M, heads, head_dim]: normed, then as sharp as each head has learned."""
-        q = self.normed(q)
-        return q if self.gain is None else q * self.gain.view(-1, *(1,) * (q.ndim - 2)).to(q.dtype)
 
     def _split(self, y_BLD: Tensor) -> Tensor:
         """[B, L, D] → [B, heads, L, head_dim]"""

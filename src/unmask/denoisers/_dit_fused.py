@@ -45,7 +45,7 @@ def fused_trunk(
             qkv = F.linear(h_MD, block.qkv.weight)
             rope_(qkv, cos, sin, 2 * net.num_heads, length=L)
             q, k, v = (net.split_heads(y, B) for y in qkv.chunk(3, dim=-1))
-            q, k = block.asked(q), block.normed(k)
+            q, k = block.normed(q), block.normed(k)
             o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=net.causal)
         stream.add(o.transpose(1, 2).reshape(len(stream.x), -1), block.out.weight, None, i, 0)
         mlp(stream, block, i)
@@ -68,7 +68,7 @@ def fused_decode(
         qkv = F.linear(stream.norm(block.norm1.weight, i, 0), block.qkv.weight)
         rope_(qkv, cos, sin, 2 * net.num_heads, length=1, position_M=position_B)
         q, k, v = (net.split_heads(y, B) for y in qkv.chunk(3, dim=-1))
-        q, k = block.asked(q), block.normed(k)
+        q, k = block.normed(q), block.normed(k)
         keys.index_copy_(2, position_1, k)
         values.index_copy_(2, position_1, v)
         o = F.scaled_dot_product_attention(q, keys[:, :, :stop], values[:, :, :stop], attn_mask=mask)
@@ -99,7 +99,7 @@ def _attend_at(
     if net.causal:
         rows = torch.arange(L, device=h_MD.device)
         mask = rows[None, None, None, :] <= at_BK[:, None, :, None]
-    q, k = block.asked(net.split_heads(q_MD, B)), block.normed(k)
+    q, k = block.normed(net.split_heads(q_MD, B)), block.normed(k)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 

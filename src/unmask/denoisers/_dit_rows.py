@@ -33,7 +33,7 @@ def step_rows(net: DiTNetwork, ids_M: Tensor, caches: Sequence[KVCache]) -> Tens
     for i, block in enumerate(net.layers):
         attn_in, attn_gate, mlp_in, mlp_gate = block._modulators(c_BC)
         q, k, v = (net.split_heads(y, M) for y in block.qkv(attn_in(block.norm1(x_M1D))).chunk(3, dim=-1))
-        q, k = block.asked(rotate(q, rope)), block.normed(rotate(k, rope))
+        q, k = block.normed(rotate(q, rope)), block.normed(rotate(k, rope))
         seen = torch.zeros_like(x_M1D)
         for b, cache in enumerate(caches):
             keys, values = cache.blocks[i]

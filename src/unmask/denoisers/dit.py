@@ -51,7 +51,6 @@ class DiT(Denoiser):
     none: no adaLN branch. level: 1 - alpha. sigma: -log alpha, as published time-conditioned nets.
     constant: the branch exists and always sees 0, as published nets without time conditioning.
     qk_norm: queries and keys have root mean square 1, which bounds the attention's logits and bears larger rates.
-    qk_gain: each head learns a factor for its queries; under qk_norm's bound, sqrt(head_dim), no attention gets sharp.
     zero_init: every block starts as the identity, as adaLN's do, without its branch.
     classes: so many labels, which the branch sees as well; `label_dropout` of the rows lose theirs in training, so that
     the network learns to write without one, too, as guidance needs.
@@ -67,7 +66,6 @@ class DiT(Denoiser):
     dropout: float = 0.1
     causal: bool = False
     qk_norm: bool = False
-    qk_gain: bool = False
     zero_init: bool = False
     classes: int = 0
     label_dropout: float = 0.1
@@ -119,8 +117,7 @@ class DiTNetwork(Network):
         self.num_classes, self.label_dropout = config.classes, config.label_dropout
         self.label = nn.Embedding(config.classes + 1, cond_dim) if config.classes else None  # the last: no class
         self.blocks = nn.ModuleList(
-            Block(hidden, self.num_heads, cond_dim, config.dropout, config.qk_norm, config.qk_gain)
-            for _ in range(blocks)
+            Block(hidden, self.num_heads, cond_dim, config.dropout, config.qk_norm) for _ in range(blocks)
         )
         self.norm = Norm(hidden)
         self.modulation = nn.Linear(cond_dim, 2 * hidden) if cond_dim else None
