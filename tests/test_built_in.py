@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -13,10 +15,13 @@ import pytest
 import torch
 
 from unmask import built_in
-from unmask.cli import run
+from unmask.cli import _sampling, run
 from unmask.errors import ModelFolderError
 from unmask.model import Model, load
 from unmask.model_folder import unshared
+from unmask.samplers.ancestral import Ancestral
+from unmask.samplers.block import Block
+from unmask.samplers.confidence import Confidence
 from unmask.tensor_file import read_tensors, write_tensors
 from unmask.weight_parts import joined, weight_files, write_parts
 
@@ -167,6 +172,50 @@ def test_the_length_of_a_text(shelf: Path, model: Model, make_config: Any, tmp_p
         (folder / "config.json").write_text(json.dumps(config | {"typical_length": wrong}))
         with pytest.raises(ModelFolderError, match="typical_length"):
             load("stories")
+
+
+def test_a_model_may_have_a_sampler_of_its_own(shelf: Path, model: Model, tmp_path: Path) -> None:
+    """Without one named it writes, and options change it; one that is named begins with its own defaults."""
+    folder = shelf / "stories"
+    config = json.loads((folder / "config.json").read_text())
+    assert "sampler" not in config  # the objective's says nothing new
+    (folder / "config.json").write_text(json.dumps(config | {"sampler": {"name": "ancestral", "top_p": 0.6}}))
+    told = load("stories", device="cpu")
+    assert told.sampler == Ancestral(top_p=0.6)
+    assert told.generate(seed=3) == told.generate(seed=3, sampler=Ancestral(top_p=0.6))
+    assert told.generate(seed=3) != told.generate(seed=3, sampler=Ancestral())
+    told.save(tmp_path / "again")
+    assert load(tmp_path / "again", device="cpu").sampler == told.sampler
+
+    def chosen(*words: str) -> Any:
+        parser = argparse.ArgumentParser()
+        _sampling.add_arguments(parser)
+        args = parser.parse_args(words)
+        args.overrides, args.flags = {}, []
+        return _sampling.make_sampler(args, told)
+
+    assert chosen() == told.sampler
+    assert chosen("--steps", "7", "--temperature", "0.5") == Ancestral(top_p=0.6, steps=7, temperature=0.5)
+    assert chosen("--top-p", "1") == Ancestral()
+    assert chosen("--sampler", "confidence") == Confidence()
+    assert chosen("--sampler", "semi_ar", "--steps", "9").inner == Ancestral(top_p=0.6, steps=9)
+    told.sampler = Block(size=5, inner=Confidence(top_p=0.6))
+    assert chosen("--steps", "7") == Block(size=5, inner=Confidence(top_p=0.6, steps=7))
+    for wrong in (7, None, {}, {"name": "nothing"}, {"name": "ancestral", "top_p": 2}, {"name": "os.system"}):
+        (folder / "config.json").write_text(json.dumps(config | {"sampler": wrong}))
+        with pytest.raises(ModelFolderError, match=r"sampler|top_p"):
+            load("stories")
+
+
+def test_a_recipe_says_how_its_model_writes(tmp_path: Path, make_config: Any) -> None:
+    from unmask.training import train
+
+    config = make_config(tmp_path / "run", steps=1)
+    config = dataclasses.replace(config, sampler=Ancestral(top_p=0.5))
+    assert train(config, device="cpu").sampler == Ancestral(top_p=0.5)
+    assert load(tmp_path / "run", device="cpu").sampler == Ancestral(top_p=0.5)
+    other = dataclasses.replace(config, steps=2, sampler=Confidence())  # no part of what was trained: it may change
+    assert train(other, device="cpu", resume=True).sampler == Confidence()
 
 
 def test_a_run_on_whole_texts_knows_their_length(tmp_path: Path, make_config: Any) -> None:

@@ -43,11 +43,12 @@ def test_a_card_holds_what_was_measured(
     evaluated = write(tmp_path / "eval.json", BOUND | counts)
     opponent = write(tmp_path / "ar.json", BOUND | counts | {"bits_per_byte": 0.3077})
     runs = {"64": JUDGED | {"ppl": 10.0, "seconds": 1.0}}
-    judged = write(tmp_path / "judge.json", {"judge": "someone", "source": "here", "real": JUDGED, "runs": runs})
+    judge = {"judge": "someone", "source": "here", "real": JUDGED, "runs": runs, "temperature": 1.0}
+    judged = [write(tmp_path / f"judge{p}.json", judge | {"top_p": p}) for p in (1.0, 0.75)]
     steps = [{"step": 10 * i, "valid_bits_per_byte": 3.0 - i / 10} for i in range(25)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(s) + "\n" for s in steps), encoding="utf-8")
     words = ["card.py", "stories", "--model", str(tmp_path / "trained"), "--recipe", "demo", "--eval", evaluated]
-    words += ["--opponent", opponent, "--judge", judged, "--metrics", str(tmp_path / "metrics.jsonl")]
+    words += ["--opponent", opponent, "--judge", *judged, "--metrics", *[str(tmp_path / "metrics.jsonl")] * 2]
     monkeypatch.setattr(sys, "argv", words)
     assert card.main() == 0
 
@@ -59,7 +60,9 @@ def test_a_card_holds_what_was_measured(
         "= 0.3077",
         "| T = 64 | 10.00",
         "| 1.25 |",
-        "240 steps of 32 texts",
+        "nothing cut. Judge: someone",
+        "With top_p 0.75. Judge: someone",
+        "480 steps of 32 texts",  # two runs, the second begun with the weights of the first
         "| 0 |",
     ):
         assert said in text, said

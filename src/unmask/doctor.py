@@ -211,7 +211,7 @@ def self_check(device: str | None) -> Iterator[Finding]:
             yield Finding("resuming", "ok", "a resumed run repeats the uninterrupted one bit for bit")
         model = load(whole.out, device=device)
         blank = Canvas.blank(num=4, length=64, mask_id=model.denoiser.mask_id).to(model.device)
-        texts = sample(model.denoiser, blank, model.objective.sampler(), objective=model.objective).tokens
+        texts = sample(model.denoiser, blank, model.sampler, objective=model.objective).tokens
         if bool((texts == model.denoiser.mask_id).any()):
             yield Finding("sampling", "problem", "a finished text still holds masks")
         else:

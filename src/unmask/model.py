@@ -51,6 +51,7 @@ class Model:
         length: int,
         bos: bool = False,
         typical_length: int | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
         if denoiser.num_ids != tokenizer.num_ids or denoiser.mask_id != tokenizer.mask_id:
             raise UsageError(
@@ -64,6 +65,7 @@ class Model:
         self.length = length
         self.bos = bos  # trained on rows that begin with the vocabulary's begin token, so every row begins with it
         self.typical_length = typical_length  # trained on whole texts of this many tokens, rather than on full windows
+        self.sampler = sampler or objective.sampler()  # that writes where no other is named
 
     @property
     def device(self) -> torch.device:
@@ -144,7 +146,7 @@ class Model:
         canvas, heads = self.prompted(num, length, prompt, suffix, seed=seed, label=label)
         if canvas.tokens.shape[1] > self.length:
             raise UsageError(f"particles work within one window: ask for at most {self.length} tokens")
-        sampler = sampler or self.objective.sampler()
+        sampler = sampler or self.sampler
         options: dict[str, Any] = {"num": crowd, "threshold": threshold, "greedy": greedy, "objective": self.objective}
         return self._texts(
             self._rows(canvas, particles(self.denoiser, canvas, sampler, score, **options).tokens), heads
@@ -256,7 +258,7 @@ class Model:
         canvas = self.canvas(rows, may_end=False, seed=seed)
         draft_BL = torch.ones_like(canvas.tokens, dtype=torch.bool) if canvas.valid_BL is None else canvas.valid_BL
         draft_BL = draft_BL & (torch.arange(draft_BL.shape[1], device=draft_BL.device) >= len(self.begin))
-        refiner = Refine(inner=sampler or self.objective.sampler(), share=share, rounds=rounds)
+        refiner = Refine(inner=sampler or self.sampler, share=share, rounds=rounds)
         canvas = dataclasses.replace(canvas, draft_BL=draft_BL)
         finished = self.run(canvas, refiner, watch=watch, runners_up=runners_up)
         return [self.tokenizer.decode(row[len(self.begin) :]) for row in finished]
@@ -324,8 +326,8 @@ class Model:
         return [row[:end] for row, end in zip(tokens_BL.tolist(), canvas.length_B.tolist(), strict=True)]
 
     def fit_sampler(self, sampler: Sampler | None, length: int) -> Sampler:
-        """The model's default sampler where none is given, and windows around it where the text is too long for one."""
-        sampler = sampler or self.objective.sampler()
+        """The model's own sampler where none is given, and windows around it where the text is too long for one."""
+        sampler = sampler or self.sampler
         if isinstance(sampler, SemiAR) and sampler.window > self.length:
             raise UsageError(
                 f"a window of {sampler.window} is beyond the {self.length} tokens the model was trained on"
@@ -425,4 +427,5 @@ def load(
         length=held.length,
         bos=held.bos,
         typical_length=held.typical_length,
+        sampler=held.sampler,
     )
