@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 import unmask
 from unmask.model import Model
 from unmask.server.compiling import Compiler
+from unmask.server.engine import Call, Cancelled
 
 
 def test_a_pattern_that_explodes_is_given_up_and_the_next_one_works(small: Model) -> None:
@@ -33,5 +37,23 @@ def test_a_process_that_does_not_begin_is_not_waited_for(small: Model, monkeypat
                 with pytest.raises(unmask.UnmaskError, match="try again later"):
                     compiler(good, may_end=False)
         assert compiler(good, may_end=False).accepts([48, 49])
+    finally:
+        compiler.close()
+
+
+def test_a_constraint_that_nobody_waits_for_is_not_compiled(small: Model) -> None:
+    compiler, call = Compiler(small.tokenizer), Call()
+    number = [unmask.constraints.Regex(pattern="[0-9]+")]
+    compiler._compile = lambda *_: pytest.fail("compiled")  # type: ignore[method-assign]
+    try:
+        with compiler._lock, ThreadPoolExecutor() as pool:  # another one's is being made
+            waits = pool.submit(compiler, number, may_end=False, check=call.check)
+            time.sleep(0.3)
+            assert not waits.done()
+            call.cancel()
+            with pytest.raises(Cancelled):
+                waits.result(timeout=5)
+        with pytest.raises(Cancelled):
+            compiler(number, may_end=False, check=call.check)
     finally:
         compiler.close()

@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -25,6 +25,7 @@ SECONDS = 10.0
 START_SECONDS = 60.0  # for their process to begin
 MEMORY = 2 << 30
 KEPT = 16  # automata that are remembered
+LOOK = 0.1  # seconds between two looks whether somebody still waits
 
 
 class Compiler:
@@ -42,16 +43,28 @@ class Compiler:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
 
-    def __call__(self, constraints: Constraint | Sequence[Constraint], *, may_end: bool) -> Automaton:
+    def __call__(
+        self,
+        constraints: Constraint | Sequence[Constraint],
+        *,
+        may_end: bool,
+        check: Callable[[], None] = lambda: None,
+    ) -> Automaton:
+        """check: asked now and then while others are served; it raises when nobody waits for this one any more."""
         several = (constraints,) if isinstance(constraints, Constraint) else tuple(constraints)
         key = (repr(several), may_end)  # every option is in it, also one that cannot be a key itself
-        with self._lock:
+        while not self._lock.acquire(timeout=LOOK):
+            check()
+        try:
+            check()
             if key not in self._kept:
                 self._kept[key] = self._compile(several, may_end)
                 while len(self._kept) > KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
             return self._kept[key]
+        finally:
+            self._lock.release()
 
     def _compile(self, several: tuple[Constraint, ...], may_end: bool) -> Automaton:
         if self._process is None or self._process.poll() is not None:

@@ -58,10 +58,14 @@ class Call:
             if self._ticket is not None:
                 self._ticket.events.put(Cancelled("the request was cancelled"))
 
+    def check(self) -> None:
+        """Raises when it is cancelled."""
+        if self.cancelled:
+            raise Cancelled("the request was cancelled")
+
     def hold(self, ticket: _Ticket) -> None:
         with self._lock:
-            if self.cancelled:
-                raise Cancelled("the request was cancelled")
+            self.check()
             self._ticket = ticket
 
     def let_go(self) -> None:
@@ -125,8 +129,7 @@ class Engine:
                 if isinstance(event, BaseException):
                     raise event
                 yield event
-            if call.cancelled:
-                raise Cancelled("the request was cancelled")
+            call.check()
         finally:
             ticket.over = True
             call.let_go()

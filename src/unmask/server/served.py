@@ -62,7 +62,7 @@ class Served(Model):
         if constraint is None:
             return canvas
         with self._waiting():
-            automaton = self.compiler(constraint, may_end=how["may_end"])
+            automaton = self.compiler(constraint, may_end=how["may_end"], check=self.call.check)
         return replace(canvas, constraint=automaton)
 
     def run(
