@@ -18,7 +18,9 @@ import unmask
 from unmask.cli import Parser, _commands, run
 from unmask.config import load_config, to_dict
 from unmask.model import load
+from unmask.packing import rows_of
 from unmask.samplers.ancestral import Ancestral
+from unmask.tokens import load_tokenizer
 
 COMMANDS = sorted(_commands())
 
@@ -171,6 +173,18 @@ def test_eval_prints_numbers_and_protocol(
         assert word in text
     assert run([*words, "--json", "--batch", "3"]) == 0
     assert json.loads(capsys.readouterr().out)["ppl"] == pytest.approx(result["ppl"], rel=1e-5)
+
+
+def test_eval_of_a_run_takes_what_it_held_out(trained: Any, capsys: Capture) -> None:
+    assert run(["eval", str(trained.folder), "--json", "--device", "cpu"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    data = load_config(trained.folder).data
+    rows = rows_of(data, load_tokenizer("bytes"), "valid")
+    assert found["tokens"] == rows.report.tokens
+    assert found["protocol"]["data"] == "held out by the run"
+    assert found["tokens"] < 0.5 * rows_of(data, load_tokenizer("bytes"), "train").report.tokens
+    assert run(["eval", str(trained.model_folder), "--device", "cpu"]) == 2
+    assert "give --data FILE" in capsys.readouterr().err
 
 
 def test_eval_by_another_estimator_and_packing(

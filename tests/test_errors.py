@@ -69,7 +69,7 @@ CASES: list[tuple[str, int, str]] = [
     # --- the command line itself
     ("trian demo", 2, "unknown command 'trian'; did you mean 'train'?"),
     ("generate model --lenght 3", 2, "the sampler Ancestral has no option --lenght; did you mean 'length'?"),
-    ("eval model", 2, "the following arguments are required: --data"),
+    ("eval model", 2, "say what model is measured on: give --data FILE"),
     ("generate model --num two", 2, "--num: invalid int value: 'two'"),
     ("generate model --num", 2, "--num: expected one argument"),
     ("fill model", 2, "nothing to work on: give a text"),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast, get_args
 
 import numpy as np
 
@@ -24,7 +24,10 @@ from unmask.corpora import Corpus, Document
 from unmask.errors import DataError, UsageError, did_you_mean
 from unmask.tokens import Tokenizer
 
-__all__ = ["Policy", "Report", "Rows", "build_rows", "pack_texts", "reading_bar"]
+if TYPE_CHECKING:
+    from unmask.config import DataConfig
+
+__all__ = ["Policy", "Report", "Rows", "build_rows", "pack_texts", "reading_bar", "rows_of"]
 
 Part = Literal["all", "train", "valid"]
 Progress = Callable[[int], None]
@@ -170,6 +173,20 @@ def pack_texts(
     kinds = dtypes(tokenizer.num_ids)
     parts = {name: np.frombuffer(file.getbuffer(), dtype=kinds[name]) for name, file in files.items()}
     return Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids)
+
+
+def rows_of(
+    data: DataConfig, tokenizer: Tokenizer, part: Literal["train", "valid"], *, progress: Progress | None = None
+) -> Rows:
+    """What a run trains on or validates on.
+
+    >>> rows_of(load_config("demo").data, load_tokenizer("bytes"), "valid")  # doctest: +SKIP
+    """
+    cache = None if data.cache is None else Path(data.cache)
+    options: dict[str, Any] = {"policy": data.packing, "length": data.length, "cache_dir": cache, "progress": progress}
+    if data.valid is not None:
+        return build_rows(data.train if part == "train" else data.valid, tokenizer, **options)
+    return build_rows(data.train, tokenizer, part=part, held_out=data.held_out, **options)
 
 
 def build_rows(

@@ -35,7 +35,7 @@ from unmask.loader import Loader
 from unmask.model import Model, load
 from unmask.model_folder import NoStart, load_weights, unshared
 from unmask.optim import Updater, empty_state, flatten_optimizer, learning_rate, make_optimizer, restore_optimizer
-from unmask.packing import Rows, build_rows, reading_bar
+from unmask.packing import Rows, reading_bar, rows_of
 from unmask.parallel import Spread, World, join_world, whole
 from unmask.resuming import STATE, check_same_run, find_checkpoint, read_run, stopped
 from unmask.saving import make_saver
@@ -392,21 +392,9 @@ class Run:
         return tokenizer_from_json(self.world.from_first(text))
 
     def _build_rows(self) -> tuple[Rows, Rows]:
-        data = self.config.data
-        cache = None if data.cache is None else Path(data.cache)
-        options: dict[str, Any] = {"policy": data.packing, "length": data.length, "cache_dir": cache}
         with reading_bar() as bar:
-            options["progress"] = bar
-            if data.valid is not None:
-                return (
-                    build_rows(data.train, self.tokenizer, **options),
-                    build_rows(data.valid, self.tokenizer, **options),
-                )
-            options["held_out"] = data.held_out
-            return (
-                build_rows(data.train, self.tokenizer, part="train", **options),
-                build_rows(data.train, self.tokenizer, part="valid", **options),
-            )
+            train = rows_of(self.config.data, self.tokenizer, "train", progress=bar)
+            return train, rows_of(self.config.data, self.tokenizer, "valid", progress=bar)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.config.precision == "fp32":

@@ -1,10 +1,12 @@
 """Measure a model on a text: perplexity, nats per token, bits per byte, each with a 95% interval.
 
 Diffusion models give an upper bound, autoregressive ones the exact value. The protocol is printed beside the numbers.
+Without --data a training run is measured on what it has held out.
 
 Several processes (--nproc, or torchrun) share the batches and give the numbers that one process gives.
 
 Example:
+  unmask eval runs/demo --max-rows 200
   unmask eval demo-model --data notes.txt --json
   unmask eval demo-model --data notes.txt --nproc 4
 """
@@ -14,18 +16,22 @@ from __future__ import annotations
 import argparse
 import json
 from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unmask.cli import _naming, _processes
 
 if TYPE_CHECKING:
+    from unmask.config import DataConfig
     from unmask.parallel import World
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _naming.add_model(parser)
     parser.add_argument(
-        "--data", required=True, help="text, JSONL or Parquet file or folder, also .gz .xz .zst; or stdlib"
+        "--data",
+        help="text, JSONL or Parquet file or folder, also .gz .xz .zst; or stdlib (default: what a run has held out)",
     )
     parser.add_argument("--packing", choices=["wrap", "pad", "sentence"], help="default: as the model was trained")
     parser.add_argument("--length", type=int, help="row length in tokens (default: the model's window)")
@@ -55,7 +61,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     from unmask.errors import UsageError
     from unmask.evaluate import evaluate_rows
     from unmask.model import load
-    from unmask.packing import build_rows, reading_bar
+    from unmask.packing import build_rows, reading_bar, rows_of
 
     for name in ("max_rows", "num_samples", "batch", "length"):
         value = getattr(args, name)
@@ -66,9 +72,13 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     length = args.length or model.length
     if length > model.length:
         raise UsageError(f"--length {length} is beyond the model's window of {model.length} tokens")
-    corpus = Stdlib() if args.data == "stdlib" else from_path(args.data)
     with reading_bar() if world.first else nullcontext() as bar:
-        rows = build_rows(corpus, model.tokenizer, policy=packing, length=length, progress=bar)
+        if args.data is None:
+            data = replace(_trained_on(args.model), packing=packing, length=length)
+            rows = rows_of(data, model.tokenizer, "valid", progress=bar)
+        else:
+            corpus = Stdlib() if args.data == "stdlib" else from_path(args.data)
+            rows = build_rows(corpus, model.tokenizer, policy=packing, length=length, progress=bar)
     estimator = args.estimator or model.objective.estimator(model.denoiser)
     world.arm()
     with progress_bar("evaluate") if world.first else nullcontext() as progress:
@@ -88,7 +98,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
         return 0
     exact = estimator == "exact"
     protocol = {
-        "data": args.data,
+        "data": args.data or "held out by the run",
         "corpus": rows.report.sentence(),
         "rows": len(bound.tokens_B),
         "packing": packing,
@@ -118,3 +128,15 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     print("protocol    " + ", ".join(f"{k}={v}" for k, v in protocol.items() if k not in ("corpus", "rows")))
     print(f"corpus      {protocol['corpus']}")
     return 0
+
+
+def _trained_on(name: str) -> DataConfig:
+    """The data of a run, by its folder."""
+    from unmask.config import RECIPE_FILE, load_config
+    from unmask.errors import UsageError
+
+    if not (Path(name) / RECIPE_FILE).is_file():
+        raise UsageError(
+            f"say what {name} is measured on: give --data FILE; only a run's folder knows what it held out"
+        )
+    return load_config(name).data
