@@ -89,7 +89,7 @@ def bound(found: dict[str, Any], opponent: dict[str, Any] | None) -> str:
     head = "| | bits per byte (95%) | perplexity of a token (95%) | texts | tokens |"
     lines = [head, "| --- | --- | --- | --- | --- |", line("this model", found, "≤")]
     if opponent is not None:
-        lines.append(line("autoregressive, same size and course", opponent, "="))
+        lines.append(line("autoregressive, same size", opponent, "="))
     note = "The bound is given each text's number of tokens, which the autoregressive value is not."
     return "\n".join(lines) + f"\n\n{note}"
 
