@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import tomllib
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,10 @@ def facts(model: Model, folder: Path, args: argparse.Namespace) -> str:
         "vocabulary": f"{model.tokenizer.num_ids} ids, the mask among them",
         "window": f"{model.length} tokens; a text has {model.typical_length or model.length} unless told otherwise",
     }
+    own, plain = asdict(model.sampler), asdict(model.objective.sampler())
+    if changed := " and ".join(f"{key} {own[key]:g}" for key in own if own[key] != plain.get(key)):
+        back = " ".join(f"--{key.replace('_', '-')} {plain[key]:g}" for key in own if own[key] != plain.get(key))
+        rows["sampling"] = f"{changed} unless told otherwise; `{back}` samples from the model's own law"
     if args.recipe and args.metrics:
         config = load_config(args.recipe)
         done = max(line["step"] for line in _course(args.metrics))

@@ -54,9 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="network calls at most, inf: one token a call; of block, semi_ar, refine: of the inner sampler",
     )
-    group.add_argument("--temperature", type=float, help="below 1 sharper, 0 the likeliest token (default 1)")
-    group.add_argument("--top-k", type=int, help="draw among the k likeliest tokens (default 0: all)")
-    group.add_argument("--top-p", type=float, help="draw among the likeliest tokens that hold p (default 1: all)")
+    group.add_argument(
+        "--temperature", type=float, help="below 1 sharper, 0 the likeliest token (default: the model's own, mostly 1)"
+    )
+    group.add_argument(
+        "--top-k", type=int, help="draw among the k likeliest tokens (default: the model's own, mostly 0: all)"
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        help="draw among the likeliest tokens that hold p (default: the model's own, mostly 1: all)",
+    )
     group.add_argument("--window", type=int, help="semi_ar: tokens written at a time (default: the model's)")
     group.add_argument("--stride", type=int, help="semi_ar: how far the window moves (default: half of it)")
     group.add_argument(
