@@ -68,17 +68,22 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     model = load(args.model, device=world.device)
-    packing = args.packing or model.packing
+    trained = _trained_on(args.model)
+    packing = args.packing or (model.packing if trained is None else trained.packing)
     length = args.length or model.length
     if length > model.length:
         raise UsageError(f"--length {length} is beyond the model's window of {model.length} tokens")
     with reading_bar() if world.first else nullcontext() as bar:
-        if args.data is None:
-            data = replace(_trained_on(args.model), packing=packing, length=length)
-            rows = rows_of(data, model.tokenizer, "valid", progress=bar)
-        else:
+        if args.data is not None:
             corpus = Stdlib() if args.data == "stdlib" else from_path(args.data)
             rows = build_rows(corpus, model.tokenizer, policy=packing, length=length, progress=bar)
+        elif trained is not None:
+            data = replace(trained, packing=packing, length=length)
+            rows = rows_of(data, model.tokenizer, "valid", progress=bar)
+        else:
+            raise UsageError(
+                f"say what {args.model} is measured on: give --data FILE; only a run's folder knows what it held out"
+            )
     estimator = args.estimator or model.objective.estimator(model.denoiser)
     world.arm()
     with progress_bar("evaluate") if world.first else nullcontext() as progress:
@@ -130,13 +135,8 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     return 0
 
 
-def _trained_on(name: str) -> DataConfig:
+def _trained_on(name: str) -> DataConfig | None:
     """The data of a run, by its folder."""
     from unmask.config import RECIPE_FILE, load_config
-    from unmask.errors import UsageError
 
-    if not (Path(name) / RECIPE_FILE).is_file():
-        raise UsageError(
-            f"say what {name} is measured on: give --data FILE; only a run's folder knows what it held out"
-        )
-    return load_config(name).data
+    return load_config(name).data if (Path(name) / RECIPE_FILE).is_file() else None
