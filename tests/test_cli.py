@@ -196,9 +196,10 @@ def test_eval_by_another_estimator_and_packing(
     assert (protocol["estimator"], protocol["packing"], protocol["length"]) == ("T=7", "sentence", 30)
     assert protocol["draws_per_row"] == 2
     monkeypatch.setattr("unmask.model.Model.packing", "pad")  # as a model that was trained so has it
-    assert run(words) == 0
-    protocol = json.loads(capsys.readouterr().out)["protocol"]
-    assert (protocol["packing"], protocol["given"]) == ("pad", "row lengths")
+    for folder, packing, given in ((trained.model_folder, "pad", "row lengths"), (trained.folder, "wrap", "nothing")):
+        assert run(["eval", str(folder), *words[2:]]) == 0  # a run's recipe knows it for itself
+        protocol = json.loads(capsys.readouterr().out)["protocol"]
+        assert (protocol["packing"], protocol["given"]) == (packing, given)
 
 
 def test_score_tells_each_text_as_the_library_does(
