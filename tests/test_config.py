@@ -414,7 +414,7 @@ def test_a_meaningful_combination_is_not(make: Any) -> None:
 def test_choices_are_those_that_are_accepted(empty: Path) -> None:
     """Every word that --options offers for a plain choice is taken, and is what the option then has."""
     for key, choices in option_choices(RunConfig()).items():
-        if key in ("data.train", "data.valid", "denoiser", "objective", "sampler"):
+        if key in ("data.train", "data.valid", "denoiser", "objective"):
             continue  # plug-ins may need options or one another
         for choice in choices:
             if key == "denoiser.causal" or (key.startswith("objective.") and choice in ("false", "count")):

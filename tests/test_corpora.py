@@ -315,10 +315,9 @@ def test_shared_corpora() -> None:
     assert len(texts(from_path(str(DATA / "wiki" / "valid.jsonl.xz")))) == 169
 
 
-def test_what_a_folder_says_of_its_lines_is_none_of_them(tmp_path: Path) -> None:
+def test_what_generate_says_of_its_lines_is_none_of_them(tmp_path: Path) -> None:
     (tmp_path / "part-0.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
     (tmp_path / "generate.json").write_text('{\n "complete": true\n}\n')
     assert texts(from_path(str(tmp_path))) == ["a", "b"]
-    (tmp_path / "part-0.jsonl").rename(tmp_path / "part-0.json")
-    (tmp_path / "generate.json").unlink()
-    assert texts(from_path(str(tmp_path))) == ["a", "b"]
+    (tmp_path / "other.json").write_text('{"text": "c"}\n')
+    assert texts(from_path(str(tmp_path))) == ["c", "a", "b"]

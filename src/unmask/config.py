@@ -24,7 +24,7 @@ from unmask.denoisers.dit import DiT
 from unmask.errors import ConfigError, UsageError, did_you_mean
 from unmask.objectives import Objective
 from unmask.objectives.mdlm import MDLM
-from unmask.samplers import Sampler
+from unmask.samplers._drawing import Drawing
 
 RECIPE_FILE = "recipe.json"  # what a run writes into its folder
 
@@ -90,7 +90,7 @@ class RunConfig:
     denoiser: Denoiser = DiT()
     objective: Objective = MDLM()
     optim: OptimConfig = OptimConfig()
-    sampler: Sampler | None = None  # that the model writes with where no other is named; None: the objective's
+    drawing: Drawing = Drawing()  # how the model draws tokens where nobody says otherwise
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool = False
     checkpoint_activations: bool = False

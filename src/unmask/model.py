@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from unmask.model_folder import FILES, read_folder, write_folder
 from unmask.objectives import Objective
 from unmask.prompts import encode_fixed, to_text
 from unmask.samplers import Sampler, Step
+from unmask.samplers._drawing import Drawing
 from unmask.samplers.refine import Refine
 from unmask.samplers.semi_ar import SemiAR
 from unmask.tokens import Tokenizer
@@ -51,7 +52,7 @@ class Model:
         length: int,
         bos: bool = False,
         typical_length: int | None = None,
-        sampler: Sampler | None = None,
+        drawing: Drawing = Drawing(),
     ) -> None:
         if denoiser.num_ids != tokenizer.num_ids or denoiser.mask_id != tokenizer.mask_id:
             raise UsageError(
@@ -65,7 +66,7 @@ class Model:
         self.length = length
         self.bos = bos  # trained on rows that begin with the vocabulary's begin token, so every row begins with it
         self.typical_length = typical_length  # trained on whole texts of this many tokens, rather than on full windows
-        self.sampler = sampler or objective.sampler()  # that writes where no other is named
+        self.drawing = drawing  # how tokens are drawn where nobody says otherwise
 
     @property
     def device(self) -> torch.device:
@@ -79,6 +80,12 @@ class Model:
     def begin(self) -> list[int]:
         """What every row begins with."""
         return [self.tokenizer.bos_id] if self.bos and self.tokenizer.bos_id is not None else []
+
+    @property
+    def sampler(self) -> Sampler:
+        """What writes where no other is named: the objective's sampler, drawing as this model draws."""
+        own: Any = self.objective.sampler()
+        return cast(Sampler, dataclasses.replace(own, **dataclasses.asdict(self.drawing)))
 
     @property
     def packing(self) -> Policy:
@@ -427,5 +434,5 @@ def load(
         length=held.length,
         bos=held.bos,
         typical_length=held.typical_length,
-        sampler=held.sampler,
+        drawing=held.drawing,
     )

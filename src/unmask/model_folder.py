@@ -17,7 +17,7 @@ from unmask.denoisers import Denoiser
 from unmask.denoisers._network import Network
 from unmask.errors import ConfigError, ModelFolderError, UsageError
 from unmask.objectives import Objective
-from unmask.samplers import Sampler
+from unmask.samplers._drawing import Drawing
 from unmask.tensor_file import read_shapes, read_tensors, write_tensors
 from unmask.tokens import Tokenizer, tokenizer_from_json
 from unmask.untrusted import check_plain, parse_json, read_text, shown
@@ -49,7 +49,7 @@ def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None =
         "mask_id": model.tokenizer.mask_id,
         "bos": model.bos,
         **({} if model.typical_length is None else {"typical_length": model.typical_length}),
-        **({} if model.sampler == model.objective.sampler() else {"sampler": to_dict(model.sampler)}),
+        **({} if model.drawing == Drawing() else {"drawing": to_dict(model.drawing)}),
     }
     write_file(folder / "config.json", [json.dumps(config, indent=2).encode(), b"\n"])
     write_file(folder / "tokenizer.json", [model.tokenizer.to_json().encode()])
@@ -66,7 +66,7 @@ class Folder:
     length: int
     bos: bool
     typical_length: int | None
-    sampler: Sampler | None  # its own, where it is not the objective's
+    drawing: Drawing
 
 
 def read_folder(folder: Path) -> Folder:
@@ -84,7 +84,7 @@ def read_folder(folder: Path) -> Folder:
     try:
         description = cast(Denoiser, from_dict(Denoiser, config["denoiser"], "denoiser"))
         objective = cast(Objective, from_dict(Objective, config["objective"], "objective"))
-        sampler = cast(Sampler, from_dict(Sampler, config["sampler"], "sampler")) if "sampler" in config else None
+        drawing = cast(Drawing, from_dict(Drawing, config.get("drawing", {}), "drawing"))
     except ConfigError as e:
         raise ModelFolderError(f"{folder / 'config.json'}: {shown(e, 300)}") from None
     if config["num_ids"] != tokenizer.num_ids or config["mask_id"] != tokenizer.mask_id:
@@ -93,7 +93,7 @@ def read_folder(folder: Path) -> Folder:
             f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
         )
     network = _build(description, tokenizer, folder)
-    return Folder(network, tokenizer, objective, config["length"], config["bos"], config.get("typical_length"), sampler)
+    return Folder(network, tokenizer, objective, config["length"], config["bos"], config.get("typical_length"), drawing)
 
 
 def unshared(network: Network) -> dict[str, Tensor]:
@@ -188,8 +188,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     typical = config.get("typical_length", 1)
     if type(typical) is not int or not 1 <= typical <= config["length"]:
         raise ModelFolderError(f"{path}: typical_length is {shown(repr(typical))}, not between 1 and length")
-    if type(config.get("sampler", {})) is not dict:
-        raise ModelFolderError(f"{path}: sampler is not dict; the folder is damaged")
-    if others := config.keys() - wanted.keys() - {"typical_length", "sampler"}:
+    if type(config.get("drawing", {})) is not dict:
+        raise ModelFolderError(f"{path}: drawing is not dict; the folder is damaged")
+    if others := config.keys() - wanted.keys() - {"typical_length", "drawing"}:
         raise ModelFolderError(f"{path}: unknown key {shown(min(others))!r}")
     return config

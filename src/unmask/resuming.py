@@ -77,7 +77,7 @@ def check_same_run(config: RunConfig, data: list[dict[str, Any]], found: Checkpo
     """
     before = option_paths(from_dict(RunConfig, found.state["config"]))  # options that are new since have defaults
     for key, now in option_paths(config).items():
-        may_change = key in MAY_CHANGE or key.split(".")[0] == "sampler"
+        may_change = key in MAY_CHANGE or key.startswith("drawing.")
         if not may_change and before.get(key) != now:
             raise ConfigError(f"{key} is {now!r}, the run in {config.out} has {before.get(key)!r}; it cannot change")
     if found.state["data"] != data:

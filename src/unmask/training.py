@@ -306,7 +306,7 @@ class Run:
             length=self.config.data.length,
             bos=self.config.data.packing == "sentence" and self.tokenizer.bos_id is not None,
             typical_length=self.rows.typical_length(),
-            sampler=self.config.sampler,
+            drawing=self.config.drawing,
         )
 
     def info(self) -> dict[str, Any]:

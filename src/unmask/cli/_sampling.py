@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sampling", "any option of the sampler, see unmask plugins samplers; these among them:"
     )
     group.add_argument(
-        "--sampler", choices=samplers.room.names(), help="default: the model's own, ancestral or left_to_right (AR)"
+        "--sampler", choices=samplers.room.names(), help="default: ancestral; left_to_right for AR models"
     )
     group.add_argument(
         "--steps",
@@ -55,15 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="network calls at most, inf: one token a call; of block, semi_ar, refine: of the inner sampler",
     )
     group.add_argument(
-        "--temperature", type=float, help="below 1 sharper, 0 the likeliest token (default: the model's own, mostly 1)"
+        "--temperature", type=float, help="below 1 sharper, 0 the likeliest token (default: the model's)"
     )
-    group.add_argument(
-        "--top-k", type=int, help="draw among the k likeliest tokens (default: the model's own, mostly 0: all)"
-    )
+    group.add_argument("--top-k", type=int, help="draw among the k likeliest tokens; 0: all (default: the model's)")
     group.add_argument(
         "--top-p",
         type=float,
-        help="draw among the likeliest tokens that hold p (default: the model's own, mostly 1: all)",
+        help="draw among the likeliest tokens that hold p; 1: all (default: the model's)",
     )
     group.add_argument("--window", type=int, help="semi_ar: tokens written at a time (default: the model's)")
     group.add_argument("--stride", type=int, help="semi_ar: how far the window moves (default: half of it)")
@@ -154,43 +152,40 @@ def _read_schema(path: str) -> str:
 
 
 def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:
-    """The model's own sampler, or the one named, with the options given; one that it does not have is refused."""
+    """The model's own sampler, or the one named, with the options given; one that it does not have is refused.
+
+    Of what is not given the model says how tokens are drawn (`Model.drawing`).
+    """
     from unmask.config import Word
     from unmask.samplers import room
     from unmask.samplers.ancestral import Ancestral
+    from unmask.samplers.semi_ar import SemiAR
 
     given: dict[str, Any] = {k: Word(v) for k, v in args.overrides.items()}
     given |= {k: getattr(args, k) for k in _OPTIONS if getattr(args, k) not in (None, ...)}
     if args.steps is None:
         given["steps"] = None
-    named = room.get(args.sampler) if args.sampler else None
-    start = model.sampler if named is None else _start(named, model)
-    usual: Any = getattr(start, "inner", None)
-    if usual is None:
-        return _changed(start, given, args.flags)
+    own = model.objective.sampler()
+    cls = room.get(args.sampler) if args.sampler else type(own)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    if "inner" not in fields:
+        return _build(cls, model, given, args.flags)
     # A sampler around another: what it does not know is the inner one's, which is the model's own where none is named.
-    if inner := given.pop("inner", None):
-        usual = _start(room.get(inner), model)
-    elif named and isinstance(usual, Ancestral):
-        usual = model.sampler
-    outer: dict[str, Any] = {f.name: given.pop(f.name) for f in dataclasses.fields(start) if f.name in given}  # type: ignore[arg-type]
-    return _changed(start, outer | {"inner": _changed(usual, given, args.flags)}, args.flags)
+    usual: Any = fields["inner"].default
+    named = given.pop("inner", None)
+    inner = room.get(named) if named else type(own if isinstance(usual, Ancestral) else usual)
+    outer: dict[str, Any] = {k: given.pop(k) for k in fields if k in given}
+    if cls is SemiAR:
+        outer = {"window": model.length} | outer
+    if inner is SemiAR:
+        given = {"window": model.length} | given
+    return _build(cls, model, outer | {"inner": _build(inner, model, given, args.flags)}, args.flags)
 
 
-def _start(cls: type[Sampler], model: Model) -> Sampler:
-    """A sampler that was named: with its own defaults, but for what the model decides."""
-    from unmask.samplers.semi_ar import SemiAR
-
-    decided: dict[str, Any] = {"window": model.length} if cls is SemiAR else {}
-    if any(f.name == "noise" for f in dataclasses.fields(cls)):  # type: ignore[arg-type]
-        decided |= {"noise": noise} if (noise := getattr(model.objective.sampler(), "noise", None)) else {}
-    return cls(**decided)
-
-
-def _changed(start: Sampler, options: dict[str, Any], flags: list[str]) -> Sampler:
+def _build(cls: type[Sampler], model: Model, options: dict[str, Any], flags: list[str]) -> Sampler:
     from unmask.config import Word, from_dict
+    from unmask.samplers._drawing import Drawing
 
-    cls = type(start)
     known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     for name, value in options.items():
@@ -202,7 +197,11 @@ def _changed(start: Sampler, options: dict[str, Any], flags: list[str]) -> Sampl
             options = options | {name: math.inf}
         elif isinstance(value, Word):
             options = options | {name: from_dict(hints[name], value, f"--{name}")}
-    return dataclasses.replace(start, **options)  # type: ignore[type-var]
+    if "noise" in known and (noise := getattr(model.objective.sampler(), "noise", None)) is not None:
+        options = {"noise": noise} | options
+    if issubclass(cls, Drawing):
+        options = dataclasses.asdict(model.drawing) | options
+    return cls(**options)
 
 
 class View:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from dataclasses import replace
+from typing import Any
 
 PROMPT = "Once upon a time"
 SENTENCE = "The [MASK:2] was very sad because [MASK:6]. So she [MASK:5] and was happy again."
@@ -28,15 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from unmask.cli._terminal import watching
     from unmask.model import load
-    from unmask.samplers.ancestral import Ancestral
 
     model = load(args.model, device=args.device)
     with watching(model.tokenizer, enabled=True) as watch:
+        own: Any = model.sampler
         length = min(LENGTH, model.length)
-        text = model.generate(1, length, PROMPT, sampler=Ancestral(steps=STEPS), seed=args.seed, watch=watch)[0]
+        text = model.generate(1, length, PROMPT, sampler=replace(own, steps=STEPS), seed=args.seed, watch=watch)[0]
     print(f"a story of {length} tokens in {STEPS} steps:\n{text}")
     with watching(model.tokenizer, enabled=True, pause=0.1) as watch:
-        sampler = Ancestral(steps=None, temperature=0.7)
+        sampler = replace(own, steps=None, temperature=0.7)
         filled = model.fill(SENTENCE, sampler=sampler, seed=args.seed, watch=watch)[0]
     print(f"\ngaps:\n{SENTENCE}\nfilled:\n{filled}\n\nTry:")
     program = "unmask" if shutil.which("unmask") else sys.argv[0]  # make runs it from .venv, which is not on the path

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +67,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     model = load(args.model, device=world.device)
-    trained = _trained_on(args.model)
+    trained = None if args.data and args.packing else _trained_on(args.model, needed=args.data is None)
     packing = args.packing or (model.packing if trained is None else trained.packing)
     length = args.length or model.length
     if length > model.length:
@@ -78,8 +77,11 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
             corpus = Stdlib() if args.data == "stdlib" else from_path(args.data)
             rows = build_rows(corpus, model.tokenizer, policy=packing, length=length, progress=bar)
         elif trained is not None:
-            data = replace(trained, packing=packing, length=length)
-            rows = rows_of(data, model.tokenizer, "valid", progress=bar)
+            if (packing, length) != (trained.packing, trained.length):
+                raise UsageError(
+                    "what a run held out is measured as that was packed: leave out --packing and --length, or give --data"
+                )
+            rows = rows_of(trained, model.tokenizer, "valid", progress=bar)
         else:
             raise UsageError(
                 f"say what {args.model} is measured on: give --data FILE; only a run's folder knows what it held out"
@@ -135,8 +137,14 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     return 0
 
 
-def _trained_on(name: str) -> DataConfig | None:
+def _trained_on(name: str, *, needed: bool) -> DataConfig | None:
     """The data of a run, by its folder."""
     from unmask.config import RECIPE_FILE, load_config
+    from unmask.errors import ConfigError
 
-    return load_config(name).data if (Path(name) / RECIPE_FILE).is_file() else None
+    try:
+        return load_config(name).data if (Path(name) / RECIPE_FILE).is_file() else None
+    except ConfigError:  # of a plug-in that is not here, say
+        if needed:
+            raise
+        return None

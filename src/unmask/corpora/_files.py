@@ -21,7 +21,8 @@ from unmask.corpora import Corpus
 from unmask.errors import DataError, MissingExtraError, UnmaskError
 
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
-JSONL = ((".jsonl", ".ndjson"), (".json",))  # beside a folder's lines, its .json files say something of them
+JSONL = (".jsonl", ".ndjson", ".json")
+WRITTEN = "generate.json"  # what `unmask generate --out` says of the lines beside it; no document
 PARQUET = (".parquet",)
 _CHUNK = 1 << 20
 
@@ -40,7 +41,7 @@ def from_path(path: str) -> Corpus:
 
     where = existing(path)
     endings = {ending(file) for file in walk(where)} if where.is_dir() else {ending(where)}
-    tables, lines = endings & set(PARQUET), endings & set(sum(JSONL, ()))
+    tables, lines = endings & set(PARQUET), endings & set(JSONL)
     if tables and lines:
         raise DataError(f"the folder {path} holds both Parquet and JSON lines; name the files of one kind")
     if tables:
@@ -77,19 +78,17 @@ def walk(folder: Path) -> Iterator[Path]:
         yield from (Path(root) / name for name in files if not name.startswith("."))
 
 
-def find(path: str, *endings: Iterable[str]) -> list[Path]:
-    """The file itself, whatever its ending, or the folder's files with these endings, sorted by their path in it.
-
-    Of several groups of endings the first counts that some file has.
-    """
+def find(path: str, endings: Iterable[str]) -> list[Path]:
+    """The file itself, whatever its ending, or the folder's files with these endings, sorted by their path in it."""
     where = existing(path)
     if not where.is_dir():
         return [where]
-    for wanted in map(set, endings):
-        if files := [file for file in walk(where) if ending(file) in wanted]:
-            return sorted(files, key=lambda file: file.relative_to(where).as_posix())
-    known = " ".join(sorted(end for group in endings for end in group))
-    raise DataError(f"the folder {path} holds no file ending in {known}, plain or compressed")
+    wanted = set(endings)
+    files = [file for file in walk(where) if ending(file) in wanted]
+    files = [file for file in files if file.name != WRITTEN or not any(file.parent.glob("part-*.jsonl"))]
+    if not files:
+        raise DataError(f"the folder {path} holds no file ending in {' '.join(sorted(wanted))}, plain or compressed")
+    return sorted(files, key=lambda file: file.relative_to(where).as_posix())
 
 
 def chunks(path: Path) -> Iterator[bytes]:

@@ -28,7 +28,7 @@ class Jsonl(Corpus):
 
     def documents(self) -> Iterator[Document]:
         seen = False
-        for file in _files.find(self.path, *_files.JSONL):
+        for file in _files.find(self.path, _files.JSONL):
             for number, line in _files.lines(file):
                 if line.strip():
                     seen = True
@@ -39,7 +39,7 @@ class Jsonl(Corpus):
     def fingerprint(self) -> str:
         options = ["jsonl", self.field, self.prompt_field]
         options += [] if self.label_field is None else [self.label_field]
-        return _files.digest(options, _files.find(self.path, *_files.JSONL))
+        return _files.digest(options, _files.find(self.path, _files.JSONL))
 
     def _document(self, file: Path, number: int, line: str) -> Document:
         try:
