@@ -186,7 +186,7 @@ def test_eval_of_a_run_takes_what_it_held_out(trained: Any, capsys: Capture) -> 
     assert run(["eval", str(trained.model_folder), "--device", "cpu"]) == 2
     assert "give --data FILE" in capsys.readouterr().err
     assert run(["eval", str(trained.folder), "--length", "16", "--device", "cpu"]) == 2
-    assert "as that was packed" in capsys.readouterr().err
+    assert "as it was packed" in capsys.readouterr().err
 
 
 def test_eval_by_another_estimator_and_packing(

@@ -79,7 +79,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
         elif trained is not None:
             if (packing, length) != (trained.packing, trained.length):
                 raise UsageError(
-                    "what a run held out is measured as that was packed: leave out --packing and --length, or give --data"
+                    "what a run held out is measured as it was packed: leave out --packing and --length, or give --data"
                 )
             rows = rows_of(trained, model.tokenizer, "valid", progress=bar)
         else:
