@@ -101,8 +101,9 @@ def bound(found: dict[str, Any], opponent: dict[str, Any] | None) -> str:
 
 
 def judged(found: dict[str, Any]) -> str:
-    cuts = [f"{key} {found[key]:g}" for key in ("temperature", "top_p") if found[key] != 1]
-    return f"{'With ' + ' and '.join(cuts) if cuts else 'As it is, nothing cut'}. {table(found)}"
+    said = [] if found["sampler"] is None else [f"the sampler {found['sampler']}"]
+    said += [f"{key} {found[key]:g}" for key in ("temperature", "top_p") if found[key] != 1]
+    return f"{'With ' + ' and '.join(said) if said else 'As it is, nothing cut'}. {table(found)}"
 
 
 def curve(lines: list[dict[str, Any]]) -> str:

