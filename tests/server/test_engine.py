@@ -310,6 +310,19 @@ def test_rows_that_need_the_network_for_themselves_let_others_go_on_between(smal
     assert all(log[: 2 * i].count("written") == i for i in range(9))  # one of each in every step
 
 
+def test_whoever_listens_late_is_told_of_each_step_as_it_was(serve: Callable[[], Served]) -> None:
+    served = serve()
+    seen: list[tuple[int, int]] = []
+
+    def slow(_: Any) -> None:
+        time.sleep(0.3 if not seen else 0)  # the engine goes on meanwhile
+        seen.append((served.call.steps_told, served.call.steps))
+
+    served.generate(1, 8, seed=5, sampler=ONE_A_CALL, watch=slow)
+    assert [told for told, _ in seen] == list(range(1, 9))
+    assert seen[0][1] > 1
+
+
 def test_rows_join_and_leave_at_any_step(small: Model, compiler: Compiler) -> None:
     engine = Engine(small, max_batch=8)
     served = Served(engine, compiler, Limits(), Call())

@@ -44,6 +44,7 @@ class Call:
     def __init__(self) -> None:
         self.cancelled = False
         self.steps = 0  # engine steps that it took part in
+        self.steps_told = 0  # of them up to the last one that its owner was told of
         self.steps_at_end: int | None = None  # of them before it was cancelled
         self.tokens = 0
         self._ticket: _Ticket | None = None
@@ -85,7 +86,7 @@ class _Ticket:
     quiet: bool  # its owner waits for the end alone
     over: bool = False  # failed, or its owner has turned away
     was_alone: int = 0  # a number that grows with every row that is alone with the network
-    events: queue.SimpleQueue[Told | BaseException | None] = field(default_factory=queue.SimpleQueue)
+    events: queue.SimpleQueue[tuple[Told, int] | BaseException | None] = field(default_factory=queue.SimpleQueue)
 
     @property
     def next_is_alone(self) -> bool:
@@ -118,7 +119,7 @@ class Engine:
             return
         ticket = _Ticket(call, works, deque(open_), len(open_), quiet)
         call.hold(ticket)
-        event: Told | BaseException | None = None
+        event: tuple[Told, int] | BaseException | None = None
         try:
             with self._wake:
                 if self._closed:
@@ -128,7 +129,8 @@ class Engine:
             while (event := ticket.events.get()) is not None:
                 if isinstance(event, BaseException):
                     raise event
-                yield event
+                told, call.steps_told = event
+                yield told
             call.check()
         finally:
             ticket.over = True
@@ -237,7 +239,7 @@ class Engine:
         for ticket, event in told.values():
             ticket.call.steps += 1
             if not ticket.over and not ticket.quiet:
-                ticket.events.put(event)
+                ticket.events.put((event, ticket.call.steps))
             if ticket.left == 0:
                 ticket.events.put(None)
         self.metrics.stepped(rows=len(batch), room=self.max_batch, tokens=opened, seconds=time.perf_counter() - began)

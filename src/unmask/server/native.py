@@ -53,10 +53,10 @@ class _Seen:
                 about |= {"model_prob": line["model_prob"][k], "others": line["others"][k]}
             self.told[place] = about
         if self.emit is not None:
-            self.emit("step", line | self.cost())
+            self.emit("step", line | self.cost(self.served.call.steps_told))  # the engine may be further by now
 
-    def cost(self) -> dict[str, Any]:
-        return {"calls": self.served.call.steps, "seconds": round(time.perf_counter() - self.began, 4)}
+    def cost(self, calls: int) -> dict[str, Any]:
+        return {"calls": calls, "seconds": round(time.perf_counter() - self.began, 4)}
 
 
 def fill(served: Served, asked: schemas.Fill, emit: Emit | None = None) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def _written(served: Served, asked: schemas.Fill, seen: _Seen, filled: list[Fill
         if done.ways:
             one["ranked"] = [_finite(vars(way)) for way in done.ways]
         found.append(one)
-    result = {"texts": found, "seed": asked.seed} | seen.cost()
+    result = {"texts": found, "seed": asked.seed} | seen.cost(served.call.steps)
     if asked.score:
         bound = bounds(served, (one["text"] for one in found))
         for one in found:
