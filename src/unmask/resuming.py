@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,15 @@ from unmask.checkpoint import Checkpoint, candidates, newest, verify, without_te
 from unmask.config import RunConfig, from_dict, option_paths
 from unmask.errors import ConfigError, DataError, ModelFolderError, Stopped, UsageError
 from unmask.parallel import World, local
-from unmask.tensor_file import read_into
 
 # What may differ between a run and its continuation: nothing of what decides the weights, save how long it goes on.
+from unmask.samplers._drawing import Drawing
+from unmask.tensor_file import read_into
+
 MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "compile", "data.cache"}
 MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save", "save_as", "parallel"}
 MAY_CHANGE |= {"on_nonfinite", "max_nonfinite"}
+MAY_CHANGE |= {f"drawing.{option.name}" for option in fields(Drawing)}
 
 STATE: dict[str, Any] = {  # of a checkpoint, with its types
     "config": dict,
@@ -77,8 +81,7 @@ def check_same_run(config: RunConfig, data: list[dict[str, Any]], found: Checkpo
     """
     before = option_paths(from_dict(RunConfig, found.state["config"]))  # options that are new since have defaults
     for key, now in option_paths(config).items():
-        may_change = key in MAY_CHANGE or key.startswith("drawing.")
-        if not may_change and before.get(key) != now:
+        if key not in MAY_CHANGE and before.get(key) != now:
             raise ConfigError(f"{key} is {now!r}, the run in {config.out} has {before.get(key)!r}; it cannot change")
     if found.state["data"] != data:
         raise DataError(f"the data changed since the run in {config.out} began; restore it, or begin a new run")

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     code = run(list(sys.argv[1:] if argv is None else argv))
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         from unmask.launch import leave
 
         leave(code)
