@@ -12,7 +12,7 @@ import tempfile
 import uuid
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from unmask.errors import PeerError, Stopped, UsageError
 
@@ -93,15 +93,3 @@ def _environment(name: str, value: str) -> Any:
         yield
     finally:
         del os.environ[name]
-
-
-def leave(code: int) -> NoReturn:
-    """End this one of several processes, all work done: at once.
-
-    Threads of torch's process groups can outlive their group, and one that still runs while Python is taken apart
-    aborts the process, which then counts as failed.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # closed by whoever read it
-            stream.flush()
-    os._exit(code)

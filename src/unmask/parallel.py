@@ -5,9 +5,12 @@ Started by torchrun (or `unmask train --nproc`); one process alone is a world of
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
+import gc
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
@@ -166,6 +169,8 @@ def join_world(device: str | None = None, *, timeout: float = 600.0) -> Iterator
     # torchrun's store outlives a restart, and with it the addresses of processes that are gone.
     store = distributed_c10d.PrefixStore(f"unmask/{restarts}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    atexit.unregister(_end_threads)
+    atexit.register(_end_threads)
     watchdog = Watchdog(store, rank, size, timeout)
     try:
         with watchdog:
@@ -176,6 +181,17 @@ def join_world(device: str | None = None, *, timeout: float = 600.0) -> Iterator
     finally:
         with contextlib.suppress(Exception):  # after a peer's death there is nothing to take leave of
             dist.destroy_process_group()
+
+
+def _end_threads() -> None:
+    """Let the threads of torch's process groups end before Python is taken apart: one that asks for it then aborts.
+
+    A group's threads end with the group, and meshes, DDP and FSDP hold groups in cycles that only a collection ends.
+    Those of a group that somebody still holds wait for nothing but the interpreter, to give back what was exchanged
+    last: they have it while this one sleeps.
+    """
+    gc.collect()
+    time.sleep(0.05)
 
 
 def _member(on: torch.device, restarts: int, watchdog: Watchdog | None) -> World:

@@ -151,3 +151,30 @@ def test_one_process_with_a_bad_gradient_is_everybodys_affair(worked: Path) -> N
 def test_rows_that_cannot_be_shared_are_told(worked: Path) -> None:
     for facts in found(worked, "uneven-2"):
         assert facts["said"].startswith("a batch of 5 rows cannot be divided among 2 processes")
+
+
+LEAVING = """
+import atexit, gc, weakref, torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from unmask.parallel import join_world
+
+class Holder:
+    pass
+
+atexit.register(lambda: print("ended" if holder() is None else "outlives"))  # registered first, so called last
+with join_world("cpu") as world:
+    gc.disable()
+    cycle = Holder()
+    cycle.itself, cycle.group = cycle, init_device_mesh("cpu", (world.size,)).get_group()
+    dist.all_reduce(torch.ones(1000), group=cycle.group)
+    holder = weakref.ref(cycle)
+    del cycle
+"""
+
+
+def test_no_group_outlives_python(tmp_path: Path) -> None:
+    """One that sits in a cycle would: its threads then abort the process on its way out, every third time or so."""
+    script = tmp_path / "leaving.py"
+    script.write_text(LEAVING)
+    assert start(2, str(script)).stdout.split() == ["ended", "ended"]

@@ -25,7 +25,6 @@ from unmask.config import DataConfig, OptimConfig, RunConfig
 from unmask.corpora.text import Text
 from unmask.denoisers.dit import DiT
 from unmask.errors import NonFiniteError, Stopped, UsageError
-from unmask.launch import leave
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
 from unmask.parallel import World, join_world, whole
@@ -277,4 +276,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    leave(0)

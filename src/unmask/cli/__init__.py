@@ -29,12 +29,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     # one of the cores. They still spin for some microseconds; read when torch is imported, by a command.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-    code = run(list(sys.argv[1:] if argv is None else argv))
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        from unmask.launch import leave
-
-        leave(code)
-    sys.exit(code)
+    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 
 def run(argv: list[str]) -> int:
