@@ -123,6 +123,32 @@ def test_logprobs(ai: openai.OpenAI) -> None:
     assert streamed == found.tokens
 
 
+@pytest.mark.parametrize("stop", [2, 3])
+@pytest.mark.parametrize("sampler", ["ancestral", "left_to_right"])
+def test_logprobs_and_usage_end_where_a_stop_does(ai: openai.OpenAI, stop: int, sampler: str) -> None:
+    how: dict[str, Any] = {"model": "small", "prompt": "ab", "max_tokens": 12, "seed": 3, "logprobs": 1}
+    how["extra_body"] = {"sampler": sampler}
+    whole = ai.completions.create(**how).choices[0].text
+    how["stop"] = whole[5 : 5 + stop]
+    kept = whole[: whole.index(how["stop"])]
+    found = ai.completions.create(**how)
+    assert found.choices[0].text == kept
+    assert found.choices[0].logprobs is not None
+    assert "".join(found.choices[0].logprobs.tokens or []) == kept
+    assert found.usage is not None
+    assert found.usage.completion_tokens == len(kept)  # a byte, a token
+    text, tokens, usage = "", "", None
+    with ai.completions.create(**how, stream=True, stream_options={"include_usage": True}) as stream:
+        for piece in stream:
+            usage = piece.usage or usage
+            for choice in piece.choices:
+                text += choice.text
+                tokens += "".join(choice.logprobs.tokens or []) if choice.logprobs else ""
+    assert (text, tokens) == (kept, kept)
+    assert usage is not None
+    assert usage.completion_tokens == len(kept)
+
+
 def test_a_pattern_holds(ai: openai.OpenAI) -> None:
     found = ai.completions.create(
         model="small", prompt="n = ", max_tokens=9, n=4, seed=1, extra_body={"regex": "[0-9]{2,6}(\\.[0-9]+)?"}

@@ -39,6 +39,7 @@ class _Choice:
     told: int = 0  # tokens whose log-probabilities were sent
     spelled: int = 0  # characters of those tokens
     finish: str | None = None
+    cut: bool = False  # by one of the stops
     about: dict[int, dict[str, Any]] = field(default_factory=dict)  # position → log-probabilities
 
     def settled(self, row: list[int]) -> list[int]:
@@ -56,7 +57,7 @@ class _Choice:
         ended = len(ids) < self.num and row[len(self.head) + len(ids)] == self.tokenizer.eot_id
         cut = min((at for stop in self.stops if (at := text.find(stop)) >= 0), default=-1)
         if cut >= 0:
-            text, self.finish = text[:cut], "stop"
+            text, self.finish, self.cut = text[:cut], "stop", True
         elif last or ended:
             self.finish = "stop" if ended else "length"
         else:  # half a character, or what may become the beginning of a stop, waits
@@ -67,9 +68,23 @@ class _Choice:
         self.sent = max(self.sent, len(text))
         return new
 
+    def shown(self, row: list[int]) -> list[int]:
+        """The tokens of what was sent; of what a stop cut, the last may reach beyond it."""
+        ids = self.settled(row)
+        if self.finish is not None and not self.cut:
+            return ids
+
+        def sent(num: int) -> int:
+            return len(spelled(self.tokenizer, self.head, ids[:num], self.prompt))
+
+        num = self.told
+        while num < len(ids) and (sent(num) < self.sent if self.cut else sent(num + 1) <= self.sent):
+            num += 1
+        return ids[:num]
+
     def logprobs(self, row: list[int]) -> dict[str, Any]:
-        """Of the tokens settled since the last look. What is told of a token is its chance when it was written."""
-        ids = self.settled(row)[self.told :]
+        """Of the tokens sent since the last look. What is told of a token is its chance when it was written."""
+        ids = self.shown(row)[self.told :]
         names = [self.tokenizer.token_text(id) for id in ids]
         *offsets, self.spelled = itertools.accumulate(map(len, names), initial=self.spelled)
         first = len(self.head) + self.told
@@ -131,7 +146,7 @@ def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dic
         if choice.finish is None or emit is None:
             last.append(_whole(choice, row, asked, tokenizer, first=emit is None))
     given = sum(len(tokenizer.encode(prompt)) for prompt in prompts) + len(tail) * len(prompts)
-    written = sum(len(choice.settled(row)) for choice, row in zip(choices, finished, strict=True))
+    written = sum(len(choice.shown(row)) for choice, row in zip(choices, finished, strict=True))
     usage = {"prompt_tokens": given, "completion_tokens": written, "total_tokens": given + written}
     if emit is None:
         return envelope | {"choices": last, "usage": usage}
