@@ -17,6 +17,7 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 again=()
 [ -d "$RUN/checkpoints" ] && again=(--resume)
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110  # torchrun passes the signal on and waits for the save
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # after a restart the machines meet anew
 
 srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 8 --max-restarts 3 --signals-to-handle SIGTERM,SIGINT,SIGUSR1 \
     --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$first:29400" \

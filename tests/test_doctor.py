@@ -54,7 +54,9 @@ def test_what_breaks_down_is_a_finding_and_the_rest_goes_on(monkeypatch: pytest.
 
 def test_a_network_that_fails_or_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_EXCHANGE", "raise OSError('no route')")
-    assert [f.sentence for f in doctor.network()] == ["an exchange over the loopback failed: OSError: no route"]
+    assert [f.sentence for f in doctor.network()] == [
+        "an exchange of 2 processes over gloo and the loopback failed: OSError: no route"
+    ]
     monkeypatch.setattr(doctor, "_EXCHANGE", "import time; time.sleep(60)")
     monkeypatch.setattr(doctor, "NETWORK_SECONDS", 1)
     assert "hung for 1 s" in next(doctor.network()).sentence

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,7 @@ from unmask.denoisers._network import Network
 from unmask.denoisers.dit import DiT
 from unmask.ema import Ema
 from unmask.errors import ConfigError, DataError, ModelFolderError, NonFiniteError, UsageError
+from unmask.guards import Guard
 from unmask.model import load
 from unmask.objectives._loss import LossSum
 from unmask.objectives.ar import AR
@@ -674,3 +676,19 @@ def test_an_objective_and_a_corpus_of_every_kind_trains(tmp_path: Path, make_con
         model = train(make_config(tmp_path / str(i), steps=1, **case), device="cpu")
         assert math.isfinite(losses(tmp_path / str(i))[1])
         assert isinstance(model.generate(length=8)[0], str)
+
+
+def test_a_loss_far_above_its_mean_is_noted() -> None:
+    guard = Guard("stop", 0)
+    rows = np.arange(3)
+
+    def said(step: int, loss: float) -> str:
+        note, counts = guard.look(step, loss, 1.0, rows, Path("run"))
+        assert counts
+        return note
+
+    rng = np.random.default_rng(0)
+    assert not any(said(step, 2.0 + 0.1 * float(x)) for step, x in enumerate(rng.standard_normal(200).clip(-3, 3)))
+    assert re.fullmatch(r"loss 4 at step 200 is far above its mean 2\.\d+: rows 0, 1, 2", said(200, 4.0))
+    assert not said(201, 2.1)
+    assert said(202, 4.0)  # one spike does not hide the next

@@ -123,37 +123,48 @@ def disk(folder: Path) -> Iterator[Finding]:
 
 
 def network() -> Iterator[Finding]:
-    """One process talks to itself through gloo, as several would to each other; in a process of its own."""
+    """Two processes talk to each other through gloo, as those of a run do; on a GPU one talks through NCCL as well."""
     import torch.distributed as dist
 
     if not dist.is_available():
         yield Finding("network", "problem", "this PyTorch has no distributed package: training stays on one process")
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    try:
-        child = subprocess.run(
-            [sys.executable, "-c", _EXCHANGE, str(port)], capture_output=True, text=True, timeout=NETWORK_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        yield Finding(
-            "network", "problem", f"an exchange over the loopback hung for {NETWORK_SECONDS} s: look at the firewall"
-        )
-        return
-    if child.returncode:
-        why = (child.stderr.strip().splitlines() or ["no message"])[-1]
-        yield Finding("network", "problem", f"an exchange over the loopback failed: {why[:200]}")
-        return
-    nccl = "gloo and NCCL" if dist.is_nccl_available() and torch.cuda.is_available() else "gloo"
-    yield Finding("network", "ok", f"{nccl}; an exchange over the loopback worked")
+    backends = [("gloo", 2)] + [("nccl", 1)] * (torch.cuda.is_available() and dist.is_nccl_available())
+    for backend, size in backends:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            words = [sys.executable, "-c", _EXCHANGE, str(probe.getsockname()[1]), backend, str(size)]
+        what = f"an exchange of {size} process{'es' * (size > 1)} over {backend} and the loopback"
+        children = [
+            subprocess.Popen([*words, str(rank)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            for rank in range(size)
+        ]
+        try:
+            errors = [child.communicate(timeout=NETWORK_SECONDS)[1] for child in children]
+        except subprocess.TimeoutExpired:
+            yield Finding("network", "problem", f"{what} hung for {NETWORK_SECONDS} s: look at the firewall")
+            continue
+        finally:
+            for child in children:
+                child.kill()
+                child.communicate()
+        if any(child.returncode for child in children):
+            why = next((line for error in errors for line in reversed(error.strip().splitlines())), "no message")
+            yield Finding("network", "problem", f"{what} failed: {why[:200]}")
+        else:
+            yield Finding("network", "ok", f"{what} worked")
 
 
 NETWORK_SECONDS = 60
+# In processes of their own: one that hangs can be ended, and a group leaves nothing behind here.
 _EXCHANGE = """
 import sys, torch, torch.distributed as dist
-dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", rank=0, world_size=1)
-dist.all_reduce(torch.ones(1))
+port, backend, size, rank = sys.argv[1:]
+where = {"init_method": f"tcp://127.0.0.1:{port}", "rank": int(rank), "world_size": int(size)}
+dist.init_process_group(backend, **where)
+total = torch.ones(1, device="cuda" if backend == "nccl" else "cpu")
+dist.all_reduce(total)
+assert total.item() == int(size)
 dist.destroy_process_group()
 """
 

@@ -30,7 +30,8 @@ def launch(words: list[str], *, nproc: int, max_restarts: int = 0) -> None:
 
     if nproc < 1 or max_restarts < 0:
         raise UsageError(f"--nproc must be at least 1 and --max-restarts 0 or more, got {nproc} and {max_restarts}")
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // nproc)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // nproc)))
     for name in logging.root.manager.loggerDict:
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # we say it in a line
@@ -77,13 +78,16 @@ def _ending(notes: Path, codes: dict[int, int]) -> Exception:
     for rank, code in sorted(codes.items()):
         if code < 0 and code != -signal.SIGTERM:
             return PeerError(f"rank {rank} was killed by {signal.Signals(-code).name}; the others were ended")
+    only_lost = all("another process is gone" in message for _, message in said.values())
+    for rank, code in sorted(codes.items()):
+        if only_lost and code > 0 and rank not in said:
+            return PeerError(f"rank {rank} ended with exit code {code}; see its own message")
     for rank, (code, message) in sorted(said.items(), key=lambda item: "another process is gone" in item[1][1]):
         error = UsageError if code == UsageError.exit_code else PeerError
         return error(message if error is UsageError else f"rank {rank}: {message.removeprefix(f'rank {rank}: ')}")
     if not codes:
         return PeerError("stopped by a signal before the processes had begun; nothing is lost")
-    rank, code = min(codes.items())
-    return PeerError(f"rank {rank} ended with exit code {code}")
+    return PeerError(f"rank {min(codes)} ended with exit code {codes[min(codes)]}")
 
 
 @contextlib.contextmanager

@@ -9,10 +9,11 @@ import atexit
 import contextlib
 import datetime
 import gc
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -150,25 +151,22 @@ def join_world(device: str | None = None, *, timeout: float = 600.0) -> Iterator
     ...     world.size
     1
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = _number("WORLD_SIZE", 1)
     on = pick_device(device)
-    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    restarts = _number("TORCHELASTIC_RESTART_COUNT", 0)
+    if not 0 < timeout < math.inf:
+        raise UsageError(f"the time to wait for a process that hangs must be above 0 seconds, got {timeout}")
     if size == 1 or dist.is_initialized():
         yield World(device=on, restarts=restarts) if size == 1 else _member(on, restarts, None)
         return
     backend = "gloo"
     if on.type == "cuda":
-        on = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        on = torch.device("cuda", _number("LOCAL_RANK", 0))
         if on.index >= torch.cuda.device_count():
             raise UsageError(f"process {on.index} of this machine has no GPU: it has {torch.cuda.device_count()}")
         torch.cuda.set_device(on)
         backend = "cpu:gloo,cuda:nccl"
-    # The watchdog names who is missing; the collectives' own limit, which cannot, only comes after it.
-    limit = datetime.timedelta(seconds=2 * timeout + 60)
-    store, rank, size = next(rendezvous("env://", timeout=limit))
-    # torchrun's store outlives a restart, and with it the addresses of processes that are gone.
-    store = distributed_c10d.PrefixStore(f"unmask/{restarts}", store)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    store, rank = _join(backend, restarts, datetime.timedelta(seconds=2 * timeout + 60))
     atexit.unregister(_end_threads)
     atexit.register(_end_threads)
     watchdog = Watchdog(store, rank, size, timeout)
@@ -183,6 +181,41 @@ def join_world(device: str | None = None, *, timeout: float = 600.0) -> Iterator
             dist.destroy_process_group()
 
 
+def _join(backend: str, restarts: int, limit: datetime.timedelta) -> tuple[distributed_c10d.Store, int]:
+    """Meet the others; the store that all of them see, and this process's rank."""
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if shared and _number("GROUP_WORLD_SIZE", 1) > 1 and _number("TORCHELASTIC_MAX_RESTARTS", 0):
+        # The machines count their restarts apart, and nothing else tells a process which of its addresses are new.
+        raise UsageError(
+            "after a restart processes of several machines do not find each other in torchrun's own store: "
+            "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, on every machine"
+        )
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise UsageError(
+                f"WORLD_SIZE is set and {name} is not: start with torchrun or --nproc, or unset WORLD_SIZE"
+            )
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=limit))
+        if shared:  # this one outlives a restart, and with it the addresses of processes that are gone
+            store = distributed_c10d.PrefixStore(f"unmask/{restarts}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    except (RuntimeError, ValueError) as e:
+        why = (str(e).strip().splitlines() or ["no reason given"])[0]
+        raise PeerError(f"rank {os.environ['RANK']}: could not join the other processes: {shown(why, 200)}") from e
+    # From here on the watchdog names who is missing, which a collective's own limit cannot; and before the first step
+    # one process may read a corpus for hours while the others wait.
+    distributed_c10d._set_pg_timeout(datetime.timedelta(days=7))
+    return store, rank
+
+
+def _number(name: str, default: int) -> int:
+    try:
+        return int(os.environ.get(name, default))
+    except ValueError:
+        raise UsageError(f"{name}={shown(os.environ[name], 40)} is no number: torchrun sets it, or nobody") from None
+
+
 def _end_threads() -> None:
     """Let the threads of torch's process groups end before Python is taken apart: one that asks for it then aborts.
 
@@ -195,7 +228,8 @@ def _end_threads() -> None:
 
 
 def _member(on: torch.device, restarts: int, watchdog: Watchdog | None) -> World:
-    return World(dist.get_rank(), dist.get_world_size(), on, restarts, watchdog)
+    world = World(dist.get_rank(), dist.get_world_size(), on, restarts, watchdog)
+    return replace(world, restarts=max(world.gather(restarts)))  # machines count theirs apart
 
 
 def _is_peer_failure(error: RuntimeError) -> bool:

@@ -27,6 +27,9 @@ MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save", "save_as", "par
 MAY_CHANGE |= {"on_nonfinite", "max_nonfinite"}
 MAY_CHANGE |= {f"drawing.{option.name}" for option in fields(Drawing)}
 
+JOB = "TORCHELASTIC_RUN_ID"
+BEGUN, STOPPED = "begun", "stopped"  # notes in a run's folder, each with the name of torchrun's job
+
 STATE: dict[str, Any] = {  # of a checkpoint, with its types
     "config": dict,
     "data": list,
@@ -52,9 +55,9 @@ def find_checkpoint(config: RunConfig, world: World, *, resume: bool) -> Checkpo
     found = newest(folder, partial(_read_together, world))
     if (folder / "config.json").exists() or (folder / "model.safetensors").exists():
         raise UsageError(f"{folder} is a model's folder, not a run's; give another --out")
-    if world.restarts:  # torchrun began again by itself: go on from what there is, unless we were to stop
-        note = folder / "stopped"
-        if found is not None and note.exists() and note.read_text().strip() == os.environ["TORCHELASTIC_RUN_ID"]:
+    begun, was_stopped = world.from_first(lambda: _notes(folder, again=world.restarts > 0))
+    if begun:  # torchrun began again by itself: go on from what there is, unless we were to stop
+        if found is not None and was_stopped:
             raise stopped(config, world, found.step)
         return found
     if not resume:
@@ -66,6 +69,25 @@ def find_checkpoint(config: RunConfig, world: World, *, resume: bool) -> Checkpo
     if found.step >= config.steps:
         raise UsageError(f"{folder} is at step {found.step} already; give more --steps to go on")
     return found
+
+
+def mark_begun(config: RunConfig, world: World) -> None:
+    """This job of torchrun's is at work in the run's folder: if it begins again, it may go on there by itself.
+
+    >>> mark_begun(RunConfig(out="runs/a"), World())  # without torchrun there is nothing to mark
+    """
+    if JOB in os.environ and world.first:
+        atomic_text(Path(config.out) / BEGUN, os.environ[JOB] + "\n")
+
+
+def _notes(folder: Path, *, again: bool) -> tuple[bool, bool]:
+    """Whether this job of torchrun's has begun here before, and was to stop; what others of its name left goes."""
+    notes = [folder / BEGUN, folder / STOPPED]
+    if not again:
+        for note in notes:
+            note.unlink(missing_ok=True)
+    begun, was_stopped = (note.exists() and note.read_text().strip() == os.environ.get(JOB) for note in notes)
+    return begun, was_stopped
 
 
 def _read_together(world: World, folder: Path) -> Checkpoint:
@@ -111,8 +133,9 @@ def stopped(config: RunConfig, world: World, step: int) -> Stopped:
     >>> str(stopped(RunConfig(out="runs/a", steps=9), World(), 3))
     'stopped at step 3 of 9, all is saved; go on with: unmask train runs/a --resume'
     """
-    job = os.environ.get("TORCHELASTIC_RUN_ID")
-    if job and world.first:  # torchrun takes a process that leaves for one that fails: it may start it again
-        atomic_text(Path(config.out) / "stopped", job + "\n")
+    if (
+        JOB in os.environ and world.first
+    ):  # torchrun takes a process that leaves for one that fails: it may start it again
+        atomic_text(Path(config.out) / STOPPED, os.environ[JOB] + "\n")
     again = f"unmask train {shlex.quote(config.out)} --resume"
     return Stopped(f"stopped at step {step} of {config.steps}, all is saved; go on with: {again}")

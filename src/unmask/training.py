@@ -37,7 +37,7 @@ from unmask.model_folder import NoStart, load_weights, unshared
 from unmask.optim import Updater, empty_state, flatten_optimizer, learning_rate, make_optimizer, restore_optimizer
 from unmask.packing import Rows, reading_bar, rows_of
 from unmask.parallel import Spread, World, join_world, whole
-from unmask.resuming import STATE, check_same_run, find_checkpoint, read_run, stopped
+from unmask.resuming import STATE, check_same_run, find_checkpoint, mark_begun, read_run, stopped
 from unmask.saving import make_saver
 from unmask.tokens import Tokenizer, load_tokenizer, tokenizer_from_json
 from unmask.untrusted import read_text
@@ -64,6 +64,7 @@ def train(
         tell = Announcer([*run.listeners(), *callbacks] if world.first else [])
         try:
             tell.on_start(config, run.info())
+            mark_begun(config, world)
             with world.together():
                 _loop(run, tell)
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -46,17 +45,23 @@ class Watchdog:
     def _run(self) -> None:
         every = min(5.0, max(0.2, self.timeout / 10))
         posts = 0
+        reached = time.monotonic()
         while not self._stop.wait(every):
             posts += 1
-            with contextlib.suppress(
-                RuntimeError, OSError
-            ):  # the store's own process may be gone; torchrun sees to that
+            behind = ""
+            try:
                 self.store.set(f"unmask/{self.rank}", json.dumps([self.count, posts]))
-                if self.armed and time.monotonic() - self.moved > self.timeout and (behind := self._behind(3 * every)):
-                    line = f"unmask: rank {self.rank}: no progress for {self.timeout:.0f} s; {behind}\n"
-                    sys.stderr.write(line)
-                    sys.stderr.flush()
-                    os._exit(1)
+                reached = time.monotonic()
+                if self.armed and reached - self.moved > self.timeout:
+                    behind = self._behind(3 * every)
+            except (RuntimeError, OSError):  # whoever keeps the store may be gone, and torchrun sees to that in time
+                now = time.monotonic()
+                if self.armed and now - max(reached, self.moved) > self.timeout:
+                    behind = "the process that keeps the group's store cannot be reached"
+            if behind:
+                sys.stderr.write(f"unmask: rank {self.rank}: no progress for {self.timeout:.0f} s; {behind}\n")
+                sys.stderr.flush()
+                os._exit(1)
 
     def _behind(self, silence: float) -> str:
         """Who has done less than this process, or gives no more sign of life; asked again and again once it is late."""

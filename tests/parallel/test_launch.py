@@ -16,7 +16,7 @@ import pytest
 from worlds import make_config, write_text
 
 from unmask.config import to_dict
-from unmask.launch import NOTES, _ending
+from unmask.launch import NOTES, _ending, launch
 
 LONG = 120.0  # seconds that anything may take on a busy machine
 
@@ -157,5 +157,20 @@ def test_what_the_processes_said_is_said_once(tmp_path: Path) -> None:
     assert ending({0: 1, 1: 1}, r0=(1, "no space left"), r1=gone) == "PeerError: rank 0: no space left"
     assert ending({0: 1, 1: 1}, r1=(1, "no space left"), r0=gone) == "PeerError: rank 1: no space left"
     assert ending({0: 2, 1: 2}, r0=(2, "bad batch"), r1=(2, "bad batch")) == "UsageError: bad batch"
-    assert ending({1: 3}) == "PeerError: rank 1 ended with exit code 3"
+    assert ending({1: 3}) == "PeerError: rank 1 ended with exit code 3; see its own message"
+    lost = (1, "rank 0: another process is gone, see its own message")
+    assert ending({0: 1, 1: 1}, r0=lost) == "PeerError: rank 1 ended with exit code 1; see its own message"
+    assert ending({0: -15}) == "PeerError: rank 0 ended with exit code -15"
     assert NOTES not in os.environ
+
+
+def test_processes_start_where_cores_are_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(
+        "torch.distributed.launcher.api.elastic_launch", lambda *_: lambda *words: started.append(words)
+    )
+    launch(["train", "demo"], nproc=1)
+    assert started == [("-m", "unmask", "train", "demo")]
+    assert int(os.environ["OMP_NUM_THREADS"]) == os.cpu_count()

@@ -57,14 +57,23 @@ def written(folder: Path, **changes: Any) -> RunConfig:
     return config
 
 
-def test_two_machines_give_one_machines_losses(tmp_path: Path) -> None:
-    config = written(tmp_path)
+def documented(folder: Path, out: str, *options: str) -> list[str]:
+    """The documented command for two machines, of one process each, with options of torchrun's."""
     text = (DOCS / "scaling.md").read_text()
     (command,) = re.findall(r"(?s)```sh\n(torchrun --nnodes 2 .*?)```", text)
-    words = shlex.split(command.replace("\\\n", " "))
-    place = {"first-machine:29400": f"localhost:{free_port()}", "recipe.toml": str(tmp_path / "recipe.json")}
-    place |= {"8": "1", "/shared/runs/run7": config.out}
-    words = [place.get(word, word) for word in words]
+    place = {"first-machine:29400": f"localhost:{free_port()}", "recipe.toml": str(folder / "recipe.json")}
+    place |= {"8": "1", "/shared/runs/run7": out}
+    torchrun, *words = [place.get(word, word) for word in shlex.split(command.replace("\\\n", " "))]
+    return [torchrun, *options, *words]
+
+
+def saved(run: str) -> list[int]:
+    return sorted(int(path.name[5:]) for path in Path(run).glob("checkpoints/step-*"))
+
+
+def test_two_machines_give_one_machines_losses(tmp_path: Path) -> None:
+    config = written(tmp_path)
+    words = documented(tmp_path, config.out)
     logs = [tmp_path / "first.log", tmp_path / "second.log"]
     with started(words, logs[0]) as first, started(words, logs[1]) as second:
         codes = [process.wait(timeout=LONG) for process in (first, second)]
@@ -72,6 +81,42 @@ def test_two_machines_give_one_machines_losses(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (Path(config.out) / "metrics.jsonl").read_text().splitlines()]
     alone = losses(make_config(tmp_path, "alone"))["losses"]
     assert {line["step"]: line["loss"] for line in lines if "loss" in line} == pytest.approx(alone, rel=1e-4)
+
+
+def test_two_machines_begin_again_when_a_process_of_one_dies(tmp_path: Path) -> None:
+    config = written(tmp_path, steps=300, save_every=20, valid_every=1000, sample_every=0)
+    words = documented(tmp_path, config.out, "--max-restarts", "2")
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
+    apart = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+    def told() -> str:
+        return "\n".join(log.read_text() for log in logs)
+
+    with started(words, logs[0], **apart) as first, started(words, logs[1], **apart) as second:
+        end = time.monotonic() + LONG
+        while not saved(config.out):
+            assert first.poll() is None, told()
+            assert time.monotonic() < end, told()
+            time.sleep(0.05)
+        (worker,) = Path(f"/proc/{second.pid}/task/{second.pid}/children").read_text().split()
+        os.kill(int(worker), signal.SIGKILL)
+        codes = [process.wait(timeout=LONG) for process in (first, second)]
+    assert codes == [0, 0], told()
+    assert saved(config.out)[-1] == 300
+    assert "going on from step" in told()
+    assert "Traceback" not in told()
+
+
+def test_machines_that_would_not_meet_again_are_told_before_they_begin(tmp_path: Path) -> None:
+    config = written(tmp_path)
+    words = documented(tmp_path, config.out, "--max-restarts", "1")
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
+    with started(words, logs[0]) as first, started(words, logs[1]) as second:
+        codes = [process.wait(timeout=LONG) for process in (first, second)]
+    assert 0 not in codes
+    told = "".join(log.read_text() for log in logs)
+    assert "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, on every machine" in told
+    assert not saved(config.out)
 
 
 def test_the_job_for_slurm_saves_when_told_and_queues_again(tmp_path: Path) -> None:
@@ -99,14 +144,11 @@ def test_the_job_for_slurm_saves_when_told_and_queues_again(tmp_path: Path) -> N
     environment = {"SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "this", "SLURM_JOB_ID": "7", "HERE": str(tmp_path)}
     environment["PATH"] = str(tools)
 
-    def saved() -> list[int]:
-        return sorted(int(path.name[5:]) for path in Path(config.out).glob("checkpoints/step-*"))
-
     reached = 0
     for turn in (1, 2):
         with started(["bash", str(job)], log, **environment) as process:
             end = time.monotonic() + LONG
-            while not (steps := saved()) or steps[-1] < reached + 20:
+            while not (steps := saved(config.out)) or steps[-1] < reached + 20:
                 assert process.poll() is None, log.read_text()[-2000:]
                 assert time.monotonic() < end, log.read_text()[-2000:]
                 time.sleep(0.1)
@@ -115,7 +157,7 @@ def test_the_job_for_slurm_saves_when_told_and_queues_again(tmp_path: Path) -> N
         assert (tmp_path / "queued").read_text().splitlines() == ["requeue 7"] * turn, log.read_text()[-2000:]
         told = re.findall(r"stopped at step (\d+)", log.read_text())
         assert told
-        assert saved()[-1] == int(told[-1])
+        assert saved(config.out)[-1] == int(told[-1])
         if turn == 2:
             assert f"going on from step {reached}" in log.read_text()
-        reached = saved()[-1]
+        reached = saved(config.out)[-1]

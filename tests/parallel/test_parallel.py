@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,13 @@ def test_gradients_do_not_depend_on_the_processes(worked: Path, kind: str, dtype
                 continue
             together = load_file(path)
             assert together.keys() == alone.keys()
-            off = sum(float((together[k] - alone[k]).double().square().sum()) for k in alone) ** 0.5
-            size_of = sum(float(g.double().square().sum()) for g in alone.values()) ** 0.5
+            assert float(together.pop("loss")) == pytest.approx(float(alone["loss"]), rel=limit)
+            assert float(together.pop("norm")) == pytest.approx(float(alone["norm"]), rel=10 * limit)  # sums squares
+            off = sum(float((g - alone[k]).double().square().sum()) for k, g in together.items()) ** 0.5
+            size_of = sum(float(alone[k].double().square().sum()) for k in together) ** 0.5
             assert off <= limit * size_of, f"{path.name}: {off / size_of:.1e}"
             count += 1
-    assert count == (4 if dtype is torch.float32 else 8)
+    assert count == 8
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +86,12 @@ def test_activations_computed_again_change_nothing(worked: Path, size: int) -> N
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(worked: Path, size: int) -> None:
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
+    worked: Path, size: int, tally: Callable[..., None]
+) -> None:
     names = sorted(path.stem for path in worked.glob(f"resume-*-{size}.json"))
     assert len(names) == (12 if size == 2 or ALL else 4)
+    tally(f"runs stopped twice and gone on with bit for bit, {size} processes", len(names))
     for name in names:
         for rank, facts in enumerate(found(worked, name)):
             assert facts == {"stops": [True, True, False], "same losses": True, "same state": True}, (name, rank)
@@ -164,6 +170,7 @@ class Holder:
 
 atexit.register(lambda: print("ended" if holder() is None else "outlives"))  # registered first, so called last
 with join_world("cpu") as world:
+    assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.days, "while one reads, others wait"
     gc.disable()
     cycle = Holder()
     cycle.itself, cycle.group = cycle, init_device_mesh("cpu", (world.size,)).get_group()

@@ -225,8 +225,6 @@ def main() -> None:
             for kind in KINDS:
                 for way, micro in WAYS:
                     for dtype in (torch.float32, torch.float64):
-                        if micro and dtype is torch.float32:
-                            continue
                         config = make_config(folder, "gradients", kind, parallel=way, micro_batch=micro)
                         found = one_step(config, world, dtype)
                         if world.first:
