@@ -51,6 +51,7 @@ RAW = [
     b'{"text": "a\\uDFFFb[MASK]"}',
     b'{"\\ud800": 1}',
     b'{"seed": ' + b"9" * 5000 + b"}",
+    b'{"temperature": 0.' + b"1" * 5000 + b"}",
     b"[" * 100_000,
     b'{"json_schema": ' + b"[" * 5000 + b"]" * 5000 + b"}",
     b'{"a":' * 2000 + b"1" + b"}" * 2000,
@@ -299,3 +300,59 @@ def test_messages_help(client: TestClient) -> None:
     assert said("/fill", sampler="ancestrl") == "unknown sampler; did you mean 'ancestral'?"
     assert "less than or equal to 8" in said("/fill", n=9)
     assert "needs at least 9" in said("/v1/completions", max_tokens=3, regex="[0-9]{9}")
+
+
+@pytest.mark.parametrize("word", ["it's", 'it\'s "so"', "Zq", "zq_xv", "Zq Xv's", "ab\ncd", "Zebra's canary is secret"])
+def test_no_word_is_repeated_however_it_is_quoted(client: TestClient, word: str) -> None:
+    fields: list[dict[str, Any]] = [
+        {"options": {"tokens": word}},
+        {"options": {word: 1}},
+        {"sampler": "ancestral", "options": {"temperature_end": word}},
+        {"regex": f"{word}("},
+        {"choices": ["a"], "constraints": [{"name": "words", word: 1}]},
+        {"constraints": [{"name": "words", "forbid": [word, "two words"]}]},
+        {"constraints": [{"name": "regex", "pattern": [word]}]},
+        {"constraints": [{"name": word}]},
+        {"constraints": [{"name": "regex", "pattern": "a", "over": word}]},
+        {"json_schema": {"type": "object", "properties": {word: {}}}},
+        {"json_schema": {"type": "object", "properties": {word: {"type": "object", "properties": {word: 1}}}}},
+        {"json_schema": {"type": "object", "properties": {word: [word, 1]}}},
+        {"json_schema": {"type": "object", "properties": {}, "required": [word]}},
+        {"json_schema": {"type": "string", word: 1}},
+        {"json_schema": {"type": "string", "format": word}},
+        {"json_schema": {"type": word}},
+        {"json_schema": {"enum": [1], word: 1}},
+        {"json_schema": {"$ref": word}},
+    ]
+    for more in fields:
+        messages = [client.post("/fill", json={"text": "[MASK:3]", **more}).json()["error"]["message"]]
+        if "options" not in more and "sampler" not in more:
+            told = client.post("/fit", json={"length": 3, **more}).json()
+            messages.append(told["reason"] if "fits" in told else told["error"]["message"])
+        for message in messages:
+            plain = message.replace("'…'", "").replace("doesn't", "").replace("the mask's", "").replace("model's", "")
+            for spelled in (word, repr(word)[1:-1], json.dumps(word)[1:-1], word.replace("_", "-")):
+                assert spelled not in plain, (more, message)
+
+
+def test_our_own_names_are_not_hidden(client: TestClient) -> None:
+    def said(**body: Any) -> str:
+        found: str = client.post("/fill", json={"text": "[MASK]", **body}).json()["error"]["message"]
+        return found
+
+    wrong = said(sampler="ancestral", options={"temperature_end": "hot"})
+    assert wrong == "--temperature_end: expected float, got '…'"
+    assert said(sampler="ancestral", options={"temperature_endd": 1}) == (
+        "the sampler Ancestral has no option --…; did you mean 'temperature-end'?"
+    )
+    wrong = said(constraints=[{"name": "regex", "pattern": "a", "over": "all"}])
+    assert wrong == "constraints.over: '…' is not a choice; known: gap, text"
+    wrong = said(constraints=[{"name": "words", "forbid": ["a"] * 5000}])
+    assert wrong == "a constraint may have 16000 characters: use a shorter one"
+    wrong = said(json_schema={"type": "object", "properties": {"secret": {"type": "strng"}, "a": {"type": "string"}}})
+    assert wrong == "schema.…: needs a type, did you mean 'string'?"
+    for word in ("a", "number", "regex"):  # quoted they are the request's
+        assert said(text=word).startswith("no gap in '…': write [MASK]")
+        wrong = said(json_schema={"type": "object", "properties": {word: {"type": "strng"}}})
+        assert wrong == f"schema.{'…' if word == 'a' else word}: needs a type, did you mean 'string'?"
+    assert said(text="a", regex="a") == "no gap in '…': write [MASK] for one token, [MASK:5] for five"

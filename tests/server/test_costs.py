@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import threading
 import time
 import weakref
@@ -16,7 +17,9 @@ import torch
 from starlette.testclient import TestClient
 from test_next_tokens import causal_model
 
+import unmask.server.app as app_module
 import unmask.server.desk as desk_module
+import unmask.server.refusals as refusals_module
 import unmask.server.work as work_module
 from unmask.bound import Bound
 from unmask.denoisers._network import KVCache
@@ -27,7 +30,7 @@ from unmask.server.app import make_app
 from unmask.server.completions import _Choice
 from unmask.server.desk import Desk
 from unmask.server.limits import Limits
-from unmask.server.refusals import Refused
+from unmask.server.refusals import Refused, from_validation
 from unmask.server.served import Served
 from unmask.tokens import Tokenizer
 
@@ -60,6 +63,78 @@ def test_a_long_text_is_refused_before_it_is_read_in_every_length(
     more: dict[str, Any] = {"regex": "[a-z]+"} if route == "/fit" else {"n": 8}
     assert "may have 128 tokens" in refused(client, route, text="x" * 200 + "[MASK:1..90]", **more)
     assert len(encoded) < 5
+
+
+LONG: dict[str, tuple[str, Any]] = {
+    "lists": ("/fill", {"options": {"a": [[]] * 200_000}}),
+    "objects": ("/fill", {"json_schema": {"enum": [{}] * 200_000}}),
+    "fields": ("/fill", {f"k{i}": 1 for i in range(60_000)}),
+    "tokens": ("/fill", {"tokens": [-1] * 200_000}),
+    "texts": ("/score", {"texts": [""] * 200_000}),
+    "texts without an end": ("/score", b'""' * 200_000 + b"," * 70_000),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """To parse it, and to say what is wrong with each part, would take the event loop more than a second."""
+    parsed: list[str] = []
+    monkeypatch.setattr(refusals_module.json, "loads", lambda text, **how: parsed.append(text))
+    route, body = LONG[kind]
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = client.post(route, content=data, headers={"content-type": "application/json"})
+    monkeypatch.undo()
+    assert parsed == []
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "the body has too many values, lists or fields: send fewer"
+
+
+def test_signs_inside_a_text_are_no_parts(client: TestClient) -> None:
+    for text in ("[{:," * 40_000, '\\"[{:,' * 25_000, '",' * 40_000):
+        assert "may have 128 tokens" in refused(client, "/score", texts=[text])
+    assert "may have 128 tokens" in refused(client, "/fill", tokens=[None] * 30_000)
+
+
+def test_numbers_of_many_digits_are_refused() -> None:
+    """To turn them into numbers, and these into text, takes time that grows with the square of their digits."""
+    assert refusals_module.parse_json(b"[%d, 0.%d]" % (10**400, 10**400)) is not None
+    for spelled in ("9" * 501, "-" + "9" * 501, "0." + "1" * 501, "1" * 501 + "e-501"):
+        with pytest.raises(Refused, match="not valid JSON"):
+            refusals_module.parse_json(spelled.encode())
+
+
+FAULTY: list[tuple[str, dict[str, Any]]] = [
+    ("/fill", {"tokens": [-1] * 30_000}),
+    ("/fill", {"tokens": ["a"] * 30_000}),
+    ("/fill", {"text": "[MASK]", "choices": [1] * 30_000}),
+    ("/fill", {"text": "[MASK]", "choices": [""] * 100}),
+    ("/fill", {"text": "[MASK]", "options": {f"k{i}": [] for i in range(1500)}}),
+    ("/fill", {"text": "[MASK]", "constraints": [1] * 30_000}),
+    ("/edit", {"text": "a", "replace": "a", "with_length": [0] * 30_000}),
+    ("/tokenize", {"text": "a", "spans": [[-1] * 30_000]}),
+    ("/tokenize", {"text": "a", "spans": [[-1]] * 1000}),
+    ("/score", {"texts": [1] * 30_000}),
+    ("/v1/completions", {"prompt": [1] * 30_000}),
+    ("/v1/completions", {"stop": [1] * 30_000}),
+    ("/v1/chat/completions", {"messages": [1] * 1000}),
+]
+
+
+@pytest.mark.parametrize(("route", "body"), FAULTY)
+def test_of_many_faults_few_are_listed(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, route: str, body: dict[str, Any]
+) -> None:
+    found: list[int] = []
+
+    def noted(errors: Any, fields: Any) -> Refused:
+        found.append(len(errors))
+        return from_validation(errors, fields)
+
+    monkeypatch.setattr(app_module, "from_validation", noted)
+    refused(client, route, **body)
+    assert found[0] <= 4
 
 
 def test_a_text_is_cut_into_no_more_tokens_than_a_row_may_have(client: TestClient) -> None:

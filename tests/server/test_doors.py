@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
 
+import unmask.server.doors as doors_module
 from unmask.model import Model
 from unmask.server.app import make_app
 from unmask.server.doors import Doors, Gate, is_loopback
@@ -138,6 +140,10 @@ BAD_HOSTS = [
     "localhost:",
     "localhost:port",
     "localhost:99999",
+    "localhost:" + "9" * 5000,
+    "[::1]:" + "9" * 5000,
+    "9" * 5000,
+    "localhost:٣",
     "localhost:-1",
     "localhost:80:80",
     "local host",
@@ -170,7 +176,7 @@ def test_names_it_does_not_go_by(locked: TestClient, host: str) -> None:
     """A foreign name that was made to point here (DNS rebinding) says itself in the Host header."""
     headers = {"host": host, "authorization": f"Bearer {KEY}"}
     for method, url in (("GET", "/health"), ("GET", "/"), ("POST", "/fill")):
-        answer = locked.request(method, url, headers=headers)
+        answer = locked.request(method, url, headers=[(name, value.encode()) for name, value in headers.items()])
         assert answer.status_code == 421
         assert host == "" or host not in answer.text
 
@@ -205,6 +211,7 @@ BAD_ORIGINS = [
     "//localhost:8000",
     "http://[::1]:8000",
     "http://localhost:80000",
+    "http://localhost:" + "9" * 5000,
     "http://localhost:abc",
     "http://pages.example.org",  # the right name, the wrong scheme
     "https://pages.example.org:444",
@@ -275,3 +282,44 @@ def test_every_answer_has_the_same_headers(locked: TestClient) -> None:
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert answer.headers["cache-control"] == "no-store"
         assert not re.search("uvicorn|fastapi|starlette", str(answer.headers), re.IGNORECASE)
+
+
+@pytest.mark.parametrize("where", ["doors", "body", "route"])
+def test_whatever_breaks_is_one_sentence_of_ours(
+    small: Model, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], where: str
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("an inner secret")
+
+    app = make_app(small)
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
+        if where == "route":
+            monkeypatch.setattr(app.desk.metrics, "text", broken)
+        else:
+            monkeypatch.setattr(*((Doors, "check") if where == "doors" else (doors_module, "parse_json")), broken)
+        answer = client.post("/fill", json={}) if where == "body" else client.get("/metrics")
+        monkeypatch.undo()
+        told = client.get("/metrics").text
+    assert answer.status_code == 500
+    error = {"message": "something went wrong inside the server", "type": "server_error", "param": None}
+    assert answer.json() == {"error": error | {"code": "internal"}}
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert 'status="500"} 1' in told
+    if where != "route":  # of which the server itself tells
+        assert "ZeroDivisionError: an inner secret" in capfd.readouterr().err
+
+
+def test_what_breaks_when_an_answer_has_begun_is_not_answered_twice(small: Model) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) == 2:
+            raise ZeroDivisionError
+
+    app = make_app(small)
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"evil.example")]}
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(app(scope, lambda: asyncio.sleep(0), send))  # type: ignore[arg-type, return-value]
+    app.desk.close()
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]

@@ -14,7 +14,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 import unmask
@@ -25,7 +24,7 @@ from unmask.server.completions import complete
 from unmask.server.desk import Desk, gone
 from unmask.server.doors import Doors, Gate
 from unmask.server.limits import MAX_TEXTS, Limits
-from unmask.server.refusals import Refused, from_error, from_validation
+from unmask.server.refusals import Refused, from_error, from_validation, internal, our_names
 
 PAGE = Path(__file__).parent / "page"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -44,6 +43,7 @@ def make_app(
     >>> app = make_app(unmask.load("runs/demo"))  # doctest: +SKIP
     """
     desk = Desk(model, name, limits, max_batch=max_batch)
+    our_names()  # looked up now, not while the first is refused
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -65,6 +65,7 @@ def make_app(
     app.add_exception_handler(UnmaskError, _refused)
     app.add_exception_handler(RequestValidationError, _refused)
     app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(Exception, _refused)  # which is raised again behind the answer, for the server to tell of
     _openai_routes(app, desk)
     _native_routes(app, desk)
     _other_routes(app, desk)
@@ -74,7 +75,7 @@ def make_app(
 
 async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
-        error = from_validation(error.errors(), _fields())
+        error = from_validation(error.errors(), schemas.field_names())
     elif isinstance(error, UnmaskError):
         error = from_error(error, request.scope.get("unmask.body", b""))
     elif isinstance(error, HTTPException):
@@ -82,17 +83,9 @@ async def _refused(request: Request, error: Exception) -> Response:
         error = Refused(
             error.status_code, said.get(error.status_code, "refused"), "not_found", dict(error.headers or {})
         )
-    assert isinstance(error, Refused)
+    elif not isinstance(error, Refused):
+        error = internal()
     return JSONResponse(error.body, error.status, error.headers)
-
-
-def _fields() -> list[str]:
-    """The names that a message may say: those of our own fields."""
-    found: set[str] = set()
-    for model in vars(schemas).values():
-        if isinstance(model, type) and issubclass(model, BaseModel):
-            found |= model.model_fields.keys()
-    return sorted(found)
 
 
 def _openai_routes(app: FastAPI, desk: Desk) -> None:

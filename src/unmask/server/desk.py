@@ -18,7 +18,7 @@ from unmask.server.compiling import Compiler
 from unmask.server.engine import Call, Cancelled, Closed, Engine
 from unmask.server.limits import Limits
 from unmask.server.metrics import Gauge, Metrics
-from unmask.server.refusals import Refused, from_error
+from unmask.server.refusals import Refused, from_error, internal
 from unmask.server.served import Served
 
 Job = Callable[[Served], Any]
@@ -127,7 +127,7 @@ def _outcome(served: Served, job: Job, body: bytes) -> Any:
         refused = from_error(e, body)
     except Exception:
         traceback.print_exc()
-        refused = Refused(500, "something went wrong inside the server", "internal")
+        refused = internal()
     return refused
 
 

@@ -9,6 +9,7 @@ import ipaddress
 import json
 import secrets
 import time
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unmask.server.desk import Desk
 from unmask.server.limits import MAX_BODY
-from unmask.server.refusals import Refused, parse_json
+from unmask.server.refusals import Refused, internal, parse_json
 from unmask.server.sign_in import SIGN_IN, SIGN_IN_HEADERS, is_opened, is_page
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -146,7 +147,7 @@ def _name(host: str) -> str | None:
         name, colon, port = host.partition(":")
         if colon and not port:
             return None
-    if port and not (port.isascii() and port.isdigit() and int(port) < 65536):
+    if port and not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65536):
         return None
     return name.lower() or None
 
@@ -178,13 +179,13 @@ class Gate:
                 await self.app(scope, receive, send)
             return
         began = time.perf_counter()
-        status = 500
+        status, begun = 500, False
         foreign: str | None = None
 
         async def answer(message: Message) -> None:
-            nonlocal status
+            nonlocal status, begun
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, begun = message["status"], True
                 given = {name.lower() for name, _ in message["headers"]}
                 extra = HEADERS | (_cors(foreign) if foreign else {})
                 if self.doors.key is not None and status == 200 and is_page(scope["path"]):
@@ -209,6 +210,11 @@ class Gate:
                 await _send(answer, 401, SIGN_IN, e.headers | SIGN_IN_HEADERS)
             else:
                 await _send_json(answer, e.status, e.body, e.headers)
+        except Exception:
+            if begun:
+                raise
+            traceback.print_exc()
+            await _send_json(answer, 500, internal().body, {})
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self.metrics.requests.add(1, route, str(status))

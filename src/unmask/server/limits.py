@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from unmask.errors import UsageError
 
 MAX_BODY = 1 << 20
+MAX_VALUES = 1 << 15  # of a body, in all its lists and objects
+MAX_PARTS = 1 << 12  # of a body: its lists, objects and their keys, which take longer than numbers
+MAX_DIGITS = 500  # of a number: reading it takes time with their square
 MAX_TEXTS = 8  # n, prompts, texts to score
 MAX_STOPS = 4
 MAX_PATTERN = 2000
 MAX_CONSTRAINTS = 8
+MAX_OPTIONS = 20
 
 
 @dataclass(frozen=True, kw_only=True)

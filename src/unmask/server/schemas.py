@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from unmask.samplers import room
-from unmask.server.limits import MAX_CONSTRAINTS, MAX_PATTERN, MAX_STOPS, MAX_TEXTS
+from unmask.server.limits import MAX_CONSTRAINTS, MAX_OPTIONS, MAX_PATTERN, MAX_STOPS, MAX_TEXTS, MAX_VALUES
 
 Text = Annotated[str, Field(max_length=200_000)]
 # What the schema says more than is checked here: the library's own refusals tell more than a pattern's.
@@ -21,6 +23,16 @@ Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Scalar = Annotated[str, Field(max_length=200)] | bool | int | float
+# Of a list with many faults the first is told: a list of all of them would keep the event loop from its other work.
+Span = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+Lengths = Annotated[list[Annotated[int, Field(ge=1, le=1_000_000)]], Field(fail_fast=True)]
+
+
+def _few(given: Any) -> Any:
+    """Options are counted before they are looked at, for the same reason."""
+    if isinstance(given, dict) and len(given) > MAX_OPTIONS:
+        raise PydanticCustomError("too_long", f"there may be {MAX_OPTIONS} of them")
+    return given
 
 
 class Request(BaseModel):
@@ -33,10 +45,10 @@ class Constrained(Request):
     regex: Pattern | None = Field(None, description="all of it matches this regular expression")
     json_schema: dict[str, Any] | None = Field(None, description="it is JSON that this schema allows")
     choices: list[Annotated[str, Field(min_length=1, max_length=1000)]] | None = Field(
-        None, min_length=1, max_length=100, description="it is one of these"
+        None, min_length=1, max_length=100, fail_fast=True, description="it is one of these"
     )
     constraints: list[dict[str, Any]] | None = Field(
-        None, max_length=MAX_CONSTRAINTS, description="any constraints by name with their options"
+        None, max_length=MAX_CONSTRAINTS, fail_fast=True, description="any constraints by name with their options"
     )
     over: Literal["gap", "text"] = Field("gap", description="asked of each gap, or of the whole text")
 
@@ -52,8 +64,8 @@ class Sampling(Constrained):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, le=1_000_000)
     guidance: float | None = Field(None, ge=-10, le=100, description="follow what is given more closely")
-    options: dict[Annotated[str, Field(max_length=40)], Scalar] = Field(
-        default_factory=dict, max_length=20, description="any further option of the sampler"
+    options: Annotated[dict[Annotated[str, Field(max_length=40)], Scalar], BeforeValidator(_few)] = Field(
+        default_factory=dict, max_length=MAX_OPTIONS, description="any further option of the sampler"
     )
 
 
@@ -68,7 +80,7 @@ class Fill(Writing):
     """A text with gaps, or its tokens with null for a mask. [MASK] is one token, [MASK:5] five, [MASK:3..8] any."""
 
     text: Gaps | None = Field(None, examples=["The [MASK:3] sat on the [MASK]."])
-    tokens: list[Annotated[int, Field(ge=0)] | None] | None = Field(None, max_length=100_000)
+    tokens: list[Annotated[int, Field(ge=0)] | None] | None = Field(None, max_length=MAX_VALUES, fail_fast=True)
 
 
 class Trace(Fill):
@@ -85,8 +97,8 @@ class EditSpan(Sampling):
     text: Text = Field(examples=["The cat sat on the mat."])
     replace: Annotated[str, Field(min_length=1, max_length=200_000)] = Field(examples=["cat"])
     occurrence: int | None = Field(None, ge=1, le=200_000)
-    with_length: Annotated[int, Field(ge=1, le=1_000_000)] | list[Annotated[int, Field(ge=1, le=1_000_000)]] | None = (
-        Field(None, description="tokens of the replacement: a number, or [least, most]")
+    with_length: Annotated[int, Field(ge=1, le=1_000_000)] | Lengths | None = Field(
+        None, description="tokens of the replacement: a number, or [least, most]"
     )
     n: int = Field(1, ge=1, le=MAX_TEXTS)
     rank: Literal["text", "token"] = "text"
@@ -94,7 +106,9 @@ class EditSpan(Sampling):
 
 
 class Score(Request):
-    texts: list[Text] = Field(min_length=1, max_length=MAX_TEXTS, examples=[["The cat sat on the mat."]])
+    texts: list[Text] = Field(
+        min_length=1, max_length=MAX_TEXTS, fail_fast=True, examples=[["The cat sat on the mat."]]
+    )
     num_samples: int = Field(16, ge=1, le=256, description="draws of masks behind each bound")
     seed: Seed = 0
 
@@ -108,8 +122,11 @@ class Fit(Constrained):
 
 class Tokenize(Request):
     text: Text
-    spans: list[list[Annotated[int, Field(ge=0)]]] = Field(
-        default_factory=list, max_length=1000, description="[start, end] in characters, to be turned into gaps"
+    spans: list[Span] = Field(
+        default_factory=list,
+        max_length=1000,
+        fail_fast=True,
+        description="[start, end] in characters, to be turned into gaps",
     )
 
 
@@ -136,11 +153,11 @@ class Completion(Sampling):
     """OpenAI's fields, and those of unmask's samplers and constraints."""
 
     model: Annotated[str, Field(max_length=200)] | None = None
-    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)] = ""
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)] = ""
     suffix: Text | None = Field(None, description="what stands behind: then the gap between is filled")
     max_tokens: int | None = Field(16, ge=1, le=1_000_000)
     n: int | None = Field(1, ge=1, le=MAX_TEXTS)
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     logprobs: int | None = Field(None, ge=0, le=10)
@@ -156,5 +173,15 @@ class Completion(Sampling):
 class Chat(BaseModel):
     model_config = ConfigDict(strict=True)
 
-    messages: list[dict[str, Any]] = Field(max_length=1000)
+    messages: list[dict[str, Any]] = Field(max_length=1000, fail_fast=True)
     model: Annotated[str, Field(max_length=200)] | None = None
+
+
+@cache
+def field_names() -> frozenset[str]:
+    """The names of our own fields, which a message may say."""
+    found: set[str] = set()
+    for model in globals().values():
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            found |= {field.alias or name for name, field in model.model_fields.items()}
+    return frozenset(found)
