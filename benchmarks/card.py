@@ -30,11 +30,12 @@ from unmask.model import Model, load
 from unmask.model_folder import unshared, write_folder
 from unmask.samplers._drawing import Drawing
 from unmask.samplers.ancestral import Ancestral
+from unmask.samplers.remdm import ReMDM
 from unmask.weight_parts import WHOLE, weight_files, write_parts
 
 MOST = 15 << 20  # bytes of a part
 SEEDS = (0, 1, 2, 3)
-STEPS = 128
+STEPS, BEST_STEPS = 128, 256
 
 
 def place(model: Model, folder: Path) -> None:
@@ -116,10 +117,16 @@ def curve(lines: list[dict[str, Any]]) -> str:
 
 def samples(model: Model) -> str:
     own = model.sampler
-    sampler = replace(own, steps=STEPS) if isinstance(own, Ancestral) else own
-    texts = [model.generate(sampler=sampler, seed=seed)[0] for seed in SEEDS]
-    said = f"Seeds {SEEDS[0]} to {SEEDS[-1]}, {STEPS} steps, nothing else set and none picked by hand."
-    return "\n\n".join([said, *(_quoted(text) for text in texts)])
+    ways: list[tuple[str, Any]] = [("as it writes by itself", own)]
+    if isinstance(own, Ancestral):
+        ways = [(f"{STEPS} steps", replace(own, steps=STEPS))]
+        best = ReMDM(steps=BEST_STEPS, noise=own.noise, **asdict(model.drawing))
+        ways.append((f"with remasking (`--sampler remdm --steps {BEST_STEPS}`)", best))
+    parts = []
+    for said, sampler in ways:
+        parts.append(f"Seeds {SEEDS[0]} to {SEEDS[-1]}, {said}, nothing else set and none picked by hand.")
+        parts += [_quoted(model.generate(sampler=sampler, seed=seed)[0]) for seed in SEEDS]
+    return "\n\n".join(parts)
 
 
 def _quoted(text: str) -> str:
