@@ -266,6 +266,33 @@ def test_stop_keeps_what_was_there(page: Page) -> None:
     expect(panel(page, "fill").locator(".result")).to_be_hidden()
 
 
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("stopped", [True, False])
+def test_words_masked_while_it_writes_come_back(page: Page, stopped: bool) -> None:
+    typed = "ab [MASK:12] yz"
+    page.fill("#fill-text", typed)
+    go, undo = part(panel(page, "fill"), "go"), part(panel(page, "fill"), "undo")
+    result = panel(page, "fill").locator(".result")
+    go.click()
+    expect(result.locator(".cell.written").first).to_be_visible()
+    select(page, 13, 15)
+    part(page, "mask").click()
+    expect(page.locator("#fill-text")).to_have_value("ab [MASK:12] [MASK:2]")
+    if stopped:
+        go.click()
+        expect(go).to_have_text("Fill")
+        expect(result).to_be_hidden()
+    else:
+        whole = shown(done(page))
+    undo.click()
+    expect(page.locator("#fill-text")).to_have_value(typed)
+    if not stopped:
+        assert shown(result) == whole  # the text alone was taken back
+        undo.click()
+    expect(result).to_be_hidden()
+    expect(undo).to_be_disabled()
+
+
 # --- generate ---
 
 
