@@ -378,6 +378,37 @@ def test_a_constraint_and_whether_it_can_fit(page: Page) -> None:
     expect(page.locator("#constraint")).to_have_value("[0-9]{4}")  # each kind has its own
 
 
+@pytest.mark.parametrize("tab", ["fill", "generate"])
+def test_an_order_that_holds_no_constraint_is_named_before_anything_is_pressed(page: Page, tab: str) -> None:
+    page.click(f"#tab-{tab}")
+    page.fill(f"#{tab}-text", "ab ____" if tab == "fill" else "")
+    page.fill("#length", "8") if tab == "generate" else None
+    page.select_option("#constraint-kind", "regex")
+    page.fill("#constraint", "[0-9]{4}")
+    fit = part(page, "fit")
+    expect(fit).to_have_text("This can fit.")
+    written: list[str] = []
+    page.on("request", lambda request: written.append(request.url) if request.url.endswith("/trace") else None)
+    page.select_option("#sampler", "predictor_corrector")
+    sentence = "The order “predictor corrector” can hold no constraint. Choose another, such as “ancestral”, or"
+    expect(fit).to_contain_text(sentence)
+    expect(fit).to_have_class("fit no")
+    part(panel(page, tab), "go").click()
+    expect(part(page, "notice")).to_contain_text(sentence)
+    assert written == []
+    page.reload()  # the page remembers the order and asks again who holds one
+    expect(fit).to_contain_text(sentence)
+    page.select_option("#constraint-kind", "")
+    part(panel(page, tab), "go").click()
+    done(page, tab)  # without a constraint it writes
+    page.select_option("#constraint-kind", "regex")
+    expect(fit).to_contain_text(sentence)
+    page.select_option("#sampler", "block")
+    expect(fit).to_have_text("This can fit.")
+    part(panel(page, tab), "go").click()
+    assert re.fullmatch(r"ab \d{4}|\d{4}", shown(done(page, tab)))
+
+
 def test_score(page: Page, small: Model) -> None:
     page.click("#tab-score")
     page.fill("#score-text", "the 😀 sat, twice")

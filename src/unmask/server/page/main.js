@@ -68,7 +68,7 @@ function askKey(wasWrong) {
 const server = new Server({ say: waiting, askKey, onKey: () => asked() });
 const code = new Code(() => server.hasKey);
 const controls = new Controls(asked);
-const constraint = new ConstraintBox(server, { room, onChange: asked });
+const constraint = new ConstraintBox(server, { room, order: () => controls.order, onChange: asked });
 const score = new Score(panel("score"), server);
 const writings = {};
 const pasts = Object.fromEntries(TABS.map((of) => [of, typedBefore(of)]));
