@@ -16,11 +16,14 @@ import torch
 from browsing import act, done, fill, heard, levels, listen_in, panel, part, select, shown
 from playwright.sync_api import Browser, Page, expect
 from small_server import Running, random_model, running
+from starlette.testclient import TestClient
 
+from unmask import load
 from unmask.editing import fill as fill_gaps
 from unmask.model import Model
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.left_to_right import LeftToRight
+from unmask.server.app import PAGE, make_app
 
 
 @pytest.fixture
@@ -52,6 +55,18 @@ def test_selected_words_become_a_gap(page: Page) -> None:
     expect(part(page, "notice")).to_contain_text("a gap in this selection already")
     part(panel(page, "fill"), "undo").click()
     expect(page.locator("#fill-text")).to_have_value("😀 the old [MASK:5] is open")
+
+
+def test_the_built_in_model_fills_the_first_text_with_whole_sentences() -> None:
+    page = (PAGE / "index.html").read_text(encoding="utf-8")
+    [text] = re.findall(r'<textarea id="fill-text"[^>]*>(.*?)</textarea>', page)
+    how = {name: float(re.findall(rf'id="{name}"[^>]* value="([\d.]+)"', page)[0]) for name in ("steps", "temperature")}
+    ask = {"text": re.sub("__+", lambda run: f"[MASK:{len(run[0])}]", text), **how, "steps": int(how["steps"])}
+    with TestClient(make_app(load("stories", device="cpu"), name="stories"), base_url="http://localhost") as client:
+        for seed in range(6):
+            written = client.post("/fill", json=ask | {"seed": seed}).json()["texts"][0]["text"]
+            assert re.fullmatch(r"([A-Z][^.!?]*[a-z]\.( |$))+", written), written
+            assert not re.search(r"\b(\w+) \1\b", written), written
 
 
 def test_a_text_without_a_gap_is_answered_kindly(page: Page) -> None:
