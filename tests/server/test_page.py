@@ -490,7 +490,7 @@ def test_score(page: Page, small: Model) -> None:
     expect(part(panel(page, "score"), "bits")).to_have_text(f"{bound.bits_per_byte:.2f}")
     assert page.locator(".scored .canvas").inner_text() == "the 😀 sat, twice"
     words.nth(1).hover()
-    expect(part(panel(page, "score"), "word")).to_have_text(re.compile(r"😀: [\d.]+ bits in 4 tokens"))
+    expect(part(panel(page, "score"), "word")).to_have_text(re.compile(r"“😀”: [\d.]+ bits in 4 tokens"))
 
 
 def test_words_are_shaded_by_their_bits(page: Page) -> None:
@@ -515,7 +515,7 @@ def test_words_are_shaded_by_their_bits(page: Page) -> None:
     assert len(set(shades.values())) == len(shades)
     for k, each in enumerate(bits):
         words.nth(k).hover()
-        expect(part(panel(page, "score"), "word")).to_contain_text(f": {each:.1f} bits")
+        expect(part(panel(page, "score"), "word")).to_contain_text(f"”: {each:.1f} bits")
 
 
 @pytest.mark.parametrize("tab", ["fill", "generate"])

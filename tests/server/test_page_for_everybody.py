@@ -163,7 +163,7 @@ def test_an_autoregressive_model(ar_model: Model, browser: Browser, complaints: 
         page.fill("#score-text", "the cat xq")
         part(panel(page, "score"), "go").click()
         page.locator(".word").last.hover()
-        expect(part(panel(page, "score"), "word")).to_have_text(re.compile(r"xq: [1-9]\d*\.\d bits in 2 tokens"))
+        expect(part(panel(page, "score"), "word")).to_have_text(re.compile(r"“xq”: [1-9]\d*\.\d bits in 2 tokens"))
     assert complaints == []
 
 
