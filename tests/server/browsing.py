@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from typing import Any
+
 from playwright.sync_api import Locator, Page, expect
 
 expect.set_options(timeout=5_000)
@@ -39,6 +43,30 @@ def shown(result: Locator, row: int = 0) -> str:
     mask = "e => e.matches?.('.mask') ? '_' : e.textContent"
     nodes = result.locator(".canvas").nth(row).evaluate(f"e => [...e.childNodes].map({mask})")
     return "".join(nodes).replace(" _", "_").replace("\xa0", "").replace("↵", "")
+
+
+def listen_in(page: Page) -> None:
+    """From now on `heard` knows what the server sends: of a stream the browser itself keeps nothing for sure."""
+    page.evaluate("""() => {
+        const ask = window.fetch;
+        window.fetch = async (...how) => {
+            const answer = await ask(...how);
+            window.heard = answer.clone().text();
+            return answer;
+        };
+    }""")
+
+
+def heard(page: Page) -> Any:
+    """The last answer; of a stream its last event."""
+    *_, last = page.evaluate("window.heard").strip().splitlines()
+    return json.loads(last.removeprefix("data: "))
+
+
+def levels(cells: Locator, kind: str) -> list[int]:
+    """The shade that each has, as its class says: sure-3, hard-5."""
+    classes = cells.evaluate_all("all => all.map(e => e.className)")
+    return [int(found) for each in classes for found in re.findall(rf"\b{kind}-(\d+)\b", each)]
 
 
 def select(page: Page, start: int, end: int) -> None:

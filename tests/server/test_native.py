@@ -150,7 +150,8 @@ def test_fit_asks_no_network(client: TestClient) -> None:
         return re.findall(r"^unmask_network_calls_total (.*)$", client.get("/metrics").text, re.MULTILINE)[0]
 
     before = calls()
-    assert post(client, "/fit", length=4, regex="[0-9]{4}") == {"fits": True, "reason": None}
+    fits = post(client, "/fit", length=4, regex="[0-9]{4}")
+    assert (fits["fits"], fits["reason"]) == (True, None)
     refused = post(client, "/fit", length=3, regex="[0-9]{4}")
     assert refused["fits"] is False
     assert "at least 4" in refused["reason"]
@@ -163,6 +164,20 @@ def test_fit_asks_no_network(client: TestClient) -> None:
     assert "no regular expression" in secret["reason"]
     assert "secret" not in secret["reason"]
     assert calls() == before
+
+
+def test_fit_tells_which_samplers_hold_a_constraint(client: TestClient) -> None:
+    told = client.post("/fit", json={"length": 4, "regex": "[0-9]+"}).json()["samplers"]
+    cannot_fit = client.post("/fit", json={"length": 4, "regex": "[0-9]{5}"}).json()["samplers"]
+    ask = {"text": "ab[MASK:4]", "regex": "[0-9]+", "steps": 2}
+    held = [
+        name
+        for name in client.get("/info").json()["samplers"]
+        if client.post("/fill", json=ask | {"sampler": name}).status_code == 200
+    ]
+    assert told == cannot_fit == held
+    assert {"ancestral", "block"} <= set(held)
+    assert not {"remdm", "posterior", "predictor_corrector", "refine"} & set(held)
 
 
 def test_fit_says_what_fill_does(client: TestClient) -> None:

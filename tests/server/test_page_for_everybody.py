@@ -163,7 +163,7 @@ def test_an_autoregressive_model(ar_model: Model, browser: Browser, complaints: 
         page.fill("#score-text", "the cat xq")
         part(panel(page, "score"), "go").click()
         page.locator(".word").last.hover()
-        expect(part(panel(page, "score"), "word")).to_have_text(re.compile(r"xq: [1-9]\d*\.\d bits in 2 tokens"))
+        expect(part(panel(page, "score"), "word")).to_have_text(re.compile(r"“xq”: [1-9]\d*\.\d bits in 2 tokens"))
     assert complaints == []
 
 
@@ -285,6 +285,36 @@ def test_the_page_asks_for_a_key_that_has_changed(small: Model, browser: Browser
         assert NEW not in page.content()
         page.reload()  # the cookie is of the old server: the new key opens the page
         expect(page.locator("#fill-text")).to_have_value("my own words ____")
+
+
+def test_no_request_leaves_the_server(small: Model, browser: Browser) -> None:
+    with running(small, doors=Doors(key=OLD)) as server, browser.new_context() as context:
+        asked: list[str] = []
+        context.on("request", lambda request: asked.append(request.url))
+        page = context.new_page()
+        page.goto(server.url)
+        sign_in(page, OLD)
+        page.get_by_text("The same in code").click()
+        page.check("#fill-three")
+        page.select_option("#constraint-kind", "regex")
+        page.fill("#constraint", "[a-z]*")
+        result = fill(page, "ab[MASK:2..3]yz")
+        expect(part(page, "fit")).to_have_text("This can fit.")
+        result.get_by_role("button", name="Take this one").first.click()
+        part(result, "measure").click()
+        expect(page.locator(".word").first).to_be_visible()
+        page.click("#tab-generate")
+        page.select_option("#constraint-kind", "")
+        page.fill("#length", "8")
+        part(panel(page, "generate"), "go").click()
+        done(page, "generate")
+        page.get_by_role("link", name="Routes").click()
+        expect(page.get_by_role("heading", name="Routes")).to_be_visible()
+        page.get_by_role("link", name="openapi.json").click()
+        expect(page.locator("body")).to_contain_text("/fill")
+    paths = {url.removeprefix(server.url) for url in asked}
+    assert {"/", "/page/main.js", "/info", "/fit", "/trace", "/score", "/docs", "/openapi.json"} <= paths
+    assert all(path.startswith("/") for path in paths)
 
 
 # --- for everybody ---

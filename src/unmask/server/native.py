@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from unmask.canvas import Canvas
@@ -12,7 +13,8 @@ from unmask.cli._trace import as_dict
 from unmask.editing import MAX_CANDIDATES, NUM_SAMPLES, Filled, bounds, check_fit
 from unmask.editing import fill as fill_gaps
 from unmask.errors import UsageError
-from unmask.samplers import Step
+from unmask.model import Model
+from unmask.samplers import Step, room
 from unmask.samplers._constrained import constrained
 from unmask.server import schemas
 from unmask.server.asking import check_gaps, constraints_of, sampler_of
@@ -144,7 +146,7 @@ def score(served: Served, asked: schemas.Score) -> dict[str, Any]:
 
 
 def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
-    """Whether the constraint can hold in these gaps. No network is asked."""
+    """Whether the constraint can hold in these gaps, and which samplers hold one. No network is asked."""
     if (asked.text is None) == (asked.length is None):
         raise UsageError("give either a text with gaps or the length of a gap")
     constraint = constraints_of(asked)
@@ -154,6 +156,7 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
         several, length = check_gaps(asked.text, served, served.limits, exact=True)
         served.limits.check(rows=several, length=length, calls=1)
     served.limits.check_length(asked.length or 1)
+    samplers = _holders(served.engine.model)
     try:
         if asked.text is not None:
             check_fit(served, asked.text, constraint)
@@ -162,8 +165,22 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
             canvas = served.canvas([row], constraint, may_end=True).to("cpu")  # it may end before its length
             constrained(served.fit_sampler(None, len(row))).start(canvas)
     except UsageError as e:
-        return {"fits": False, "reason": hide(str(e), asked.model_dump_json(exclude_defaults=True).encode())}
-    return {"fits": True, "reason": None}
+        reason = hide(str(e), asked.model_dump_json(exclude_defaults=True).encode())
+        return {"fits": False, "reason": reason, "samplers": samplers}
+    return {"fits": True, "reason": None, "samplers": samplers}
+
+
+@lru_cache(maxsize=1)
+def _holders(model: Model) -> list[str]:
+    """The samplers that can hold a constraint, by name."""
+    found = []
+    for name in room.names():
+        try:
+            constrained(sampler_of(schemas.Sampling.model_validate({"sampler": name}), model))
+        except UsageError:
+            continue
+        found.append(name)
+    return found
 
 
 def tokenize(served: Served, asked: schemas.Tokenize) -> dict[str, Any]:

@@ -29,6 +29,12 @@ export class Controls {
     select.value = names.includes(wanted) ? wanted : "";
   }
 
+  /** The sampler that is chosen, and what it is called here; null where the model's own is. */
+  get order() {
+    const [{ value, label }] = field("sampler").selectedOptions;
+    return value && !this.oneWay ? { name: value, label } : null;
+  }
+
   /** Raises a sentence where a field holds no number. */
   how(tab) {
     const found = {};
@@ -36,7 +42,7 @@ export class Controls {
     if (!this.oneWay) found.steps = this.#number("steps", "Steps");
     found.temperature = this.#number("temperature", "Temperature");
     found.seed = this.#number("seed", "Seed") ?? 0;
-    if (field("sampler").value && !this.oneWay) found.sampler = field("sampler").value;
+    if (this.order) found.sampler = this.order.name;
     if (field(`${tab}-three`).checked) Object.assign(found, { n: 3, score: true });
     return Object.fromEntries(Object.entries(found).filter(([, value]) => value !== undefined));
   }

@@ -8,9 +8,10 @@ const WAIT = 300; // milliseconds without a key
 const EXAMPLES = { regex: " [A-Z][a-z]+ the (cat|dog)", json_schema: '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}' };
 
 export class ConstraintBox {
-  /** room(): what /fit is asked about, { text } or { length }; null where nothing is to be asked. */
-  constructor(server, { room, onChange }) {
-    Object.assign(this, { server, room });
+  /** room(): what /fit is asked about, { text } or { length }; null where nothing is to be asked. order(): the sampler
+      that is chosen as { name, label }; null where the model's own is. */
+  constructor(server, { room, order, onChange }) {
+    Object.assign(this, { server, room, order, holders: undefined });
     this.kind = document.getElementById("constraint-kind");
     this.text = document.getElementById("constraint");
     this.fit = find("fit");
@@ -36,6 +37,7 @@ export class ConstraintBox {
   fields() {
     const kind = this.kind.value;
     if (!kind || !this.text.value.trim()) return {};
+    this.#checkOrder();
     if (kind === "regex") return { regex: this.text.value };
     let schema;
     try {
@@ -45,6 +47,14 @@ export class ConstraintBox {
     }
     if (schema === null || typeof schema !== "object" || Array.isArray(schema)) throw new Sentence("A schema is a JSON object.");
     return { json_schema: schema };
+  }
+
+  /** Not every sampler holds a constraint; /fit tells which do. */
+  #checkOrder() {
+    const order = this.order();
+    if (order === null || this.holders === undefined || this.holders.includes(order.name)) return;
+    const other = this.holders.length ? `Choose another, such as “${this.holders[0]}”, or leave` : "Leave";
+    throw new Sentence(`The order “${order.label}” can hold no constraint. ${other} the constraint at “anything”.`);
   }
 
   /** Ask again whether it can fit, when the typing pauses. */
@@ -75,10 +85,13 @@ export class ConstraintBox {
         this.#say("", "");
         return;
       }
-      const { fits, reason } = await this.server.ask("/fit", { ...room, ...fields }, { signal });
+      const { fits, reason, samplers } = await this.server.ask("/fit", { ...room, ...fields }, { signal });
+      this.holders = samplers;
+      this.#checkOrder();
       this.#say(fits ? "yes" : "no", fits ? "This can fit." : `This cannot fit: ${reason}`);
     } catch (error) {
-      if (error.name !== "AbortError") this.#say("no", `This cannot fit: ${error.message}`);
+      if (error.name === "AbortError") return;
+      this.#say("no", error instanceof Sentence ? error.message : `This cannot fit: ${error.message}`);
     }
   }
 

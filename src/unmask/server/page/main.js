@@ -68,7 +68,7 @@ function askKey(wasWrong) {
 const server = new Server({ say: waiting, askKey, onKey: () => asked() });
 const code = new Code(() => server.hasKey);
 const controls = new Controls(asked);
-const constraint = new ConstraintBox(server, { room, onChange: asked });
+const constraint = new ConstraintBox(server, { room, order: () => controls.order, onChange: asked });
 const score = new Score(panel("score"), server);
 const writings = {};
 const pasts = Object.fromEntries(TABS.map((of) => [of, typedBefore(of)]));
@@ -126,11 +126,19 @@ function asked() {
 
 // --- the past ---
 
-/** Called before something happens. typed: it changes the text field; else what is typed there is left alone. */
+/** Called before something happens. typed: it changes the text field; else what is typed there is left alone.
+    Comes back: the moment that undo will return to. */
 function remember(of, { typed = false } = {}) {
+  const now = moment(of, typed);
   pasts[of].push(...futures[of].filter((then) => then.text !== null)); // undone, but typed: it is not thrown away
-  pasts[of].push(moment(of, typed));
+  pasts[of].push(now);
   futures[of] = [];
+  steps(of);
+  return now;
+}
+
+function forget(of, past) {
+  pasts[of] = pasts[of].filter((then) => then !== past);
   steps(of);
 }
 
@@ -148,7 +156,11 @@ function typedBefore(of) {
   return Array.isArray(texts) ? texts.filter((one) => typeof one === "string").map((one) => ({ text: one })) : [];
 }
 
-const moment = (of, typed) => ({ text: typed ? text(of).value : null, state: writings[of]?.state });
+/** Half a text is nothing to return to: what is done while one is written leaves it alone. */
+function moment(of, typed) {
+  const state = writings[of]?.running ? undefined : writings[of]?.state;
+  return { text: typed ? text(of).value : null, state };
+}
 
 /** From one pile to the other: undo, and undo of undo. */
 function turn(of, from, to) {
@@ -178,7 +190,7 @@ function setText(of, value) {
 async function write(of, body, carry) {
   const go = find("go", panel(of));
   const name = go.textContent;
-  remember(of);
+  const before = remember(of);
   about.close();
   go.textContent = "Stop";
   let whole;
@@ -186,8 +198,7 @@ async function write(of, body, carry) {
     whole = await writings[of].write(body, carry);
   } finally {
     go.textContent = name;
-    if (!whole) pasts[of].pop(); // nothing has happened
-    steps(of);
+    if (!whole) forget(of, before); // nothing has happened
   }
 }
 

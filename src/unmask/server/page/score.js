@@ -43,7 +43,7 @@ export class Score {
       if (shown === "") return [before];
       const level = Math.max(0, Math.min(6, Math.round((6 * word.bits) / HARD)));
       const pieces = word.tokens.length === 1 ? "" : ` in ${word.tokens.length} tokens`;
-      const said = `${shown}: ${word.bits.toFixed(1)} bits${pieces}`;
+      const said = `“${shown}”: ${word.bits.toFixed(1)} bits${pieces}`;
       const about = { class: `word hard-${level}`, tabindex: "-1", role: "note", "aria-label": said, "data-bits": said };
       return [before, make("span", about, shown), behind];
     });
