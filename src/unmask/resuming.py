@@ -17,13 +17,14 @@ from unmask.checkpoint import Checkpoint, candidates, newest, verify, without_te
 from unmask.config import RunConfig, from_dict, option_paths
 from unmask.errors import ConfigError, DataError, ModelFolderError, Stopped, UsageError
 from unmask.parallel import World, local
-
-# What may differ between a run and its continuation: nothing of what decides the weights, save how long it goes on.
 from unmask.samplers._drawing import Drawing
 from unmask.tensor_file import read_into
 
+# What may differ between a run and its continuation: nothing of what decides the weights, save how long it goes on.
+
 MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "compile", "data.cache"}
-MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save", "save_as", "parallel"}
+MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save", "save_as"}
+MAY_CHANGE |= {"parallel", "micro_batch", "checkpoint_activations"}  # how the work is cut: fewer GPUs need more of it
 MAY_CHANGE |= {"on_nonfinite", "max_nonfinite"}
 MAY_CHANGE |= {f"drawing.{option.name}" for option in fields(Drawing)}
 
