@@ -71,7 +71,7 @@ class _Choice:
     def shown(self, row: list[int]) -> list[int]:
         """The tokens of what was sent; of what a stop cut, the last may reach beyond it."""
         ids = self.settled(row)
-        if self.finish is not None and not self.cut:
+        if not self.stops or (self.finish is not None and not self.cut):  # nothing is held back
             return ids
 
         def sent(num: int) -> int:
