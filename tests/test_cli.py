@@ -328,7 +328,7 @@ def test_the_demo_in_small(trained: Any, capsys: Capture) -> None:
     assert run(["demo", "--model", str(trained.folder), "--device", "cpu"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert "a story of 32 tokens in 32 steps:\nOnce upon a time" in out
+    assert "a story of 32 tokens in 64 steps:\nOnce upon a time" in out
     assert re.search(r"filled:\nThe .* was very sad because ", out, re.DOTALL)
     assert len(re.findall(rf"^  .+ (generate|fill|edit) {re.escape(str(trained.folder))}", out, re.MULTILINE)) == 3
     assert run(["demo", "--model", str(trained.folder), "--device", "cpu"]) == 0

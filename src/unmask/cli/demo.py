@@ -16,7 +16,7 @@ from typing import Any
 
 PROMPT = "Once upon a time"
 SENTENCE = "The [MASK:2] was very sad because [MASK:6]. So she [MASK:5] and was happy again."
-LENGTH, STEPS = 128, 32
+LENGTH, STEPS = 128, 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
