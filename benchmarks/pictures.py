@@ -1,6 +1,6 @@
 """The pictures of the page in docs/: the built-in model, asked in a real browser.
 
-python benchmarks/pictures.py
+    python benchmarks/pictures.py
 
 Needs chromium and what the tests need. Every picture is of a text that is written to its end.
 """
@@ -106,7 +106,9 @@ def draw(browser: Browser, url: str) -> None:
 
 
 if __name__ == "__main__":
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))))
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+    if chromium is None:
+        sys.exit("the pictures need a browser: install chromium")
     with server() as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         draw(browser, url)

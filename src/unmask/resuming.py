@@ -21,7 +21,6 @@ from unmask.samplers._drawing import Drawing
 from unmask.tensor_file import read_into
 
 # What may differ between a run and its continuation: nothing of what decides the weights, save how long it goes on.
-
 MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "compile", "data.cache"}
 MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save", "save_as"}
 MAY_CHANGE |= {"parallel", "micro_batch", "checkpoint_activations"}  # how the work is cut: fewer GPUs need more of it
@@ -134,9 +133,8 @@ def stopped(config: RunConfig, world: World, step: int) -> Stopped:
     >>> str(stopped(RunConfig(out="runs/a", steps=9), World(), 3))
     'stopped at step 3 of 9, all is saved; go on with: unmask train runs/a --resume'
     """
-    if (
-        JOB in os.environ and world.first
-    ):  # torchrun takes a process that leaves for one that fails: it may start it again
+    # torchrun takes a process that leaves for one that fails: it may start it again
+    if JOB in os.environ and world.first:
         atomic_text(Path(config.out) / STOPPED, os.environ[JOB] + "\n")
     again = f"unmask train {shlex.quote(config.out)} --resume"
     return Stopped(f"stopped at step {step} of {config.steps}, all is saved; go on with: {again}")

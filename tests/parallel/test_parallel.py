@@ -46,21 +46,16 @@ def found(folder: Path, name: str) -> Any:
 def test_gradients_do_not_depend_on_the_processes(worked: Path, kind: str, dtype: torch.dtype) -> None:
     limit = 1e-6 if dtype is torch.float32 else 1e-10
     alone = one_step(make_config(worked, "alone", kind), World(), dtype)
-    count = 0
     for size in (2, 4):
         for way, micro in WAYS:
             path = worked / f"gradients-{size}-{kind}-{way}-{micro}-{str(dtype)[6:]}.safetensors"
-            if not path.exists():
-                continue
             together = load_file(path)
             assert together.keys() == alone.keys()
             assert float(together.pop("loss")) == pytest.approx(float(alone["loss"]), rel=limit)
-            assert float(together.pop("norm")) == pytest.approx(float(alone["norm"]), rel=10 * limit)  # sums squares
+            assert float(together.pop("norm")) == pytest.approx(float(alone["norm"]), rel=3 * limit)  # a sum of squares
             off = sum(float((g - alone[k]).double().square().sum()) for k, g in together.items()) ** 0.5
             size_of = sum(float(alone[k].double().square().sum()) for k in together) ** 0.5
             assert off <= limit * size_of, f"{path.name}: {off / size_of:.1e}"
-            count += 1
-    assert count == 8
 
 
 @pytest.fixture(scope="module")

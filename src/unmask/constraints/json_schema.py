@@ -37,6 +37,7 @@ _FORMATS = {
 }
 _MAX_RANGE = 1000  # integers between a minimum and a maximum, which are listed one by one
 _ONE_OF = ("$ref", "anyOf", "oneOf", "enum", "const")
+WORDS = frozenset({*_NOTES, *_ONE_OF, *_FORMATS, *_HELD}.union(*_HELD.values()))  # of a schema's own language
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from math import isfinite
 from typing import Any
 
 from unmask import constraints, noise, samplers
-from unmask.constraints.json_schema import _FORMATS, _HELD, _NOTES, _ONE_OF
-from unmask.errors import NonFiniteError, UnmaskError, did_you_mean
+from unmask.constraints.json_schema import WORDS
+from unmask.errors import NonFiniteError, UnmaskError, UsageError, did_you_mean
 from unmask.server import schemas
 from unmask.server.limits import MAX_DIGITS, MAX_PARTS, MAX_VALUES
 
@@ -125,11 +125,11 @@ def our_names() -> frozenset[str]:
     >>> {"temperature", "temperature_end", "temperature-end", "left_to_right", "additionalProperties"} <= our_names()
     True
     """
-    found = {*schemas.field_names(), *_NOTES, *_ONE_OF, *_FORMATS, *_HELD}.union(*_HELD.values())
+    found = {*schemas.field_names(), *WORDS}
     for room in (samplers.room, constraints.room, noise.room):
         for name in room.names():
             found.add(name)
-            with suppress(Exception):  # one that cannot be loaded has no options
+            with suppress(UsageError, ImportError):  # one that cannot be loaded has no options
                 plugin = room.get(name)
                 found |= {field.name for field in dataclasses.fields(plugin)}
                 found |= {str(choice) for hint in typing.get_type_hints(plugin).values() for choice in _choices(hint)}
