@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
 from browsing import act, done, fill, listen, panel, part, select, shown, undo
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from small_server import Running, random_model, running
 
 from unmask.model import Model
@@ -287,6 +287,18 @@ def test_the_page_asks_for_a_key_that_has_changed(small: Model, browser: Browser
         expect(page.locator("#fill-text")).to_have_value("my own words ____")
 
 
+def test_what_is_ticked_before_the_script_comes_stays(small: Model, browser: Browser) -> None:
+    with running(small) as server, browser.new_context() as context:
+        page = context.new_page()
+        held: list[Route] = []
+        page.route("**/main.js", lambda route: held.append(route))
+        page.goto(server.url, wait_until="commit")
+        page.check("#fill-three")
+        held[0].continue_()
+        expect(part(page, "model")).to_contain_text("parameters")
+        expect(page.locator("#fill-three")).to_be_checked()
+
+
 def test_no_request_leaves_the_server(small: Model, browser: Browser) -> None:
     with running(small, doors=Doors(key=OLD)) as server, browser.new_context() as context:
         asked: list[str] = []
@@ -294,6 +306,7 @@ def test_no_request_leaves_the_server(small: Model, browser: Browser) -> None:
         page = context.new_page()
         page.goto(server.url)
         sign_in(page, OLD)
+        expect(part(page, "model")).to_contain_text("parameters")
         page.get_by_text("The same in code").click()
         page.check("#fill-three")
         page.select_option("#constraint-kind", "regex")

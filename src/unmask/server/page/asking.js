@@ -11,7 +11,7 @@ export class Controls {
     for (const id of [...NUMBERS, "sampler"]) keepField(field(id), id);
     for (const id of [...NUMBERS, "sampler"]) field(id).addEventListener("input", onChange);
     for (const id of ["fill-three", "generate-three"]) {
-      field(id).checked = kept(id, false);
+      field(id).checked = kept(id, field(id).checked); // which may have been ticked before this script came
       field(id).addEventListener("change", () => {
         keep(id, field(id).checked);
         onChange();
