@@ -43,11 +43,11 @@ SAMPLERS: list[Sampler] = [
 ]
 
 
-def random_model(tokenizer: Tokenizer, seed: int = 0, length: int = LENGTH, bos: bool = False) -> Model:
+def random_model(tokenizer: Tokenizer, seed: int = 0, length: int = LENGTH, **how: Any) -> Model:
     torch.manual_seed(seed)
     net = dataclasses.replace(TINY, dropout=0.0).build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
     torch.nn.init.normal_(net.output.weight, std=0.3)  # far from even, in a way that suits no pattern
-    return Model(denoiser=net, tokenizer=tokenizer, objective=MDLM(), length=length, bos=bos)
+    return Model(denoiser=net, tokenizer=tokenizer, objective=MDLM(), length=length, **how)
 
 
 @pytest.fixture(scope="module")
@@ -247,8 +247,8 @@ def test_spellings_join_to_what_decode_gives(name: str, request: pytest.FixtureR
 @pytest.mark.parametrize("name", ["chars", "wordpiece", "sentencepiece"])
 def test_other_vocabularies_obey(name: str, request: pytest.FixtureRequest) -> None:
     tokenizer = load_tokenizer(name) if name == "chars" else request.getfixturevalue(name)
-    for bos in (False, True):
-        model = random_model(tokenizer, bos=bos)
+    for how in ({}, {"packing": "sentence"}, {"packing": "pad", "anchor": "both"}):
+        model = random_model(tokenizer, **how)
         for pattern in (r"the [a-z]+ (cat|moon)s?", r"[a-f]{2,9}", r"(the cat )*the cat"):
             texts = model.generate(20, 20, constraint=constraints.Regex(pattern=pattern))
             assert all(re.fullmatch(pattern, text) for text in texts), texts

@@ -209,7 +209,7 @@ DAMAGES: list[tuple[str, Damage, str]] = [
         "config.json says 258 ids with mask 257, tokenizer.json has 29 with mask 28",
     ),
     ("strange tokenizer", lambda f: (f / "tokenizer.json").write_text('{"unmask": "byts"}'), "did you mean 'bytes'"),
-    ("later version", edit(format_version=2), "format_version is 2, this unmask reads 1"),
+    ("later version", edit(format_version=3), "format_version is 3, this unmask reads 1 and 2"),
     ("no version", edit(format_version=...), "format_version is None"),
     ("text version", edit(format_version="1"), "format_version is '1'"),
     ("unknown key", edit(code="import os"), "unknown key 'code'"),
@@ -542,7 +542,8 @@ def test_estimators_agree(model: Model) -> None:
     assert model.score(text).nats_per_token < model.score("zqxj kvw#@!%&*() ZQXJ").nats_per_token  # it learnt something
 
 
-def test_a_model_of_sentences_begins_every_row_as_it_was_trained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("anchor", ["none", "begin"])
+def test_a_model_of_sentences_begins_every_row_as_it_was_trained(anchor: str, tmp_path: Path) -> None:
     """[CLS] stands first in every training row of `sentence` packing, though no sampler may write it."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
     (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
@@ -555,19 +556,23 @@ def test_a_model_of_sentences_begins_every_row_as_it_was_trained(tmp_path: Path)
         "data.train": "text",
         "data.train.path": str(tmp_path / "text.txt"),
         "data.packing": "sentence",
+        "data.anchor": anchor,
         "data.length": "8",
         "denoiser.hidden": "16",
     }
     unmask.train(unmask.load_config("demo", overrides), device="cpu")
     model = load(tmp_path / "run")
-    assert model.bos
-    seen: list[int] = []
-    model.generate(num=1, length=8, watch=lambda step: seen.append(int(step.tokens_BL[0, 0])))
-    assert set(seen) == {model.tokenizer.bos_id}
+    assert model.begin == [model.tokenizer.bos_id]
+    canvas, heads = model.prompted(1, 8, "", "")
+    assert canvas.tokens[0].tolist() == [*model.begin, *[model.tokenizer.mask_id] * 7]
+    assert heads == [1]
+    shown: list[int] = []
+    model.generate(num=1, length=8, watch=lambda step: shown.append(int(step.tokens_BL[0, 0])))
+    assert not {*shown} & {*model.begin}
     for text in [*model.generate(num=5, length=8), *model.fill(["a [MASK] c", "[MASK:3]"])]:
         assert not {"[CLS]", "[PAD]", "[SEP]", "[MASK]", "[UNK]"} & set(text.split())
-    # The begin token is part of the row that is scored, as it was of the rows that were trained on.
-    assert model.score("a b c").tokens == 5
+    # Where it is no anchor the begin token is scored, as it was in the rows that were trained on.
+    assert model.score("a b c").tokens == (5 if anchor == "none" else 4)
 
 
 def test_the_bound_of_one_draw_has_no_interval() -> None:

@@ -10,6 +10,11 @@ from unmask.samplers.ancestral import Ancestral
 
 SENTENCE = "Once upon a time, there was a little girl named [MASK]. She loved to play with her [MASK:2]."
 
+# Of seed 3, from nothing: without positions it begins in the middle.
+GENERATED = (
+    " tree bookcase was Luckily, there was a little girl of wine. She thought it was wine and asked for her mommy four"
+)
+
 
 @pytest.fixture(scope="module")
 def stories() -> Model:
@@ -47,6 +52,15 @@ def test_it_fills_and_writes(stories: Model) -> None:
     assert text.startswith("Once upon a time")
     assert len(text.split()) > 20
     assert stories.typical_length == 174
+
+
+def test_it_writes_what_it_wrote_before_there_were_anchors(stories: Model) -> None:
+    """Its folder is of version 1: un-anchored, so that its canvases stay as it was trained."""
+    assert (stories.packing, stories.anchor, stories.begin, stories.end) == ("pad", "none", [], [])
+    text = stories.generate(1, 24, sampler=Ancestral(steps=24), seed=3)[0]
+    assert text == GENERATED
+    assert stories.fill("Tom had a [MASK:2]. He [MASK:4].", seed=5) == ["Tom had a rare brain. He could use his brain."]
+    assert stories.score("Tom had a red ball.", num_samples=4).nats == pytest.approx(35.47994, rel=1e-4)
 
 
 def test_its_card_says_what_a_card_should() -> None:

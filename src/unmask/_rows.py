@@ -14,6 +14,11 @@ from unmask.errors import DataError
 
 Ints = NDArray[np.int64]
 Policy = Literal["wrap", "pad", "sentence"]
+Anchor = Literal["none", "begin", "both"]
+"""What frames each row's text, never noised, scored or shown: nothing, a begin token, or also an end marker.
+
+Relative positions alone give every position of an all-masked row the same law: a fixed token at an end breaks the tie.
+"""
 FILES = ("tokens", "ends", "prefixes", "bytes")  # bytes: of the scored text of each row
 LABELS = "labels"  # one more file where documents carry one: the class of each row plus 1, 0 for none
 
@@ -24,9 +29,10 @@ class Report:
 
     policy: Policy
     length: int
+    anchor: Anchor = "none"
     documents: int = 0  # read, of this part
     rows: int = 0
-    tokens: int = 0  # neither padding nor prompt
+    tokens: int = 0  # neither padding nor prompt nor anchor
     bytes: int = 0  # UTF-8 bytes of the text whose tokens are in the rows
     cut_tokens: int = 0  # did not fit their row
     dropped_documents: int = 0  # the prompt alone filled the row
@@ -93,15 +99,20 @@ class Rows:
             raise _damaged()
         return x_nl, valid_n, self._prefixes[at].astype(np.int64)
 
+    @property
+    def suffix(self) -> int:
+        """Tokens at the end of every row that are neither noised nor scored."""
+        return 1 if self.report.anchor == "both" else 0
+
     def counts(self, indices: Ints) -> tuple[int, int]:
-        """Tokens of these rows: those that are scored, and those with their prompts."""
+        """Tokens of these rows: those that are scored, and those with their prompts and anchors."""
         at = self._at(indices)
         starts = np.where(at > 0, self._ends[np.maximum(at - 1, 0)], 0).astype(np.int64)
         tokens = int((self._ends[at].astype(np.int64) - starts).sum())
-        return tokens - int(self._prefixes[at].sum(dtype=np.int64)), tokens
+        return tokens - int(self._prefixes[at].sum(dtype=np.int64)) - self.suffix * len(at), tokens
 
     def typical_length(self) -> int | None:
-        """Tokens of a row on average, prompt included, where a row holds one text; None where rows are full windows.
+        """Tokens of a row on average, prompt and anchors included, where a row is one text; None for full windows.
 
         >>> from unmask.packing import pack_texts
         >>> from unmask.tokens import load_tokenizer

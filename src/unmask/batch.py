@@ -17,7 +17,7 @@ DRAW_TIME, DRAW_MASK, DRAW_ORDER, DRAW_TOKEN, DRAW_PARTICLE, DRAW_REMASK, DRAW_L
 class Batch:
     """Rows of the global batch, or a slice of them: the numbers do not depend on how the batch is cut.
 
-    x_BL: clean tokens. valid_BL: not padding (None: all). scored_BL: noised and scored; prompts and padding are not.
+    x_BL: clean tokens. valid_BL: not padding (None: all). scored_BL: noised and scored, unlike prompt, anchor, padding.
     key_B: drives the row's masks. time_B: the row's time in (0, 1]. label_B: the row's class, -1 for none (None: none).
     """
 
@@ -66,8 +66,10 @@ def make_batch(
     first_row: int = 0,
     num_rows: int | None = None,
     label_B: Tensor | None = None,
+    suffix: int = 0,
 ) -> Batch:
-    """Rows `first_row..` of the global batch of `num_rows` at this step.
+    """Rows `first_row..` of the global batch of `num_rows` at this step. suffix: tokens at each row's end that are
+    neither noised nor scored.
 
     >>> import torch
     >>> make_batch(torch.zeros(4, 8, dtype=torch.long), seed=0, step=0).scored_BL.sum()
@@ -80,6 +82,9 @@ def make_batch(
     if valid_len_B is not None:
         scored_BL = position_L < valid_len_B[:, None]
         valid_BL = scored_BL if bool((valid_len_B < L).any()) else None
+    if suffix:
+        end_B1 = L if valid_len_B is None else valid_len_B[:, None]
+        scored_BL = position_L.expand_as(x_BL) < end_B1 - suffix
     if prefix_len_B is not None:
         scored_BL = scored_BL & (position_L >= prefix_len_B[:, None])
     rows_B = torch.arange(first_row, first_row + B, device=x_BL.device)

@@ -28,6 +28,7 @@ class Canvas:
     end_id: end-of-text. Once it is written with no mask before it, the row is done; what follows is not shown.
     draft_BL: written, but a sampler that refines may write there anew; to all others it is fixed (None: nowhere).
     label_B: the class of each row, for a network trained with classes; -1 for none (None: none).
+    frame: how many tokens at the beginning and at the end of each row anchor the text and are no part of it.
     constraint: what the finished text or its gaps must be, as an automaton over tokens (see unmask.constraints).
     """
 
@@ -40,6 +41,7 @@ class Canvas:
     end_id: int | None = None
     draft_BL: Tensor | None = None
     label_B: Tensor | None = None
+    frame: tuple[int, int] = (0, 0)
     constraint: Automaton | None = None
 
     def __post_init__(self) -> None:
@@ -85,6 +87,14 @@ class Canvas:
         return self.tokens == self.mask_id
 
     @property
+    def given_BL(self) -> Tensor:
+        """What the user has given: fixed, and no part of the frame."""
+        position_L = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        begin, end = self.frame
+        inside_BL = (position_L >= begin) & (position_L < self.length_B[:, None] - end)
+        return ~self.open_BL & inside_BL
+
+    @property
     def never(self) -> tuple[int, ...]:
         """Ids that no draw may give."""
         return (self.mask_id, *self.forbidden)
@@ -109,7 +119,9 @@ class Canvas:
         """Columns lo..hi-1 of a later state of this canvas."""
         valid_BL = None if self.valid_BL is None else self.valid_BL[:, lo:hi]
         draft_BL = None if self.draft_BL is None else self.draft_BL[:, lo:hi]
-        return replace(self, tokens=tokens_BL[:, lo:hi], valid_BL=valid_BL, draft_BL=draft_BL, offset=self.offset + lo)
+        frame = (max(0, self.frame[0] - lo), max(0, self.frame[1] - (self.tokens.shape[1] - hi)))
+        tokens, offset = tokens_BL[:, lo:hi], self.offset + lo
+        return replace(self, tokens=tokens, valid_BL=valid_BL, draft_BL=draft_BL, frame=frame, offset=offset)
 
     @property
     def length_B(self) -> Tensor:

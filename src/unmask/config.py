@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union
 
+from unmask._rows import Anchor
 from unmask.corpora import Corpus
 from unmask.corpora.stdlib import Stdlib
 from unmask.denoisers import Denoiser
@@ -37,6 +38,8 @@ class DataConfig:
     valid: Corpus | None = None  # None: a part of train's documents is held out, chosen by their content
     held_out: float = 0.02
     packing: Literal["wrap", "pad", "sentence"] = "wrap"
+    # Fixed tokens that frame each row of pad and sentence; auto: both, where the denoiser sees both sides of a token.
+    anchor: Literal["auto", "none", "begin", "both"] = "auto"
     length: int = 256
     cache: str | None = None  # None: the user's cache folder
 
@@ -126,6 +129,22 @@ class RunConfig:
         if self.save_as == "sharded" and self.async_save:
             raise ConfigError("sharded checkpoints are not written in the background: set save_as = whole or auto")
         self.objective.check(self.denoiser)
+        if self.data.packing == "wrap" and self.data.anchor not in ("auto", "none"):
+            raise ConfigError("data.anchor frames rows of the packings pad and sentence: leave it out, or set packing")
+        if self.denoiser.causal and self.data.anchor == "both":
+            raise ConfigError("data.anchor = both tells where a text ends, which autoregression must learn: use begin")
+
+    @property
+    def anchor(self) -> Anchor:
+        """What frames the rows, with `data.anchor = "auto"` decided: relative positions need it where nothing else is
+        fixed; a causal denoiser knows where its rows begin, and must not be told where they end.
+
+        >>> RunConfig().anchor, RunConfig(data=DataConfig(packing="pad")).anchor
+        ('none', 'both')
+        """
+        if self.data.anchor != "auto":
+            return self.data.anchor
+        return "none" if self.data.packing == "wrap" or self.denoiser.causal else "both"
 
     @property
     def saved_every(self) -> int:
@@ -293,7 +312,19 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {e}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a recipe is a table of options")
-    return data if run is None else data | {"out": str(run)}  # a run is where it is found, also when it was moved
+    if run is None:
+        return data
+    return of_any_version(data) | {"out": str(run)}  # a run is where it is found, also when it was moved
+
+
+def of_any_version(saved: dict[str, Any]) -> dict[str, Any]:
+    """A run's own recipe, with what a run of an earlier version did where it could not say so.
+
+    >>> of_any_version({"data": {"packing": "pad"}})
+    {'data': {'anchor': 'none', 'packing': 'pad'}}
+    """
+    data = saved.get("data")
+    return saved | {"data": {"anchor": "none"} | data} if isinstance(data, dict) else saved
 
 
 def load_config(path: str | Path, overrides: dict[str, str] | None = None) -> RunConfig:

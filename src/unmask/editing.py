@@ -151,14 +151,14 @@ def edit(
     if rank not in get_args(Rank):
         raise UsageError(f"unknown rank {rank!r}; {did_you_mean(rank, get_args(Rank))}")
     before, after = tokenizer.encode(text[:first]), tokenizer.encode(text[stop:])
-    needed = len(model.begin) + len(before) + lengths[-1] + len(after) + 1
+    needed = len(model.begin) + len(before) + lengths[-1] + len(after) + len(model.end) + 1
     if needed > model.length:
         raise UsageError(
             f"the text takes {needed} tokens with a replacement of {lengths[-1]} and its end, the model's window holds "
             f"{model.length}: give a shorter text or replacement"
         )
     plan = [(length, i) for length in lengths for i in range(num)]
-    rows = [[*model.begin, *before, *[tokenizer.mask_id] * length, *after] for length, _ in plan]
+    rows = [[*model.begin, *before, *[tokenizer.mask_id] * length, *after, *model.end] for length, _ in plan]
     # A candidate's draws depend on its own length and number alone, so that other lengths do not change it.
     key_B = torch.stack([fold(row_keys(seed, torch.tensor(i)), length) for length, i in plan])
     held = LeadingSpace() if lends else constraint
@@ -198,7 +198,7 @@ def fill(
     rows, keys = [], []
     for i, ways in enumerate(several):
         key = row_keys(seed, torch.tensor(i))
-        rows += [model.begin + parse_gaps(way, model.tokenizer, exact=constraint is not None) for way in ways]
+        rows += [_row(model, way, exact=constraint is not None) for way in ways]
         keys += [key if len(ways) == 1 else fold(key, j) for j in range(len(ways))]
         if model.tokenizer.mask_id not in rows[-1]:
             raise UsageError(f"no gap in {texts[i][:40]!r}: write [MASK] for one token, [MASK:5] for five")
@@ -207,7 +207,7 @@ def fill(
     written = zip(owner, write(model, rows, torch.stack(keys), owner, **held, **how), strict=True)
     found: list[list[tuple[int, str]]] = [[] for _ in texts]
     for number, (i, row) in enumerate((i, row) for i, row in written if row is not None):
-        found[i].append((number, model.tokenizer.decode(row[len(model.begin) :])))
+        found[i].append((number, model.tokenizer.decode(model.unframed(row))))
     ranked = [len(tried) > 1 for tried in several]
     bound = bounds(model, (t for ways, many in zip(found, ranked, strict=True) if many for _, t in ways), label)
     return [
@@ -222,12 +222,16 @@ def check_fit(model: Model, text: str, constraint: Constraint | Sequence[Constra
     >>> check_fit(model, "born [MASK:1..3]", unmask.constraints.Regex(pattern="[0-9]{4}"))  # doctest: +SKIP
     """
     ways = known_lengths(text, MAX_CANDIDATES)
-    rows = [model.begin + parse_gaps(way, model.tokenizer, exact=True) for way in ways]
+    rows = [_row(model, way, exact=True) for way in ways]
     if model.tokenizer.mask_id not in rows[-1]:
         raise UsageError("the text has no gap: write [MASK] for one token, [MASK:5] for five")
     views = [_view(model, row, constraint) for row in rows]
     keys = row_keys(0, torch.arange(len(rows)))
     _possible(model, rows, views, keys, [0] * len(rows), None, constraint, enough=1)
+
+
+def _row(model: Model, text: str, *, exact: bool) -> list[int]:
+    return [*model.begin, *parse_gaps(text, model.tokenizer, exact=exact), *model.end]
 
 
 def bounds(model: Model, texts: Iterable[str], label: int | None = None) -> dict[str, Bound]:
@@ -267,7 +271,8 @@ def write(
         if len(set(owner)) < len(rows):
             keep = _possible(model, rows, views, key_B, owner, sampler, constraint)
     seen = [rows[i][slice(*views[i])] for i in keep]
-    canvas = model.canvas(seen, constraint, may_end=False, key_B=key_B[keep], label=label)
+    framed = all(views[i] == (0, len(rows[i])) for i in keep)
+    canvas = model.canvas(seen, constraint, may_end=False, key_B=key_B[keep], label=label, framed=framed)
     finished: list[list[int] | None] = [None] * len(rows)
     for i, part in zip(keep, model.run(canvas, sampler, **how), strict=True):
         (lo, hi), row = views[i], rows[i]
@@ -303,7 +308,8 @@ def _possible(
     refused: dict[int, UsageError] = {}
     for i, row in enumerate(rows):
         seen = row[slice(*views[i])]
-        canvas = model.canvas([seen], constraint, may_end=False, key_B=key_B[i : i + 1])
+        framed = len(seen) == len(row)
+        canvas = model.canvas([seen], constraint, may_end=False, key_B=key_B[i : i + 1], framed=framed)
         try:
             constrained(model.fit_sampler(sampler, len(seen))).start(canvas)
             keep.append(i)

@@ -50,7 +50,8 @@ def evaluate_rows(
         lo = lows[min(turn + world.rank, len(lows) - 1)]
         x, valid_len, prefix_len = (torch.from_numpy(a).to(device) for a in rows.take(indices[lo : lo + batch]))
         label = rows.labels_of(indices[lo : lo + batch]) if denoiser.num_classes else None
-        packed = make_batch(x, valid_len, prefix_len, seed=0, step=0)  # only its masks of what is valid and scored
+        # only its masks of what is valid and scored
+        packed = make_batch(x, valid_len, prefix_len, seed=0, step=0, suffix=rows.suffix)
         parts[lo] = objective.bound(
             denoiser,
             packed.x_BL,

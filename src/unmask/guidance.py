@@ -27,7 +27,7 @@ Score = Callable[[Tensor], Tensor]  # log-scores [B] of partly masked rows [B, L
 class Guidance:
     """How strongly the condition is followed: p ∝ p(x | c)^(1 + weight) p(x)^(-weight).
 
-    condition_BL says what the condition is; None: everything that is fixed. A row's label is always part of it.
+    condition_BL says what the condition is; None: everything that is given. A row's label is always part of it.
     weight 0 changes nothing, -1 ignores it.
     """
 
@@ -50,7 +50,7 @@ class Guided:
     def __init__(self, predictor: Predictor, canvas: Canvas, guidance: Guidance) -> None:
         if predictor.kind != "log_x_theta" or predictor.left_to_right:
             raise UsageError("guidance needs a masked diffusion model with zero masking: leave it out")
-        condition_BL = ~canvas.open_BL if guidance.condition_BL is None else guidance.condition_BL
+        condition_BL = canvas.given_BL if guidance.condition_BL is None else guidance.condition_BL
         if canvas.valid_BL is not None:
             condition_BL = condition_BL & canvas.valid_BL
         hides = bool(condition_BL.any())

@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from unmask._rows import Policy
 from unmask.atomic import atomic_folder, find_folder
 from unmask.bound import Bound, join
 from unmask.built_in import built_in_folder
@@ -26,6 +25,7 @@ from unmask.generate import sample, steps
 from unmask.guidance import Guidance, Score, particles
 from unmask.model_folder import FILES, read_folder, write_folder
 from unmask.objectives import Objective
+from unmask.packing import Anchor, Policy, anchor_ids
 from unmask.prompts import encode_fixed, to_text
 from unmask.samplers import Sampler, Step
 from unmask.samplers._drawing import Drawing
@@ -50,7 +50,8 @@ class Model:
         tokenizer: Tokenizer,
         objective: Objective,
         length: int,
-        bos: bool = False,
+        packing: Policy = "wrap",
+        anchor: Anchor = "none",
         typical_length: int | None = None,
         drawing: Drawing = Drawing(),
     ) -> None:
@@ -64,7 +65,8 @@ class Model:
         self.tokenizer = tokenizer
         self.objective = objective
         self.length = length
-        self.bos = bos  # trained on rows that begin with the vocabulary's begin token, so every row begins with it
+        self.packing = packing  # how texts stood in the rows it was trained on: a line a row, a text a row, one stream
+        self.anchor = anchor  # what framed these rows, so that it frames every canvas, too
         self.typical_length = typical_length  # trained on whole texts of this many tokens, rather than on full windows
         self.drawing = drawing  # how tokens are drawn where nobody says otherwise
 
@@ -79,20 +81,29 @@ class Model:
     @property
     def begin(self) -> list[int]:
         """What every row begins with."""
-        return [self.tokenizer.bos_id] if self.bos and self.tokenizer.bos_id is not None else []
+        bos = self.tokenizer.bos_id
+        if self.anchor == "none":  # a sentence's begin token is then noised and scored as any other
+            return [bos] if self.packing == "sentence" and bos is not None else []
+        return anchor_ids(self.tokenizer, self.anchor)[0]
+
+    @property
+    def end(self) -> list[int]:
+        """What every row ends with, after the text's own end."""
+        return anchor_ids(self.tokenizer, self.anchor)[1]
+
+    def unframed(self, row: list[int]) -> list[int]:
+        """A row without what every row begins and ends with.
+
+        >>> model.unframed([*model.begin, 104, 105, *model.end])  # doctest: +SKIP
+        [104, 105]
+        """
+        return row[len(self.begin) : len(row) - len(self.end)]
 
     @property
     def sampler(self) -> Sampler:
         """What writes where no other is named: the objective's sampler, drawing as this model draws."""
         own: Any = self.objective.sampler()
         return cast(Sampler, dataclasses.replace(own, **dataclasses.asdict(self.drawing)))
-
-    @property
-    def packing(self) -> Policy:
-        """How texts stand in its rows, as it was trained: a line a row, a text a row, or one stream."""
-        if self.typical_length is None:
-            return "wrap"
-        return "sentence" if self.bos else "pad"
 
     # --- use ---
 
@@ -186,21 +197,24 @@ class Model:
         begun: dict[int, list[int]] = {}
         for which in dict.fromkeys(number // num for number in numbers):
             head = begun[which] = self.begin + encode_fixed(prompts[which], self.tokenizer, "prompt")
-            if length - len(head) - len(tail) < 1:
+            if length - len(head) - len(tail) - len(self.end) < 1:
                 raise UsageError(
                     f"the prompt takes {len(head)} tokens and the suffix {len(tail)}, which leaves nothing of length "
                     f"{length}: give a larger length or a shorter prompt"
                 )
         heads = [begun[number // num] for number in numbers]
+        tail += self.end
         rows = [head + [self.tokenizer.mask_id] * (length - len(head) - len(tail)) + tail for head in heads]
         key_B = row_keys(seed, torch.tensor(numbers))
         # A suffix must stay part of the text, so nothing before it may end the text.
-        canvas = self.canvas(rows, constraint, may_end=not tail, key_B=key_B, label=label)
+        canvas = self.canvas(rows, constraint, may_end=tail == self.end, key_B=key_B, label=label)
         return canvas, [len(head) for head in heads]
 
     def _texts(self, rows: list[list[int]], heads: list[int]) -> list[str]:
         begin = len(self.begin)
-        return [to_text(row[begin:], self.tokenizer, head - begin) for row, head in zip(rows, heads, strict=True)]
+        return [
+            to_text(self.unframed(row), self.tokenizer, head - begin) for row, head in zip(rows, heads, strict=True)
+        ]
 
     def fill(
         self,
@@ -254,21 +268,19 @@ class Model:
         >>> model.refine("the cat sta on the mat", share=0.2)  # doctest: +SKIP
         """
         texts = [text] if isinstance(text, str) else list(text)
-        rows = [self.begin + encode_fixed(given, self.tokenizer, "text") for given in texts]
+        rows = [self.begin + encode_fixed(given, self.tokenizer, "text") + self.end for given in texts]
         for given, row in zip(texts, rows, strict=True):
-            if len(row) == len(self.begin):
+            if not self.unframed(row):
                 raise UsageError("nothing to refine: give a text of at least one token")
             if len(row) > self.length:
                 raise UsageError(f"{given[:40]!r} has {len(row)} tokens, more than the model's window of {self.length}")
         if not rows:
             raise UsageError("nothing to refine: give at least one text")
         canvas = self.canvas(rows, may_end=False, seed=seed)
-        draft_BL = torch.ones_like(canvas.tokens, dtype=torch.bool) if canvas.valid_BL is None else canvas.valid_BL
-        draft_BL = draft_BL & (torch.arange(draft_BL.shape[1], device=draft_BL.device) >= len(self.begin))
         refiner = Refine(inner=sampler or self.sampler, share=share, rounds=rounds)
-        canvas = dataclasses.replace(canvas, draft_BL=draft_BL)
+        canvas = dataclasses.replace(canvas, draft_BL=canvas.given_BL)
         finished = self.run(canvas, refiner, watch=watch, runners_up=runners_up)
-        return [self.tokenizer.decode(row[len(self.begin) :]) for row in finished]
+        return [self.tokenizer.decode(self.unframed(row)) for row in finished]
 
     def canvas(
         self,
@@ -279,8 +291,10 @@ class Model:
         seed: int = 0,
         key_B: Tensor | None = None,
         label: int | None = None,
+        framed: bool = True,
     ) -> Canvas:
         """Rows of ids, masks where something is to be written. may_end: end-of-text is allowed. key_B: not by seed.
+        framed: the rows begin and end with `begin` and `end`; parts of longer rows do not.
 
         >>> model.canvas([[100, 101, model.tokenizer.mask_id]], may_end=False)  # doctest: +SKIP
         """
@@ -296,6 +310,7 @@ class Model:
             canvas.to(self.device),
             label_B=None if label is None else torch.full((len(rows),), label, device=self.device),
             forbidden=tuple(sorted(forbidden)),
+            frame=(len(self.begin), len(self.end)) if framed else (0, 0),
             end_id=tok.eot_id if may_end else None,
             constraint=automaton,
         )
@@ -314,17 +329,15 @@ class Model:
         >>> model.run(model.canvas([[100, 101, model.tokenizer.mask_id]], may_end=False))  # doctest: +SKIP
         """
         tokens = canvas.tokens
-        condition_BL = ~canvas.open_BL
-        condition_BL[:, : len(self.begin)] = False  # the begin token is no wish of the user's
         fitted = self.fit_sampler(sampler, tokens.shape[1])
         how: dict[str, Any] = {"objective": self.objective}
-        how["guidance"] = None if guidance is None else Guidance(guidance, condition_BL)
+        how["guidance"] = None if guidance is None else Guidance(guidance)
         if watch is None:
             tokens = sample(self.denoiser, canvas, fitted, **how).tokens
         else:
             for step in steps(self.denoiser, canvas, fitted, **how, runners_up=runners_up):
                 tokens = step.tokens_BL
-                watch(step)
+                watch(_unframed(step, canvas.frame))
         return self._rows(canvas, tokens)
 
     @staticmethod
@@ -366,10 +379,13 @@ class Model:
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
         rows, owner = [], []
+        # Anchors frame every window; a begin token that is scored as any other stands in the first alone.
+        scored, begin, end = ([], self.begin, self.end) if self.anchor != "none" else (self.begin, [], [])
+        room = self.length - len(begin) - len(end)
         for i, text in enumerate(texts):
-            ids = [*self.begin, *self.tokenizer.encode(text), self.tokenizer.eot_id]
-            for lo in range(0, len(ids), self.length):
-                rows.append(ids[lo : lo + self.length])
+            ids = [*scored, *self.tokenizer.encode(text), self.tokenizer.eot_id]
+            for lo in range(0, len(ids), room):
+                rows.append([*begin, *ids[lo : lo + room], *end])
                 owner.append(i)
         if not rows:
             raise UsageError("nothing to score: give at least one text")
@@ -389,8 +405,9 @@ class Model:
         )
 
     def _bound(self, canvas: Canvas, **how: Any) -> Bound:
-        given = (self.denoiser, canvas.tokens, canvas.valid_BL)
-        return self.objective.bound(*given, label_B=canvas.label_B, **how)
+        scored_BL = canvas.valid_BL if self.anchor == "none" else canvas.given_BL
+        rows: dict[str, Any] = {"valid_BL": canvas.valid_BL, "scored_BL": scored_BL, "label_B": canvas.label_B}
+        return self.objective.bound(self.denoiser, canvas.tokens, **rows, **how)
 
     # --- keep ---
 
@@ -408,6 +425,14 @@ class Model:
             raise UsageError(f"{folder} holds {min(others)}, which is no part of a model; give a folder of its own")
         with atomic_folder(folder) as tmp:
             write_folder(tmp, self, weights)
+
+
+def _unframed(step: Step, frame: tuple[int, int]) -> Step:
+    """The step as it is shown: positions count from where the text begins."""
+    begin, end = frame
+    if not begin and not end:
+        return step
+    return step.shifted(-begin, step.tokens_BL[:, begin : step.tokens_BL.shape[1] - end])
 
 
 def load(
@@ -432,7 +457,8 @@ def load(
         tokenizer=held.tokenizer,
         objective=held.objective,
         length=held.length,
-        bos=held.bos,
+        packing=held.packing,
+        anchor=held.anchor,
         typical_length=held.typical_length,
         drawing=held.drawing,
     )

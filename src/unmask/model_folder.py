@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from unmask.denoisers import Denoiser
 from unmask.denoisers._network import Network
 from unmask.errors import ConfigError, ModelFolderError, UsageError
 from unmask.objectives import Objective
+from unmask.packing import Anchor, Policy
 from unmask.samplers._drawing import Drawing
 from unmask.tensor_file import read_shapes, read_tensors, write_tensors
 from unmask.tokens import Tokenizer, tokenizer_from_json
@@ -26,7 +27,7 @@ from unmask.weight_parts import joined, weight_files
 if TYPE_CHECKING:
     from unmask.model import Model
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 MAX_LENGTH = 1 << 20  # of a window; a config that says more is taken for damaged
 MAX_CONFIG = 1 << 20  # bytes
@@ -47,7 +48,8 @@ def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None =
         "length": model.length,
         "num_ids": model.tokenizer.num_ids,
         "mask_id": model.tokenizer.mask_id,
-        "bos": model.bos,
+        "packing": model.packing,
+        "anchor": model.anchor,
         **({} if model.typical_length is None else {"typical_length": model.typical_length}),
         **({} if model.drawing == Drawing() else {"drawing": to_dict(model.drawing)}),
     }
@@ -64,7 +66,8 @@ class Folder:
     tokenizer: Tokenizer
     objective: Objective
     length: int
-    bos: bool
+    packing: Policy
+    anchor: Anchor
     typical_length: int | None
     drawing: Drawing
 
@@ -93,7 +96,16 @@ def read_folder(folder: Path) -> Folder:
             f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
         )
     network = _build(description, tokenizer, folder)
-    return Folder(network, tokenizer, objective, config["length"], config["bos"], config.get("typical_length"), drawing)
+    return Folder(
+        network=network,
+        tokenizer=tokenizer,
+        objective=objective,
+        length=config["length"],
+        packing=config["packing"],
+        anchor=config["anchor"],
+        typical_length=config.get("typical_length"),
+        drawing=drawing,
+    )
 
 
 def unshared(network: Network) -> dict[str, Tensor]:
@@ -168,9 +180,10 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = parse_json(read_text(path, MAX_CONFIG))
     except (ValueError, RecursionError) as e:
         raise ModelFolderError(f"{path} is not valid JSON; the folder is damaged ({shown(e)})") from None
-    if not isinstance(config, dict) or config.get("format_version") != FORMAT_VERSION:
-        found = config.get("format_version") if isinstance(config, dict) else None
-        raise ModelFolderError(f"{path}: format_version is {shown(repr(found))}, this unmask reads {FORMAT_VERSION}")
+    version = config.get("format_version") if isinstance(config, dict) else None
+    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
+        raise ModelFolderError(f"{path}: format_version is {shown(repr(version))}, this unmask reads 1 and 2")
+    assert isinstance(config, dict)
     wanted = {
         "format_version": int,
         "denoiser": dict,
@@ -178,7 +191,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         "length": int,
         "num_ids": int,
         "mask_id": int,
-        "bos": bool,
+        **({"bos": bool} if version == 1 else {"packing": str, "anchor": str}),
     }
     for key, kind in wanted.items():
         if type(config.get(key)) is not kind:
@@ -192,4 +205,20 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ModelFolderError(f"{path}: drawing is not dict; the folder is damaged")
     if others := config.keys() - wanted.keys() - {"typical_length", "drawing"}:
         raise ModelFolderError(f"{path}: unknown key {shown(min(others))!r}")
+    config = _from_version_1(config) if version == 1 else config
+    for key, choices in (("packing", get_args(Policy)), ("anchor", get_args(Anchor))):
+        if config[key] not in choices:
+            raise ModelFolderError(f"{path}: {key} is {shown(config[key])!r}, not one of {', '.join(choices)}")
+    if config["packing"] == "wrap" and config["anchor"] != "none":
+        raise ModelFolderError(f"{path}: anchor is {config['anchor']}, but rows of the packing wrap have none")
     return config
+
+
+def _from_version_1(config: dict[str, Any]) -> dict[str, Any]:
+    """There were no anchors, and the packing was not told: what it did shows in the other keys.
+
+    >>> _from_version_1({"bos": False, "typical_length": 174})["packing"]
+    'pad'
+    """
+    alone = "pad" if "typical_length" in config else "wrap"
+    return config | {"packing": "sentence" if config["bos"] else alone, "anchor": "none"}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast, get_args
 import numpy as np
 
 from unmask._cache import cached, default_cache_dir
-from unmask._rows import FILES, LABELS, Ints, Policy, Report, Rows, RowWriter, dtypes
+from unmask._rows import FILES, LABELS, Anchor, Ints, Policy, Report, Rows, RowWriter, dtypes
 from unmask.corpora import Corpus, Document
 from unmask.errors import DataError, UsageError, did_you_mean
 from unmask.tokens import Tokenizer
@@ -27,7 +27,7 @@ from unmask.tokens import Tokenizer
 if TYPE_CHECKING:
     from unmask.config import DataConfig
 
-__all__ = ["Policy", "Report", "Rows", "build_rows", "pack_texts", "reading_bar", "rows_of"]
+__all__ = ["Anchor", "Policy", "Report", "Rows", "build_rows", "pack_texts", "reading_bar", "rows_of"]
 
 Part = Literal["all", "train", "valid"]
 Progress = Callable[[int], None]
@@ -38,12 +38,20 @@ _CHUNK = 1 << 20  # characters that are tokenized together
 class _Packer:
     """Takes documents, writes rows."""
 
-    def __init__(self, tokenizer: Tokenizer, policy: Policy, length: int, files: dict[str, BinaryIO]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, policy: Policy, length: int, anchor: Anchor, files: dict[str, BinaryIO]
+    ) -> None:
         if policy not in get_args(Policy):
             raise UsageError(f"unknown packing {policy!r}; {did_you_mean(policy, get_args(Policy))}")
-        if length < 2:
-            raise UsageError(f"a row has at least 2 tokens, got a length of {length}")
-        self._tokenizer, self._policy, self._length = tokenizer, policy, length
+        if anchor not in get_args(Anchor):
+            raise UsageError(f"unknown anchor {anchor!r}; {did_you_mean(anchor, get_args(Anchor))}")
+        if policy == "wrap" and anchor != "none":
+            raise UsageError("rows of the packing 'wrap' begin anywhere in a text: anchors need 'pad' or 'sentence'")
+        begin, end = anchor_ids(tokenizer, anchor)
+        if length < 2 + len(begin) + len(end):
+            raise UsageError(f"a row has at least {2 + len(begin) + len(end)} tokens, got a length of {length}")
+        self._tokenizer, self._policy, self._length, self._anchor = tokenizer, policy, length, anchor
+        self._begin, self._end = np.array(begin, dtype=np.int64), np.array(end, dtype=np.int64)
         self._writer = RowWriter(files, tokenizer.num_ids)
         self._documents = self._cut = self._dropped = self._empty = 0
         self._waiting: list[Document] = []
@@ -69,9 +77,10 @@ class _Packer:
         return Report(
             policy=self._policy,
             length=self._length,
+            anchor=self._anchor,
             documents=self._documents,
             rows=writer.rows,
-            tokens=writer.total - writer.prefix_total,
+            tokens=writer.total - writer.prefix_total - len(self._end) * writer.rows,
             bytes=writer.byte_total,
             cut_tokens=self._cut,
             dropped_documents=self._dropped,
@@ -124,11 +133,11 @@ class _Packer:
         for document, prompt, (ids, ends) in zip(documents, prompts, spans, strict=True):
             if not len(ids):
                 self._empty += 1
-            elif len(prompt) >= self._length:
+            elif len(prompt) >= self._length - len(self._begin) - len(self._end):
                 self._dropped += 1
             else:
-                head = np.array(prompt, dtype=np.int64)
-                self._row(head, ids, ends, prefix=len(prompt), label=document.label)
+                head = np.concatenate([self._begin, np.array(prompt, dtype=np.int64)])
+                self._row(head, ids, ends, prefix=len(head), label=document.label)
 
     def _sentences(self, documents: list[Document]) -> None:
         lines: list[str] = []
@@ -139,20 +148,37 @@ class _Packer:
             lines += found
             labels += [document.label] * len(found)
         bos = self._tokenizer.bos_id
-        head = np.array([] if bos is None else [bos], dtype=np.int64)
+        # Without an anchor a begin token is a token like any other: noised and scored.
+        head = np.array([] if bos is None else [bos], dtype=np.int64) if self._anchor == "none" else self._begin
         for label, (ids, ends) in zip(labels, self._tokenizer.encode_spans(lines), strict=True):
             if len(ids):
-                self._row(head, ids, ends, prefix=0, label=label)
+                self._row(head, ids, ends, prefix=len(self._begin), label=label)
 
     def _row(self, head: Ints, ids: Ints, ends: Ints, *, prefix: int, label: int | None) -> None:
-        row = np.concatenate([head, ids, np.array([self._tokenizer.eot_id])])
-        self._cut += max(0, len(row) - self._length)
-        kept = min(len(ids), self._length - len(head))
-        self._writer.add(row[: self._length], prefix, int(ends[kept - 1]) if kept else 0, label)
+        row, room = np.concatenate([head, ids, np.array([self._tokenizer.eot_id])]), self._length - len(self._end)
+        self._cut += max(0, len(row) - room)
+        kept = min(len(ids), room - len(head))
+        row = np.concatenate([row[:room], self._end])
+        self._writer.add(row, prefix, int(ends[kept - 1]) if kept else 0, label)
+
+
+def anchor_ids(tokenizer: Tokenizer, anchor: Anchor) -> tuple[list[int], list[int]]:
+    """What stands before and after the text of an anchored row; end-of-text where the vocabulary has no begin token.
+
+    >>> from unmask.tokens import load_tokenizer
+    >>> anchor_ids(load_tokenizer("bytes"), "both")
+    ([256], [256])
+    """
+    begin = tokenizer.eot_id if tokenizer.bos_id is None else tokenizer.bos_id
+    return [begin] if anchor != "none" else [], [tokenizer.eot_id] if anchor == "both" else []
 
 
 def pack_texts(
-    texts: Iterable[str | Document], tokenizer: Tokenizer, policy: Policy = "wrap", length: int = 256
+    texts: Iterable[str | Document],
+    tokenizer: Tokenizer,
+    policy: Policy = "wrap",
+    length: int = 256,
+    anchor: Anchor = "none",
 ) -> Rows:
     """Rows in memory, for texts that are at hand.
 
@@ -162,7 +188,7 @@ def pack_texts(
     ([[97, 98, 99, 256, 256, 256]], [4])
     """
     files = {name: io.BytesIO() for name in (*FILES, LABELS)}
-    packer = _Packer(tokenizer, policy, length, cast(dict[str, BinaryIO], files))
+    packer = _Packer(tokenizer, policy, length, anchor, cast(dict[str, BinaryIO], files))
     for text in texts:
         packer.add(Document(text) if isinstance(text, str) else text)
     report = packer.finish()
@@ -176,14 +202,20 @@ def pack_texts(
 
 
 def rows_of(
-    data: DataConfig, tokenizer: Tokenizer, part: Literal["train", "valid"], *, progress: Progress | None = None
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    part: Literal["train", "valid"],
+    *,
+    anchor: Anchor = "none",
+    progress: Progress | None = None,
 ) -> Rows:
-    """What a run trains on or validates on.
+    """What a run trains on or validates on; anchor: the run's, `RunConfig.anchor`.
 
     >>> rows_of(load_config("demo").data, load_tokenizer("bytes"), "valid")  # doctest: +SKIP
     """
     cache = None if data.cache is None else Path(data.cache)
-    options: dict[str, Any] = {"policy": data.packing, "length": data.length, "cache_dir": cache, "progress": progress}
+    options: dict[str, Any] = {"policy": data.packing, "length": data.length, "anchor": anchor}
+    options |= {"cache_dir": cache, "progress": progress}
     if data.valid is not None:
         return build_rows(data.train if part == "train" else data.valid, tokenizer, **options)
     return build_rows(data.train, tokenizer, part=part, held_out=data.held_out, **options)
@@ -195,6 +227,7 @@ def build_rows(
     *,
     policy: Policy = "wrap",
     length: int = 256,
+    anchor: Anchor = "none",
     cache_dir: Path | None = None,
     part: Part = "all",
     held_out: float = 0.02,
@@ -213,11 +246,12 @@ def build_rows(
         raise UsageError(f"held_out must lie between 0 and 1, got {held_out}")
     folder = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
     source = [FORMAT, corpus.fingerprint(), tokenizer.fingerprint(), policy, length]
+    source += [] if anchor == "none" else [anchor]
 
     def get(part: Part) -> tuple[Path, dict[str, Any]]:
         share = None if part == "all" else (part, held_out)
         key = hashlib.sha256(json.dumps([*source, share]).encode()).hexdigest()[:40]
-        build = partial(_pack_corpus, corpus, tokenizer, policy, length, share, progress)
+        build = partial(_pack_corpus, corpus, tokenizer, policy, length, anchor, share, progress)
         return folder / key, cached(folder, key, build)
 
     path, manifest = get(part)
@@ -249,6 +283,7 @@ def _pack_corpus(
     tokenizer: Tokenizer,
     policy: Policy,
     length: int,
+    anchor: Anchor,
     share: tuple[str, float] | None,
     progress: Progress | None,
     work: Path,
@@ -257,7 +292,7 @@ def _pack_corpus(
     sides = [0, 0]  # documents with text: trained on, held out
     with ExitStack() as stack:
         files = {name: stack.enter_context((work / name).open("wb")) for name in (*FILES, LABELS)}
-        packer = _Packer(tokenizer, policy, length, cast(dict[str, BinaryIO], files))
+        packer = _Packer(tokenizer, policy, length, anchor, cast(dict[str, BinaryIO], files))
         for document in _read(corpus):
             held = share is not None and _place(document) < share[1]
             sides[held] += bool(document.text.strip())

@@ -209,6 +209,7 @@ class Run:
                 first_row=first + lo,
                 num_rows=batch,
                 label_B=None if label is None else torch.from_numpy(label[lo:hi]),
+                suffix=self.rows.suffix,
             )
             # Dropout, too, depends on the step and the micro-batch alone: resuming needs no generator state.
             torch.manual_seed(int(row_keys(self.config.seed, torch.tensor(self.step * batch + first + lo))))
@@ -305,7 +306,8 @@ class Run:
             tokenizer=self.tokenizer,
             objective=self.config.objective,
             length=self.config.data.length,
-            bos=self.config.data.packing == "sentence" and self.tokenizer.bos_id is not None,
+            packing=self.config.data.packing,
+            anchor=self.config.anchor,
             typical_length=self.rows.typical_length(),
             drawing=self.config.drawing,
         )
@@ -394,8 +396,9 @@ class Run:
 
     def _build_rows(self) -> tuple[Rows, Rows]:
         with reading_bar() as bar:
-            train = rows_of(self.config.data, self.tokenizer, "train", progress=bar)
-            return train, rows_of(self.config.data, self.tokenizer, "valid", progress=bar)
+            how: dict[str, Any] = {"anchor": self.config.anchor, "progress": bar}
+            train = rows_of(self.config.data, self.tokenizer, "train", **how)
+            return train, rows_of(self.config.data, self.tokenizer, "valid", **how)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.config.precision == "fp32":

@@ -69,19 +69,20 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     model = load(args.model, device=world.device)
     trained = None if args.data and args.packing else _trained_on(args.model, needed=args.data is None)
     packing = args.packing or (model.packing if trained is None else trained.packing)
+    anchor = "none" if packing == "wrap" else model.anchor
     length = args.length or model.length
     if length > model.length:
         raise UsageError(f"--length {length} is beyond the model's window of {model.length} tokens")
     with reading_bar() if world.first else nullcontext() as bar:
         if args.data is not None:
             corpus = Stdlib() if args.data == "stdlib" else from_path(args.data)
-            rows = build_rows(corpus, model.tokenizer, policy=packing, length=length, progress=bar)
+            rows = build_rows(corpus, model.tokenizer, policy=packing, length=length, anchor=anchor, progress=bar)
         elif trained is not None:
             if (packing, length) != (trained.packing, trained.length):
                 raise UsageError(
                     "what a run held out is measured as it was packed: leave out --packing and --length, or give --data"
                 )
-            rows = rows_of(trained, model.tokenizer, "valid", progress=bar)
+            rows = rows_of(trained, model.tokenizer, "valid", anchor=anchor, progress=bar)
         else:
             raise UsageError(
                 f"say what {args.model} is measured on: give --data FILE; only a run's folder knows what it held out"
@@ -109,6 +110,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
         "corpus": rows.report.sentence(),
         "rows": len(bound.tokens_B),
         "packing": packing,
+        "anchor": anchor,
         "length": length,
         "estimator": estimator,
         "draws_per_row": 1 if exact else args.num_samples,

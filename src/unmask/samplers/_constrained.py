@@ -219,10 +219,11 @@ def spans_of(canvas: Canvas, over: str) -> tuple[np.ndarray, np.ndarray]:
     if over == "gap":
         return row_G, _columns(lo_G, hi_G)
     rows, first = np.unique(row_G, return_index=True)
-    column_GM = _columns(np.zeros_like(rows), canvas.length_B.cpu().numpy()[rows])
+    begin, end = canvas.frame
+    column_GM = _columns(np.full_like(rows, begin), canvas.length_B.cpu().numpy()[rows] - end)
     if over == "text":
         return rows, column_GM
-    gaps = zip(np.split(lo_G, first[1:]), np.split(hi_G, first[1:]), strict=True)
+    gaps = zip(np.split(lo_G - begin, first[1:]), np.split(hi_G - begin, first[1:]), strict=True)
     marked = [_with_gaps(column_M[column_M != NONE], *gap) for column_M, gap in zip(column_GM, gaps, strict=True)]
     column_GM = np.full((len(marked), max(map(len, marked), default=0)), NONE)
     for column_M, found in zip(column_GM, marked, strict=True):

@@ -79,6 +79,6 @@ def check_gaps(text: str, model: Model, limits: Limits, *, exact: bool) -> tuple
     most = [max(int(n[:8]) for n in gap.groups(default="1")) for gap in MASK_SPELLING.finditer(text)]
     limits.check_length(sum(most))
     longest = MASK_SPELLING.sub(lambda gap: f"[MASK:{gap[2] or gap[1] or 1}]", text)
-    length = len(model.begin) + len(parse_gaps(longest, model.tokenizer, exact=exact))
+    length = len(model.begin) + len(parse_gaps(longest, model.tokenizer, exact=exact)) + len(model.end)
     limits.check_length(length)
     return len(known_lengths(text, MAX_CANDIDATES)), length

@@ -119,10 +119,10 @@ def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dic
     rows: list[list[int]] = []
     for prompt in prompts:
         head = served.begin + encode_fixed(prompt, tokenizer, "prompt")
-        served.limits.check_length(len(head) + num + len(tail))
+        served.limits.check_length(len(head) + num + len(tail) + len(served.end))
         for _ in range(each):
             choices.append(_Choice(len(choices), prompt, head, num, stops, tokenizer))
-            rows.append([*head, *[tokenizer.mask_id] * num, *tail])
+            rows.append([*head, *[tokenizer.mask_id] * num, *tail, *served.end])
     seed = secrets.randbits(62) if asked.seed is None else asked.seed
     sampler = sampler_of(asked, served)
     canvas = served.canvas(rows, constraint or None, may_end=not tail, seed=seed)

@@ -38,7 +38,8 @@ class _Seen:
     def canvas(self, canvas: Canvas) -> None:
         if self.emit is not None:
             ends = canvas.length_B.tolist()
-            rows = [row[:end] for row, end in zip(canvas.tokens.tolist(), ends, strict=True)]
+            closing = len(self.served.end)
+            rows = [row[: end - closing] for row, end in zip(canvas.tokens.tolist(), ends, strict=True)]
             self.emit("start", {"mask": self.tokenizer.mask_id, "rows": [self.shown(row) for row in rows]})
 
     def shown(self, row: list[int]) -> list[dict[str, Any]]:
@@ -79,7 +80,7 @@ def fill(served: Served, asked: schemas.Fill, emit: Emit | None = None) -> dict[
         _check_cost(served, asked, how, len(given), len(given[0]), scored=asked.score)
         canvas = served.canvas(given, how.pop("constraint"), may_end=False, seed=how.pop("seed"))
         rows = served.run(canvas, how.pop("sampler"), watch=seen.step, **how)
-        filled = [Filled(served.tokenizer.decode(row[len(served.begin) :]), i) for i, row in enumerate(rows)]
+        filled = [Filled(served.tokenizer.decode(served.unframed(row)), i) for i, row in enumerate(rows)]
     return _written(served, asked, seen, filled)
 
 
@@ -138,7 +139,7 @@ def score(served: Served, asked: schemas.Score) -> dict[str, Any]:
         nats = [float(x) for scoring in served.scorings for x in scoring.nats_L]
         tokens = spans(text, served.tokenizer)
         # Where nothing was masked in a single draw nothing is known.
-        shares = nats[len(served.begin) :] if len(nats) == len(served.begin) + len(ids) + 1 else []
+        shares = nats[len(served.begin) :] if len(nats) == len(served.begin) + len(ids) + 1 + len(served.end) else []
         for token, share in zip(tokens, shares, strict=False):
             token["nats"] = round(share, 6) if math.isfinite(share) else None
         found.append(_finite(bound.summary()) | {"by_token": tokens})
@@ -161,7 +162,7 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
         if asked.text is not None:
             check_fit(served, asked.text, constraint)
         else:
-            row = served.begin + [served.tokenizer.mask_id] * (asked.length or 1)
+            row = served.begin + [served.tokenizer.mask_id] * (asked.length or 1) + served.end
             canvas = served.canvas([row], constraint, may_end=True).to("cpu")  # it may end before its length
             constrained(served.fit_sampler(None, len(row))).start(canvas)
     except UsageError as e:
@@ -249,7 +250,8 @@ def _token_rows(served: Served, asked: schemas.Fill) -> list[list[int]]:
         raise UsageError(f"tokens are ids below {tokenizer.num_ids}, with null for a mask")
     if None not in tokens:
         raise UsageError("nothing to fill: give null for each masked token")
-    return [served.begin + [tokenizer.mask_id if token is None else token for token in tokens]] * asked.n
+    row = [tokenizer.mask_id if token is None else token for token in tokens]
+    return [served.begin + row + served.end] * asked.n
 
 
 def _written(served: Served, asked: schemas.Fill, seen: _Seen, filled: list[Filled]) -> dict[str, Any]:
@@ -257,7 +259,7 @@ def _written(served: Served, asked: schemas.Fill, seen: _Seen, filled: list[Fill
     are more rows than texts: each text says which is its own, and how all its lengths were ranked."""
     begin, found = len(served.begin), []
     for done in filled:
-        row = served.rows[done.row][begin:]
+        row = served.unframed(served.rows[done.row])
         told = [seen.told.get((done.row, begin + k), {}) for k in range(len(row))]
         one: dict[str, Any] = {"text": done.text, "row": done.row}
         # Of a constrained text beyond the window the network was shown a part, which is no row of the text.

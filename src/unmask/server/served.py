@@ -108,18 +108,20 @@ class Served(Model):
         return bound
 
     def _writing(self, row: Canvas, sampler: Sampler, guidance: float | None, runners_up: int) -> Writing:
-        condition_1L = ~row.open_BL
-        condition_1L[:, : len(self.begin)] = False  # the begin token is no wish of the user's
-        how = None if guidance is None else Guidance(guidance, condition_1L)
+        how = None if guidance is None else Guidance(guidance)
         return Writing(row, sampler, self.engine.predictor, guidance=how, runners_up=runners_up)
 
     def _bound(self, canvas: Canvas, **how: Any) -> Bound:
         num, length = canvas.tokens.shape
         self.limits.check(rows=num, length=length, calls=how["num_samples"])
-        rows = [row_of(canvas.to("cpu"), i).tokens for i in range(num)]
+        each = [row_of(canvas.to("cpu"), i) for i in range(num)]
+        rows = [row.tokens for row in each]
+        everything = [torch.ones_like(x_1L, dtype=torch.bool) for x_1L in rows]
+        scored = everything if self.anchor == "none" else [row.given_BL for row in each]
         objective = self.objective
         if type(objective) is AR and canvas.label_B is None and how["estimator"] in (None, "exact"):
-            return self._scored([Reading(x_1L, self.denoiser) for x_1L in rows], rows, how["first_row"], exact=True)
+            readings = [Reading(x_1L, self.denoiser, scored_1L=s) for x_1L, s in zip(rows, scored, strict=True)]
+            return self._scored(readings, how["first_row"], exact=True)
         plain = type(objective) is MDLM and objective.carry_over and objective.zero_masking
         if not plain or canvas.label_B is not None:
             callings = [Calling(self._bound_of_row(row_of(canvas, i), i, **how)) for i in range(num)]
@@ -130,19 +132,20 @@ class Served(Model):
         form.check(self.denoiser)
         draws: dict[str, Any] = {"seed": how["seed"], "num_samples": how["num_samples"]}
         works = [
-            Scoring(x_1L, form, self.tokenizer.mask_id, row=how["first_row"] + i, **draws)
+            Scoring(x_1L, form, self.tokenizer.mask_id, scored_1L=scored[i], row=how["first_row"] + i, **draws)
             for i, x_1L in enumerate(rows)
         ]
-        return self._scored(works, rows, how["first_row"], exact=False)
+        return self._scored(works, how["first_row"], exact=False)
 
     def _bound_of_row(self, row: Canvas, i: int, **how: Any) -> Callable[[], Bound]:
         return lambda: super(Served, self)._bound(row, **{**how, "first_row": how["first_row"] + i})
 
-    def _scored(self, works: Sequence[Scored], rows: list[Tensor], first_row: int, *, exact: bool) -> Bound:
+    def _scored(self, works: Sequence[Scored], first_row: int, *, exact: bool) -> Bound:
         self._finish(works)
         self.scorings = [*(self.scorings if first_row else ()), *works]
         nats_BS = torch.tensor([work.nats_S for work in works], dtype=torch.float64)
-        return Bound(draws_BS=nats_BS, tokens_B=torch.tensor([x.shape[1] for x in rows]), exact=exact)
+        tokens_B = torch.tensor([int(work.scored_1L.sum()) for work in works])
+        return Bound(draws_BS=nats_BS, tokens_B=tokens_B, exact=exact)
 
     def _finish(self, works: Sequence[Work]) -> None:
         for _ in self._done(works, quiet=True):
