@@ -60,7 +60,7 @@ def chain(args: argparse.Namespace, folder: str) -> None:
     print("| anchor | seed | nats/token | 95% interval | over the truth | seconds |\n|" + " --- |" * 6)
     corpus = Path(folder) / "chain.txt"
     corpus.write_text("\n".join(draw(50_000, *source, seed=1)) + "\n", encoding="utf-8")
-    for anchor in ANCHORS:
+    for anchor in args.anchors:
         for seed in range(args.seeds):
             began = time.perf_counter()
             config = RunConfig(
@@ -94,7 +94,7 @@ def stories(args: argparse.Namespace, folder: str) -> None:
         f"{args.steps} steps\n| anchor | nats/token | 95% interval | begin as a story does | seconds |\n|"
         + " --- |" * 5
     )
-    for anchor in ANCHORS:
+    for anchor in args.anchors:
         began = time.perf_counter()
         overrides = {"out": f"{folder}/{anchor}", "data.anchor": anchor, "data.cache": folder, "steps": str(args.steps)}
         overrides |= {"data.train.path": args.train, "data.valid.path": args.valid, "valid_every": str(args.steps)}
@@ -124,6 +124,7 @@ def main() -> None:
     other.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="options of the recipe")
     other.set_defaults(run=stories, steps=1000)
     for kind in (one, other):
+        kind.add_argument("--anchors", nargs="+", choices=ANCHORS, default=ANCHORS)
         kind.add_argument("--steps", type=int, default=argparse.SUPPRESS)
         kind.add_argument("--device")
     args = parser.parse_args()
