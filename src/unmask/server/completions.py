@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from unmask.editing import _spelled as spelled
 from unmask.errors import UsageError
-from unmask.prompts import encode_fixed
+from unmask.prompts import encode_fixed, spelled
 from unmask.samplers import Sampler, Step
 from unmask.samplers._adaptive import AdaptiveSampler
 from unmask.samplers._planned import PlannedSampler

@@ -261,7 +261,7 @@ def _written(served: Served, asked: schemas.Fill, seen: _Seen, filled: list[Fill
         told = [seen.told.get((done.row, begin + k), {}) for k in range(len(row))]
         one: dict[str, Any] = {"text": done.text, "row": done.row}
         # Of a constrained text beyond the window the network was shown a part, which is no row of the text.
-        if asked.text is None or served.tokenizer.decode(row) == done.text:
+        if asked.text is None or row == done.ids:
             one["tokens"] = [token | more for token, more in zip(seen.shown(row), told, strict=True)]
         if done.ways:
             one["ranked"] = [_finite(vars(way)) for way in done.ways]
