@@ -30,6 +30,7 @@ FORMAT_VERSION = 1
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 MAX_LENGTH = 1 << 20  # of a window; a config that says more is taken for damaged
 MAX_CONFIG = 1 << 20  # bytes
+MAX_SEPARATOR = 1000  # characters
 
 
 def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None = None) -> None:
@@ -50,6 +51,7 @@ def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None =
         "bos": model.bos,
         **({} if model.typical_length is None else {"typical_length": model.typical_length}),
         **({} if model.drawing == Drawing() else {"drawing": to_dict(model.drawing)}),
+        **({} if not model.separator else {"separator": model.separator}),
     }
     write_file(folder / "config.json", [json.dumps(config, indent=2).encode(), b"\n"])
     write_file(folder / "tokenizer.json", [model.tokenizer.to_json().encode()])
@@ -67,6 +69,7 @@ class Folder:
     bos: bool
     typical_length: int | None
     drawing: Drawing
+    separator: str
 
 
 def read_folder(folder: Path) -> Folder:
@@ -93,7 +96,9 @@ def read_folder(folder: Path) -> Folder:
             f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
         )
     network = _build(description, tokenizer, folder)
-    return Folder(network, tokenizer, objective, config["length"], config["bos"], config.get("typical_length"), drawing)
+    separator = config.get("separator", "")
+    lengths = (config["length"], config["bos"], config.get("typical_length"))
+    return Folder(network, tokenizer, objective, *lengths, drawing, separator)
 
 
 def unshared(network: Network) -> dict[str, Tensor]:
@@ -190,6 +195,9 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ModelFolderError(f"{path}: typical_length is {shown(repr(typical))}, not between 1 and length")
     if type(config.get("drawing", {})) is not dict:
         raise ModelFolderError(f"{path}: drawing is not dict; the folder is damaged")
-    if others := config.keys() - wanted.keys() - {"typical_length", "drawing"}:
+    separator = config.get("separator", "")
+    if type(separator) is not str or len(separator) > MAX_SEPARATOR:
+        raise ModelFolderError(f"{path}: separator is no text of at most {MAX_SEPARATOR} characters")
+    if others := config.keys() - wanted.keys() - {"typical_length", "drawing", "separator"}:
         raise ModelFolderError(f"{path}: unknown key {shown(min(others))!r}")
     return config

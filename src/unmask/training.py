@@ -308,6 +308,7 @@ class Run:
             bos=self.config.data.packing == "sentence" and self.tokenizer.bos_id is not None,
             typical_length=self.rows.typical_length(),
             drawing=self.config.drawing,
+            separator=self.config.data.train.prompt_end,
         )
 
     def info(self) -> dict[str, Any]:

@@ -130,15 +130,18 @@ def score(served: Served, asked: schemas.Score) -> dict[str, Any]:
     """The bound of each text, and where in the text it comes from."""
     found = []
     rows = [served.tokenizer.encode(text) for text in asked.texts]
+    given = 0 if asked.prompt is None else len(served.tokenizer.encode(asked.prompt + served.separator))
     for ids in rows:
-        served.limits.check_length(len(ids))
-    served.limits.check(rows=len(rows), length=max(map(len, rows)), calls=asked.num_samples)
+        served.limits.check_length(given + len(ids))
+    served.limits.check(rows=len(rows), length=given + max(map(len, rows)), calls=asked.num_samples)
+    how: dict[str, Any] = {"prompts": asked.prompt, "seed": asked.seed, "num_samples": asked.num_samples}
     for text, ids in zip(asked.texts, rows, strict=True):
-        bound = served.score(text, seed=asked.seed, num_samples=asked.num_samples)
+        bound = served.score(text, **how)
         nats = [float(x) for scoring in served.scorings for x in scoring.nats_L]
         tokens = spans(text, served.tokenizer)
+        head = len(served.begin) + given
         # Where nothing was masked in a single draw nothing is known.
-        shares = nats[len(served.begin) :] if len(nats) == len(served.begin) + len(ids) + 1 else []
+        shares = nats[head:] if len(nats) == head + len(ids) + 1 else []
         for token, share in zip(tokens, shares, strict=False):
             token["nats"] = round(share, 6) if math.isfinite(share) else None
         found.append(_finite(bound.summary()) | {"by_token": tokens})

@@ -154,10 +154,20 @@ class Scoring(Work):
     nats_L: how much of the bound each token brings, in the mean over the draws.
     """
 
-    def __init__(self, x_1L: Tensor, objective: MDLM, mask_id: int, *, seed: int, row: int, num_samples: int) -> None:
+    def __init__(
+        self,
+        x_1L: Tensor,
+        objective: MDLM,
+        mask_id: int,
+        *,
+        scored_1L: Tensor,
+        seed: int,
+        row: int,
+        num_samples: int,
+    ) -> None:
         assert objective.zero_masking
         assert objective.carry_over
-        self.objective, self.mask_id, self.x_1L = objective, mask_id, x_1L
+        self.objective, self.mask_id, self.x_1L, self.scored_1L = objective, mask_id, x_1L, scored_1L
         self.nats_S: list[float] = []
         self.nats_L = torch.zeros(x_1L.shape[1], dtype=torch.float64)
         self._num = num_samples
@@ -166,11 +176,10 @@ class Scoring(Work):
 
     def _noised(self, key_1: Tensor) -> Iterator[tuple[tuple[int, int], Noised, Query]]:
         """Which group of how many a draw is of, its masks, and the question that goes with them."""
-        scored_1L = torch.ones_like(self.x_1L, dtype=torch.bool)
         for g, group in enumerate(bound_draws(key_1, self._num)):
             self.nats_S.append(0.0)
             for key_j_1, time_1 in group:
-                noised = self.objective.noised(Batch(self.x_1L, None, scored_1L, key_j_1, time_1), self.mask_id)
+                noised = self.objective.noised(Batch(self.x_1L, None, self.scored_1L, key_j_1, time_1), self.mask_id)
                 canvas = Canvas(self.x_1L, self.mask_id, key_j_1)
                 query = ask_about(canvas, noised.z_BL, noised.masked_BL, noised.level_B)
                 if query is not None:  # at an early time nothing may be masked
@@ -194,9 +203,9 @@ class Scoring(Work):
 class Reading(Work):
     """A row that an autoregressive network reads once: its score is exact. The same fields as Scoring's."""
 
-    def __init__(self, x_1L: Tensor, denoiser: Network) -> None:
+    def __init__(self, x_1L: Tensor, denoiser: Network, *, scored_1L: Tensor) -> None:
         self.questions = []
-        self.x_1L, self.denoiser = x_1L, denoiser
+        self.x_1L, self.scored_1L, self.denoiser = x_1L, scored_1L, denoiser
         self.nats_S: list[float] = []
         self.nats_L = torch.zeros(x_1L.shape[1], dtype=torch.float64)
 
@@ -208,7 +217,8 @@ class Reading(Work):
         x_1L = self.x_1L.to(self.denoiser.device_for(self.x_1L))
         most = max(LEAST, MAX_NUMBERS // self.denoiser.num_ids)  # lines of the vocabulary at a time
         parts = zip(torch.split(self.denoiser.trunk(x_1L)[0], most), torch.split(x_1L[0], most), strict=True)
-        self.nats_L = torch.cat([self._nats(h_ND, x_N).double().cpu() for h_ND, x_N in parts])
+        nats_L = torch.cat([self._nats(h_ND, x_N).double().cpu() for h_ND, x_N in parts])
+        self.nats_L = nats_L.masked_fill(~self.scored_1L[0], 0.0)
         self.nats_S, self.done = [float(self.nats_L.sum())], True
 
     def _nats(self, h_ND: Tensor, x_N: Tensor) -> Tensor:
