@@ -6,7 +6,7 @@ by one, read as unmask eval reads it.
 Example:
   unmask score "The cat sat on the mat." "Mat the on sat cat the."
   unmask score runs/mine - < letter.txt
-  unmask score runs/pairs --prompt "Who wrote it?" "A poet." "A potato."
+  unmask score runs/pairs "A poet." "A potato." --prompt "Who wrote it?"
   unmask score runs/pairs --data test.jsonl --field answer --prompt-field question --json
 """
 
