@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unmask._rows import Policy
 from unmask.atomic import atomic_folder, find_folder
-from unmask.bound import Bound, join
+from unmask.bound import Bound
 from unmask.built_in import built_in_folder
 from unmask.canvas import Canvas
 from unmask.constraints import Constraint
@@ -31,6 +31,7 @@ from unmask.samplers import Sampler, Step
 from unmask.samplers._drawing import Drawing
 from unmask.samplers.refine import Refine
 from unmask.samplers.semi_ar import SemiAR
+from unmask.scoring import score
 from unmask.tokens import Tokenizer
 
 Watch = Callable[[Step], None]
@@ -378,82 +379,7 @@ class Model:
 
     # --- measure ---
 
-    def score(
-        self,
-        texts: str | Sequence[str],
-        *,
-        seed: int = 0,
-        num_samples: int = 16,
-        estimator: str | None = None,
-        label: int | None = None,
-        prompts: str | Sequence[str] | None = None,
-        labels: Sequence[int | None] | None = None,
-        separator: str | None = None,
-    ) -> Bound:
-        """The bound of each text, its end-of-text included; a text beyond the window is scored window by window.
-
-        prompts: one for all texts or one for each; the text is scored given its prompt, which is neither noised nor
-        scored and stands before every window of a long text. separator: as in `generate`.
-        label: the class that all texts are taken to be of; labels: one for each text, None for none.
-
-        Diffusion sees where a row ends, so its bound is given the number of tokens; autoregression's value is not.
-
-        >>> model.score(["import os", "import sys"], num_samples=64).nats_B  # doctest: +SKIP
-        >>> model.score("bonjour", prompts="hello").nats  # of -log p(bonjour | hello)  # doctest: +SKIP
-        """
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        if not texts:
-            raise UsageError("nothing to score: give at least one text")
-        each = self._labels(label, labels, len(texts))
-        rows, owner, given = [], [], []
-        for i, (text, head) in enumerate(zip(texts, self._heads(prompts, separator, len(texts)), strict=True)):
-            ids = [*self.tokenizer.encode(text), self.tokenizer.eot_id]
-            ids = [*self.begin, *ids] if head is None else ids
-            room = self.length - len(head or ())
-            if room < 1:
-                raise UsageError(
-                    f"the prompt takes {len(head or ())} tokens, the model's window holds {self.length}: "
-                    "give a shorter prompt"
-                )
-            for lo in range(0, len(ids), room):
-                rows.append([*(head or ()), *ids[lo : lo + room]])
-                given.append(len(head or ()))
-                owner.append(i)
-        parts = []
-        for lo in range(0, len(rows), 32):
-            canvas = self.canvas(rows[lo : lo + 32], may_end=True, label=[each[i] for i in owner[lo : lo + 32]])
-            position_L = torch.arange(canvas.tokens.shape[1], device=self.device)
-            scored_BL = position_L >= torch.tensor(given[lo : lo + 32], device=self.device)[:, None]
-            scored_BL = scored_BL if canvas.valid_BL is None else scored_BL & canvas.valid_BL
-            how: dict[str, Any] = {"seed": seed, "num_samples": num_samples, "estimator": estimator}
-            parts.append(self._bound(canvas, scored_BL, first_row=lo, **how))
-        windows = join(parts)
-        owner_B = torch.tensor(owner)
-        draws_BS = torch.zeros(len(texts), windows.draws_BS.shape[1], dtype=windows.draws_BS.dtype)
-        return Bound(
-            draws_BS=draws_BS.index_add(0, owner_B, windows.draws_BS),
-            tokens_B=torch.zeros(len(texts), dtype=torch.long).index_add(0, owner_B, windows.tokens_B),
-            num_bytes=sum(len(t.encode()) for t in texts),
-            exact=windows.exact,
-        )
-
-    def _heads(self, prompts: str | Sequence[str] | None, separator: str | None, num: int) -> list[list[int] | None]:
-        """What stands before each text and is given: the prompts as packing tokenizes them, apart from the texts."""
-        if prompts is None:
-            return [None] * num
-        prompts = [prompts] * num if isinstance(prompts, str) else list(prompts)
-        if len(prompts) != num:
-            raise UsageError(f"{len(prompts)} prompts for {num} texts: give one for all, or one for each")
-        end = self.separator if separator is None else separator
-        return [[*self.begin, *ids] for ids in self.tokenizer.encode_batch([prompt + end for prompt in prompts])]
-
-    @staticmethod
-    def _labels(label: int | None, labels: Sequence[int | None] | None, num: int) -> list[int | None]:
-        if labels is None:
-            return [label] * num
-        if label is not None or len(labels) != num:
-            raise UsageError("give one label for all texts, or as many labels as texts")
-        return list(labels)
+    score = score  # in a file of its own as well
 
     def _bound(self, canvas: Canvas, scored_BL: Tensor, **how: Any) -> Bound:
         given = (self.denoiser, canvas.tokens, canvas.valid_BL)
