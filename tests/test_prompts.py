@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unmask.errors import DataError, UsageError
-from unmask.prompts import MAX_GAP, encode_fixed, parse_gaps, to_text
-from unmask.tokens import load_tokenizer
+from unmask.prompts import MAX_GAP, encode_fixed, filled_text, parse_gaps, split_gaps, to_text
+from unmask.tokens import Tokenizer, load_tokenizer
 
 BYTES = load_tokenizer("bytes")
 CHARS = load_tokenizer("chars")
@@ -30,11 +30,31 @@ def test_gaps_become_masks_and_all_else_stays(parts: list[tuple[str, int, bool]]
 
 
 @pytest.mark.parametrize(
-    "near", ["[MASK:]", "[MASK:-1]", "[MASK:x]", "[mask]", "[MASK", "MASK]", "[MASK :2]", "[ MASK]"]
+    "near",
+    [
+        *("[MASK:]", "[MASK:abc]", "[MASK:-1]", "[MASK:3..]", "[MASK:..3]", "[MASK:3-8]", "[MASK: 3]", "[MASK :2]"),
+        *("[ MASK]", "[MASK ]", "[MASK 3]", "[MASK:5 tokens]", "[mask:3]", "[Mask:3..8]", "[ mask : 3 ]"),
+    ],
 )
-def test_what_only_looks_like_a_gap_is_text(near: str) -> None:
-    assert parse_gaps(near, BYTES) == list(near.encode())
-    assert encode_fixed(near, BYTES, "prompt") == list(near.encode())
+def test_what_is_meant_for_a_gap_is_refused_rather_than_kept_as_words(near: str) -> None:
+    for text in (near, f"a [MASK] b {near} c", f"{near}[MASK:2]"):
+        with pytest.raises(UsageError, match=re.escape(f"{near!r} is no gap: write [MASK] for one token")):
+            parse_gaps(text, BYTES)
+    with pytest.raises(UsageError, match="the prompt contains the mask's spelling"):
+        encode_fixed(f"see {near}", BYTES, "prompt")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[mask]", "[Mask]", "[MASK", "MASK]", "MASK:3", "[MASKED]", "[UNMASK:3]", "[MASK_1]", "[MASK\n:3]"),
+        *("[mask: removed]", "[mask:]", "[1]", "[x:3]", "[MASQUE:3]", "(MASK:3)", "[a [MASK", "[MASK REQUIRED]"),
+        *("rows[mask:3]", "f(x)[mask:3]", "x[0][mask:3]", "image[mask]", "a[mask[i]:3]", "{mask:3}"),
+    ],
+)
+def test_other_brackets_are_text(text: str) -> None:
+    assert parse_gaps(text, BYTES) == list(text.encode())
+    assert encode_fixed(text, BYTES, "prompt") == list(text.encode())
 
 
 @pytest.mark.parametrize("gap", ["[MASK:0]", "[MASK:00]", f"[MASK:{MAX_GAP + 1}]", "[MASK:" + "9" * 5000 + "]"])
@@ -63,3 +83,42 @@ def test_end_of_text_ends_the_text_behind_the_prompt() -> None:
     assert to_text([97, eot, 98, eot, 99], BYTES, prompt_length=2) == "a<|endoftext|>b"
     assert to_text([97, 98], BYTES) == "ab"
     assert to_text([eot, 97], BYTES) == ""
+
+
+# --- what was typed stays ---------------------------------------------------------------------------------------------
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "naive", "the", "cat", "sat", "##s", ",", ".", "hotel"]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A WordPiece vocabulary that lowers, drops accents and spaces, and does not know snowmen."""
+    folder = tmp_path_factory.mktemp("bert")
+    (folder / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
+    return load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "filled"),
+    [
+        ("Naïve ☃ [MASK] sat", ["cat"], "Naïve ☃ cat sat"),
+        ("The  Hôtel,\n[MASK:2].", ["the", "cat"], "The  Hôtel,\nthe cat."),
+        ("THE cat[MASK] SAT", ["##s"], "THE cats SAT"),
+        ("☃[MASK]☃", ["cat"], "☃ cat☃"),
+        ("[MASK][MASK] Sat", ["cat", "##s"], "cats Sat"),
+        ("the [MASK] sat", ["cat"], "the cat sat"),
+    ],
+)
+def test_what_was_typed_stays_letter_by_letter(bert: Tokenizer, text: str, written: list[str], filled: str) -> None:
+    parts = split_gaps(text, bert)
+    ids = iter(WORDS.index(word) for word in written)
+    row = [next(ids) if id == bert.mask_id else id for id in parse_gaps(text, bert)]
+    assert filled_text(parts, row, bert) == filled
+
+
+@given(parts=st.lists(st.tuples(plain, st.lists(st.integers(0, 255), min_size=1, max_size=3)), max_size=4), last=plain)
+def test_where_nothing_is_lost_it_is_the_text_of_the_ids(parts: list[tuple[str, list[int]]], last: str) -> None:
+    """Whatever bytes a gap holds, halves of characters included, also across gaps that touch."""
+    text = "".join(f"{before}[MASK:{len(ids)}]" for before, ids in parts) + last
+    row = [id for before, ids in parts for id in (*before.encode(), *ids)] + list(last.encode())
+    assert filled_text(split_gaps(text, BYTES), row, BYTES) == BYTES.decode(row)

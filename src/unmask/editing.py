@@ -21,10 +21,18 @@ from unmask.constraints._automaton import compile_constraints
 from unmask.constraints._leading_space import LeadingSpace
 from unmask.draws import fold, row_keys
 from unmask.errors import UsageError, did_you_mean
-from unmask.prompts import MAX_GAP, known_lengths, parse_gaps
+from unmask.prompts import (
+    MAX_GAP,
+    check_spelling,
+    filled_text,
+    known_lengths,
+    parse_gaps,
+    row_of_parts,
+    spelled,
+    split_gaps,
+)
 from unmask.samplers import Sampler, Step
 from unmask.samplers._constrained import Impossible, constrained
-from unmask.tokens import Tokenizer
 
 if TYPE_CHECKING:
     from unmask.model import Model
@@ -67,6 +75,7 @@ class Way:
 @dataclass(frozen=True)
 class Filled:
     """A text with its gaps filled. ways: where lengths were unknown, all that were tried, best first. row: see Edit.
+    ids: the text's own, those that were given and those that were written.
 
     >>> Filled("a cat", row=0).ways
     []
@@ -75,6 +84,7 @@ class Filled:
     text: str
     row: int
     ways: list[Way] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
 
 
 def find_span(text: str, span: str, occurrence: int | None = None) -> tuple[int, int]:
@@ -170,7 +180,7 @@ def edit(
         if row is None:
             continue
         number += 1
-        piece = _spelled(tokenizer, before, row[lo : lo + length], text[:first])
+        piece = spelled(tokenizer, before, row[lo : lo + length], text[:first])
         pieces.setdefault(text[:first] + piece + text[stop:], (piece[start - first :], length, number))
     bound = bounds(model, pieces, label)
     edits = [Edit(t, piece, n, bound[t].nats, bound[t].tokens, row) for t, (piece, n, row) in pieces.items()]
@@ -195,24 +205,27 @@ def fill(
     if not texts:
         raise UsageError("nothing to fill: give at least one text")
     several = [known_lengths(given, MAX_CANDIDATES) for given in texts]
-    rows, keys = [], []
+    parts, keys = [], []
     for i, ways in enumerate(several):
         key = row_keys(seed, torch.tensor(i))
-        rows += [_row(model, way, exact=constraint is not None) for way in ways]
+        parts += [split_gaps(way, model.tokenizer, exact=constraint is not None) for way in ways]
         keys += [key if len(ways) == 1 else fold(key, j) for j in range(len(ways))]
-        if model.tokenizer.mask_id not in rows[-1]:
+        if not any(part.gap for part in parts[-1]):
             raise UsageError(f"no gap in {texts[i][:40]!r}: write [MASK] for one token, [MASK:5] for five")
+    rows = [[*model.begin, *row_of_parts(each, model.tokenizer), *model.end] for each in parts]
+    for each, row in zip(parts, rows, strict=True):
+        check_spelling(each, model.unframed(row), model.tokenizer, constraint)
     owner = [i for i, ways in enumerate(several) for _ in ways]
     held: dict[str, Any] = {"sampler": sampler, "constraint": constraint, "label": label}
-    written = zip(owner, write(model, rows, torch.stack(keys), owner, **held, **how), strict=True)
-    found: list[list[tuple[int, str]]] = [[] for _ in texts]
-    for number, (i, row) in enumerate((i, row) for i, row in written if row is not None):
-        found[i].append((number, model.tokenizer.decode(model.unframed(row))))
+    written = zip(owner, parts, write(model, rows, torch.stack(keys), owner, **held, **how), strict=True)
+    found: list[list[Filled]] = [[] for _ in texts]
+    for number, (i, each, row) in enumerate((i, each, row) for i, each, row in written if row is not None):
+        ids = model.unframed(row)
+        check_spelling(each, ids, model.tokenizer, constraint)
+        found[i].append(Filled(filled_text(each, ids, model.tokenizer), number, ids=ids))
     ranked = [len(tried) > 1 for tried in several]
-    bound = bounds(model, (t for ways, many in zip(found, ranked, strict=True) if many for _, t in ways), label)
-    return [
-        _best(ways, bound) if many else Filled(ways[0][1], ways[0][0]) for ways, many in zip(found, ranked, strict=True)
-    ]
+    bound = bounds(model, (w.text for ways, many in zip(found, ranked, strict=True) if many for w in ways), label)
+    return [_best(ways, bound) if many else ways[0] for ways, many in zip(found, ranked, strict=True)]
 
 
 def check_fit(model: Model, text: str, constraint: Constraint | Sequence[Constraint]) -> None:
@@ -222,16 +235,12 @@ def check_fit(model: Model, text: str, constraint: Constraint | Sequence[Constra
     >>> check_fit(model, "born [MASK:1..3]", unmask.constraints.Regex(pattern="[0-9]{4}"))  # doctest: +SKIP
     """
     ways = known_lengths(text, MAX_CANDIDATES)
-    rows = [_row(model, way, exact=True) for way in ways]
+    rows = [[*model.begin, *parse_gaps(way, model.tokenizer, exact=True), *model.end] for way in ways]
     if model.tokenizer.mask_id not in rows[-1]:
         raise UsageError("the text has no gap: write [MASK] for one token, [MASK:5] for five")
     views = [_view(model, row, constraint) for row in rows]
     keys = row_keys(0, torch.arange(len(rows)))
     _possible(model, rows, views, keys, [0] * len(rows), None, constraint, enough=1)
-
-
-def _row(model: Model, text: str, *, exact: bool) -> list[int]:
-    return [*model.begin, *parse_gaps(text, model.tokenizer, exact=exact), *model.end]
 
 
 def bounds(model: Model, texts: Iterable[str], label: int | None = None) -> dict[str, Bound]:
@@ -242,11 +251,12 @@ def bounds(model: Model, texts: Iterable[str], label: int | None = None) -> dict
     return {text: model.score(text, seed=0, num_samples=NUM_SAMPLES, label=label) for text in dict.fromkeys(texts)}
 
 
-def _best(found: list[tuple[int, str]], bound: dict[str, Bound]) -> Filled:
+def _best(found: list[Filled], bound: dict[str, Bound]) -> Filled:
     """The text of the smallest bound."""
-    ways = [Way(text, bound[text].nats, bound[text].tokens, row) for row, text in found]
+    ways = [Way(one.text, bound[one.text].nats, bound[one.text].tokens, one.row) for one in found]
     ways.sort(key=lambda way: way.nats)
-    return Filled(ways[0].text, ways[0].row, ways)
+    best = next(one for one in found if one.row == ways[0].row)
+    return Filled(best.text, best.row, ways, best.ids)
 
 
 def write(
@@ -341,12 +351,3 @@ def _may_lend(model: Model, sampler: Sampler | None, span: str) -> bool:
     except UsageError:
         return False
     return True
-
-
-def _spelled(tokenizer: Tokenizer, before: list[int], ids: list[int], prefix: str) -> str:
-    """What the ids add behind the prefix. The prefix itself is never decoded into the result: not all come back."""
-    head, whole = tokenizer.decode(before), tokenizer.decode([*before, *ids])
-    piece = whole[len(head) :] if whole.startswith(head) else tokenizer.decode(ids)
-    if head != prefix and (not prefix or prefix[-1].isspace()):
-        return piece.lstrip(" ")  # such a vocabulary drops spaces and joins words by its own; this one is typed already
-    return piece

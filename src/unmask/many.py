@@ -54,6 +54,8 @@ class Order:
     constraint: tuple[Constraint, ...] | None = None
     label: int | None = None
     guidance: float | None = None
+    separator: str | None = None
+    continuation_only: bool = False
     batch: int = 64
     part: int = 256
 
@@ -84,6 +86,8 @@ class Order:
             label=self.label,
             guidance=self.guidance,
             only=numbers,
+            separator=self.separator,
+            continuation_only=self.continuation_only,
         )
 
     def check(self, model: Model) -> None:
@@ -96,6 +100,7 @@ class Order:
             self.constraint,
             label=self.label,
             only=range(0, self.total, self.num),
+            separator=self.separator,
         )
 
     def line(self, number: int, text: str) -> str:
@@ -108,6 +113,7 @@ class Order:
     def manifest(self, model: Model) -> dict[str, Any]:
         """All that decides the texts, as it is written down."""
         length = (model.typical_length or model.length) if self.length is None else self.length
+        end = model.separator if self.separator is None else self.separator
         weights = next(model.denoiser.parameters(), torch.empty(0))
         told = {
             "format_version": FORMAT_VERSION,
@@ -122,6 +128,8 @@ class Order:
             "constraint": to_dict(self.constraint),
             "label": self.label,
             "guidance": self.guidance,
+            **({"separator": end} if end else {}),
+            **({"continuation_only": True} if self.continuation_only else {}),
             "model": _identity(model),
             "device": weights.device.type,
             "dtype": str(weights.dtype).removeprefix("torch."),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unmask.atomic import atomic_folder, find_folder
-from unmask.bound import Bound, join
+from unmask.bound import Bound
 from unmask.built_in import built_in_folder
 from unmask.canvas import Canvas
 from unmask.constraints import Constraint
@@ -26,11 +26,12 @@ from unmask.guidance import Guidance, Score, particles
 from unmask.model_folder import FILES, read_folder, write_folder
 from unmask.objectives import Objective
 from unmask.packing import Anchor, Policy, anchor_ids
-from unmask.prompts import encode_fixed, to_text
+from unmask.prompts import Part, check_spelling, encode_fixed, filled_text, row_of_parts, until_end
 from unmask.samplers import Sampler, Step
 from unmask.samplers._drawing import Drawing
 from unmask.samplers.refine import Refine
 from unmask.samplers.semi_ar import SemiAR
+from unmask.scoring import score
 from unmask.tokens import Tokenizer
 
 Watch = Callable[[Step], None]
@@ -54,6 +55,7 @@ class Model:
         anchor: Anchor = "none",
         typical_length: int | None = None,
         drawing: Drawing = Drawing(),
+        separator: str = "",
     ) -> None:
         if denoiser.num_ids != tokenizer.num_ids or denoiser.mask_id != tokenizer.mask_id:
             raise UsageError(
@@ -69,6 +71,7 @@ class Model:
         self.anchor = anchor  # what framed these rows, so that it frames every canvas, too
         self.typical_length = typical_length  # trained on whole texts of this many tokens, rather than on full windows
         self.drawing = drawing  # how tokens are drawn where nobody says otherwise
+        self.separator = separator  # ends every prompt, as in the rows it was trained on
 
     @property
     def device(self) -> torch.device:
@@ -120,6 +123,8 @@ class Model:
         label: int | None = None,
         guidance: float | None = None,
         only: Sequence[int] | None = None,
+        separator: str | None = None,
+        continuation_only: bool = False,
         watch: Watch | None = None,
         runners_up: int = 0,
     ) -> list[str]:
@@ -132,12 +137,15 @@ class Model:
         label: the class of the texts, for a model trained with classes. guidance > 0 follows prompt, suffix and label
         more closely than the model does by itself, at two calls a step.
         only: of all these texts write those of these numbers; each is what it is among all the others.
+        separator: ends every prompt; None: the model's own, of the rows it was trained on. Prompt and suffix stay
+        letter by letter; continuation_only leaves them, and the separator, out.
 
         >>> model.generate(2, 128, ["def ", "class "], seed=1)  # doctest: +SKIP
         """
-        canvas, heads = self.prompted(num, length, prompt, suffix, constraint, seed=seed, label=label, only=only)
+        how: dict[str, Any] = {"seed": seed, "label": label, "only": only, "separator": separator}
+        canvas, parts = self.prompted(num, length, prompt, suffix, constraint, **how)
         finished = self.run(canvas, sampler, guidance=guidance, watch=watch, runners_up=runners_up)
-        return self._texts(finished, heads)
+        return self._texts(finished, parts, constraint, continuation_only=continuation_only)
 
     def particles(
         self,
@@ -161,13 +169,13 @@ class Model:
 
         >>> model.particles(lambda z: (z == 101).sum(dim=1), num=4, prompt="th", crowd=32)  # doctest: +SKIP
         """
-        canvas, heads = self.prompted(num, length, prompt, suffix, seed=seed, label=label)
+        canvas, parts = self.prompted(num, length, prompt, suffix, seed=seed, label=label)
         if canvas.tokens.shape[1] > self.length:
             raise UsageError(f"particles work within one window: ask for at most {self.length} tokens")
         sampler = sampler or self.sampler
         options: dict[str, Any] = {"num": crowd, "threshold": threshold, "greedy": greedy, "objective": self.objective}
         return self._texts(
-            self._rows(canvas, particles(self.denoiser, canvas, sampler, score, **options).tokens), heads
+            self._rows(canvas, particles(self.denoiser, canvas, sampler, score, **options).tokens), parts
         )
 
     def prompted(
@@ -181,10 +189,11 @@ class Model:
         seed: int = 0,
         label: int | None = None,
         only: Sequence[int] | None = None,
-    ) -> tuple[Canvas, list[int]]:
-        """`num` rows for each prompt, or `only` some of them, and how many tokens each has been given at its head.
+        separator: str | None = None,
+    ) -> tuple[Canvas, list[list[Part]]]:
+        """`num` rows for each prompt, or `only` some of them, and the parts of each: prompt with its gap, and suffix.
 
-        >>> canvas, heads = model.prompted(4, 64, ["def ", "class "])  # doctest: +SKIP
+        >>> canvas, parts = model.prompted(4, 64, ["def ", "class "])  # doctest: +SKIP
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         if num < 1 or not prompts:
@@ -193,28 +202,44 @@ class Model:
         if not numbers or min(numbers) < 0 or max(numbers) >= num * len(prompts):
             raise UsageError(f"only: at least one number from 0 to {num * len(prompts) - 1} must be given")
         length = (self.typical_length or self.length) if length is None else length
-        tail = encode_fixed(suffix, self.tokenizer, "suffix")
-        begun: dict[int, list[int]] = {}
+        ending = Part(suffix, encode_fixed(suffix, self.tokenizer, "suffix"), 0)
+        begun: dict[int, list[Part]] = {}
         for which in dict.fromkeys(number // num for number in numbers):
-            head = begun[which] = self.begin + encode_fixed(prompts[which], self.tokenizer, "prompt")
-            if length - len(head) - len(tail) - len(self.end) < 1:
+            head = prompts[which] + (self.separator if separator is None else separator)
+            ids = encode_fixed(head, self.tokenizer, "prompt")
+            gap = length - len(self.begin) - len(ids) - len(ending.ids) - len(self.end)
+            if gap < 1:
                 raise UsageError(
-                    f"the prompt takes {len(head)} tokens and the suffix {len(tail)}, which leaves nothing of length "
-                    f"{length}: give a larger length or a shorter prompt"
+                    f"the prompt takes {len(self.begin) + len(ids)} tokens and the suffix {len(ending.ids)}, which "
+                    f"leaves nothing of length {length}: give a larger length or a shorter prompt"
                 )
-        heads = [begun[number // num] for number in numbers]
-        tail += self.end
-        rows = [head + [self.tokenizer.mask_id] * (length - len(head) - len(tail)) + tail for head in heads]
+            begun[which] = [Part(head, ids, gap), ending]
+        parts = [begun[number // num] for number in numbers]
+        for each in begun.values():
+            check_spelling(each, row_of_parts(each, self.tokenizer), self.tokenizer, constraint)
+        rows = [self.begin + row_of_parts(each, self.tokenizer) + self.end for each in parts]
         key_B = row_keys(seed, torch.tensor(numbers))
         # A suffix must stay part of the text, so nothing before it may end the text.
-        canvas = self.canvas(rows, constraint, may_end=tail == self.end, key_B=key_B, label=label)
-        return canvas, [len(head) for head in heads]
+        canvas = self.canvas(rows, constraint, may_end=not ending.ids, key_B=key_B, label=label)
+        return canvas, parts
 
-    def _texts(self, rows: list[list[int]], heads: list[int]) -> list[str]:
-        begin = len(self.begin)
-        return [
-            to_text(self.unframed(row), self.tokenizer, head - begin) for row, head in zip(rows, heads, strict=True)
-        ]
+    def _texts(
+        self,
+        rows: list[list[int]],
+        parts: list[list[Part]],
+        constraint: Constraint | Sequence[Constraint] | None = None,
+        *,
+        continuation_only: bool = False,
+    ) -> list[str]:
+        texts = []
+        for row, (head, ending) in zip(rows, parts, strict=True):
+            given, ids = len(head.ids), self.unframed(row)
+            gap = until_end(ids[given : given + head.gap], self.tokenizer)
+            ids, written = [*ids[:given], *gap, *ending.ids], [head._replace(gap=len(gap)), ending]
+            check_spelling(written, ids, self.tokenizer, constraint)
+            text = filled_text(written, ids, self.tokenizer)
+            texts.append(text[len(head.text) : len(text) - len(ending.text)] if continuation_only else text)
+        return texts
 
     def fill(
         self,
@@ -290,11 +315,12 @@ class Model:
         may_end: bool,
         seed: int = 0,
         key_B: Tensor | None = None,
-        label: int | None = None,
+        label: int | Sequence[int | None] | None = None,
         framed: bool = True,
     ) -> Canvas:
         """Rows of ids, masks where something is to be written. may_end: end-of-text is allowed. key_B: not by seed.
-        framed: the rows begin and end with `begin` and `end`; parts of longer rows do not.
+        label: the class of all rows, or of each. framed: the rows begin and end with `begin` and `end`, as parts of
+        longer rows do not.
 
         >>> model.canvas([[100, 101, model.tokenizer.mask_id]], may_end=False)  # doctest: +SKIP
         """
@@ -302,13 +328,16 @@ class Model:
         canvas = Canvas.of_rows(rows, mask_id=tok.mask_id, pad_id=tok.eot_id, seed=seed)
         canvas = canvas if key_B is None else dataclasses.replace(canvas, key_B=key_B)
         forbidden = {*tok.never_ids()} if may_end else {*tok.never_ids(), tok.eot_id}
-        if label is not None and not 0 <= label < self.denoiser.num_classes:
-            known = f"0 to {self.denoiser.num_classes - 1}" if self.denoiser.num_classes else "none"
-            raise UsageError(f"the label {label} is not among this model's classes: it knows {known}")
+        labels = [label] * len(rows) if label is None or isinstance(label, int) else list(label)
+        for one in labels:
+            if one is not None and not 0 <= one < self.denoiser.num_classes:
+                known = f"0 to {self.denoiser.num_classes - 1}" if self.denoiser.num_classes else "none"
+                raise UsageError(f"the label {one} is not among this model's classes: it knows {known}")
+        label_B = torch.tensor([-1 if one is None else one for one in labels], device=self.device)
         automaton = None if constraint is None else compile_constraints(constraint, tok, may_end=may_end)
         return dataclasses.replace(
             canvas.to(self.device),
-            label_B=None if label is None else torch.full((len(rows),), label, device=self.device),
+            label_B=None if all(one is None for one in labels) else label_B,
             forbidden=tuple(sorted(forbidden)),
             frame=(len(self.begin), len(self.end)) if framed else (0, 0),
             end_id=tok.eot_id if may_end else None,
@@ -360,54 +389,11 @@ class Model:
 
     # --- measure ---
 
-    def score(
-        self,
-        texts: str | Sequence[str],
-        *,
-        seed: int = 0,
-        num_samples: int = 16,
-        estimator: str | None = None,
-        label: int | None = None,
-    ) -> Bound:
-        """The bound of each text, its end-of-text included; a text beyond the window is scored window by window.
+    score = score  # in a file of its own as well
 
-        label: the class that the texts are taken to be of.
-
-        Diffusion sees where a row ends, so its bound is given the number of tokens; autoregression's value is not.
-
-        >>> model.score(["import os", "import sys"], num_samples=64).nats_B  # doctest: +SKIP
-        """
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        rows, owner = [], []
-        # Anchors frame every window; a begin token that is scored as any other stands in the first alone.
-        scored, begin, end = ([], self.begin, self.end) if self.anchor != "none" else (self.begin, [], [])
-        room = self.length - len(begin) - len(end)
-        for i, text in enumerate(texts):
-            ids = [*scored, *self.tokenizer.encode(text), self.tokenizer.eot_id]
-            for lo in range(0, len(ids), room):
-                rows.append([*begin, *ids[lo : lo + room], *end])
-                owner.append(i)
-        if not rows:
-            raise UsageError("nothing to score: give at least one text")
-        parts = []
-        for lo in range(0, len(rows), 32):
-            canvas = self.canvas(rows[lo : lo + 32], may_end=True, label=label)
-            how: dict[str, Any] = {"seed": seed, "num_samples": num_samples, "estimator": estimator}
-            parts.append(self._bound(canvas, first_row=lo, **how))
-        windows = join(parts)
-        owner_B = torch.tensor(owner)
-        draws_BS = torch.zeros(len(texts), windows.draws_BS.shape[1], dtype=windows.draws_BS.dtype)
-        return Bound(
-            draws_BS=draws_BS.index_add(0, owner_B, windows.draws_BS),
-            tokens_B=torch.zeros(len(texts), dtype=torch.long).index_add(0, owner_B, windows.tokens_B),
-            num_bytes=sum(len(t.encode()) for t in texts),
-            exact=windows.exact,
-        )
-
-    def _bound(self, canvas: Canvas, **how: Any) -> Bound:
-        scored_BL = canvas.valid_BL if self.anchor == "none" else canvas.given_BL
-        rows: dict[str, Any] = {"valid_BL": canvas.valid_BL, "scored_BL": scored_BL, "label_B": canvas.label_B}
-        return self.objective.bound(self.denoiser, canvas.tokens, **rows, **how)
+    def _bound(self, canvas: Canvas, scored_BL: Tensor, **how: Any) -> Bound:
+        given = (self.denoiser, canvas.tokens, canvas.valid_BL)
+        return self.objective.bound(*given, scored_BL=scored_BL, label_B=canvas.label_B, **how)
 
     # --- keep ---
 
@@ -461,4 +447,5 @@ def load(
         anchor=held.anchor,
         typical_length=held.typical_length,
         drawing=held.drawing,
+        separator=held.separator,
     )

@@ -31,6 +31,7 @@ FORMAT_VERSION = 2
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 MAX_LENGTH = 1 << 20  # of a window; a config that says more is taken for damaged
 MAX_CONFIG = 1 << 20  # bytes
+MAX_SEPARATOR = 1000  # characters
 
 
 def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None = None) -> None:
@@ -52,6 +53,7 @@ def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None =
         "anchor": model.anchor,
         **({} if model.typical_length is None else {"typical_length": model.typical_length}),
         **({} if model.drawing == Drawing() else {"drawing": to_dict(model.drawing)}),
+        **({} if not model.separator else {"separator": model.separator}),
     }
     write_file(folder / "config.json", [json.dumps(config, indent=2).encode(), b"\n"])
     write_file(folder / "tokenizer.json", [model.tokenizer.to_json().encode()])
@@ -70,6 +72,7 @@ class Folder:
     anchor: Anchor
     typical_length: int | None
     drawing: Drawing
+    separator: str
 
 
 def read_folder(folder: Path) -> Folder:
@@ -105,6 +108,7 @@ def read_folder(folder: Path) -> Folder:
         anchor=config["anchor"],
         typical_length=config.get("typical_length"),
         drawing=drawing,
+        separator=config.get("separator", ""),
     )
 
 
@@ -203,7 +207,10 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ModelFolderError(f"{path}: typical_length is {shown(repr(typical))}, not between 1 and length")
     if type(config.get("drawing", {})) is not dict:
         raise ModelFolderError(f"{path}: drawing is not dict; the folder is damaged")
-    if others := config.keys() - wanted.keys() - {"typical_length", "drawing"}:
+    separator = config.get("separator", "")
+    if type(separator) is not str or len(separator) > MAX_SEPARATOR:
+        raise ModelFolderError(f"{path}: separator is no text of at most {MAX_SEPARATOR} characters")
+    if others := config.keys() - wanted.keys() - {"typical_length", "drawing", "separator"}:
         raise ModelFolderError(f"{path}: unknown key {shown(min(others))!r}")
     config = _from_version_1(config) if version == 1 else config
     for key, choices in (("packing", get_args(Policy)), ("anchor", get_args(Anchor))):

@@ -16,6 +16,7 @@ from unmask.atomic import atomic_text
 from unmask.checkpoint import Checkpoint, candidates, newest, verify, without_tensors
 from unmask.config import RunConfig, from_dict, of_any_version, option_paths
 from unmask.errors import ConfigError, DataError, ModelFolderError, Stopped, UsageError
+from unmask.packing import Rows
 from unmask.parallel import World, local
 from unmask.samplers._drawing import Drawing
 from unmask.tensor_file import read_into
@@ -107,6 +108,26 @@ def check_same_run(config: RunConfig, data: list[dict[str, Any]], found: Checkpo
             raise ConfigError(f"{key} is {now!r}, the run in {config.out} has {before.get(key)!r}; it cannot change")
     if found.state["data"] != data:
         raise DataError(f"the data changed since the run in {config.out} began; restore it, or begin a new run")
+
+
+def check_held_out(folder: Path, rows: Rows) -> bool:
+    """Refuse rows that are not those which the run in this folder has held out, by what its newest checkpoint says;
+    False: it has none that tells.
+
+    >>> check_held_out(Path("runs/a"), rows)  # doctest: +SKIP
+    """
+    found = newest(folder, lambda path: without_tensors(path, 0, []))  # a hash of every weight is for going on
+    if found is None:
+        return False
+    with found.holds(data=list):
+        before = found.state["data"][1]
+        same = (before["key"], before["rows"], before["tokens"]) == (rows.key, len(rows), rows.report.tokens)
+    if not same:
+        raise DataError(
+            f"the data changed since the run in {folder} began, so this is not what it held out; "
+            "restore it, or give --data FILE"
+        )
+    return True
 
 
 def read_run(found: Checkpoint, tensors: dict[str, dict[str, Tensor]], world: World) -> None:

@@ -310,6 +310,7 @@ class Run:
             anchor=self.config.anchor,
             typical_length=self.rows.typical_length(),
             drawing=self.config.drawing,
+            separator=self.config.data.train.prompt_end,
         )
 
     def info(self) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,17 +20,24 @@ from torch import Tensor
 import unmask
 from unmask.canvas import Canvas
 from unmask.constraints.regex import Regex
+from unmask.denoisers.dit import DiT
 from unmask.model import Model
+from unmask.objectives.ar import AR
+from unmask.objectives.mdlm import MDLM
 from unmask.predictor import Query
 from unmask.samplers import Sampler, Step
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.confidence import Confidence
 from unmask.samplers.left_to_right import LeftToRight
 from unmask.server.compiling import Compiler
+from unmask.server.completions import complete
 from unmask.server.engine import Call, Cancelled, Closed, Engine
 from unmask.server.limits import Limits
+from unmask.server.native import fill
+from unmask.server.schemas import Completion, Fill
 from unmask.server.served import Served
 from unmask.server.work import Work, Writing, row_of
+from unmask.tokens import load_tokenizer
 
 ONE_A_CALL = Ancestral(steps=None)
 
@@ -139,6 +148,61 @@ def test_scores_are_the_librarys(serve: Callable[[], Served], small: Model) -> N
         assert mine.tokens_B.tolist() == theirs.tokens_B.tolist() == [6, 2, 51]
         split = sum(float(s.nats_L.sum()) for s in served.scorings)
         assert split == pytest.approx(mine.nats, rel=1e-6)
+
+
+@pytest.mark.parametrize("objective", [MDLM(form="count"), MDLM(), MDLM(steps=5, carry_over=False), AR()], ids=repr)
+def test_scores_given_prompts_are_the_librarys(objective: Any, compiler: Compiler) -> None:
+    """In each of the ways in which the engine scores; the long text's prompt stands before each of its windows."""
+    torch.manual_seed(1)
+    causal = isinstance(objective, AR)
+    network = DiT(hidden=16, blocks=1, heads=2, dropout=0, causal=causal).build(num_ids=258, mask_id=257)
+    for p in network.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    model = Model(denoiser=network, tokenizer=compiler.tokenizer, objective=objective, length=32, separator="=")
+    engine = Engine(model, max_batch=6)
+    try:
+        served = Served(engine, compiler, Limits(), Call())
+        how: dict[str, Any] = {"prompts": ["q", "two?", "a"], "seed": 5, "num_samples": 8}
+        mine, theirs = (m.score(["hello", "a", "x" * 50], **how) for m in (served, model))
+        torch.testing.assert_close(mine.draws_BS.double(), theirs.draws_BS.double(), rtol=1e-4, atol=1e-4)
+        assert mine.tokens_B.tolist() == theirs.tokens_B.tolist() == [6, 2, 51]
+        other = served.score(["hello", "a", "x" * 50], **how | {"prompts": "q"})
+        assert other.nats != mine.nats  # what was scored before is known by its prompts, too
+    finally:
+        engine.close()
+
+
+def test_a_prompt_ends_as_the_model_was_trained(small: Model, compiler: Compiler) -> None:
+    """The separator of its rows stands between prompt and text here, too."""
+    model = copy.copy(small)
+    model.separator = "="
+    engine = Engine(model, max_batch=6)
+    try:
+        asked = Completion(prompt="ab", max_tokens=5, seed=1, echo=True)
+        found = complete(Served(engine, compiler, Limits(), Call()), asked)
+        assert found["choices"][0]["text"] == model.generate(1, 8, "ab", seed=1)[0]
+        assert found["choices"][0]["text"].startswith("ab=")
+        assert found["usage"]["prompt_tokens"] == 3
+    finally:
+        engine.close()
+
+
+def test_filled_texts_keep_what_was_given(compiler: Compiler, tmp_path: Path) -> None:
+    """A vocabulary that lowers and does not know snowmen: the text stays, and its tokens are told beside it."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "naive", "the", "cat"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    tokenizer = load_tokenizer(str(tmp_path))
+    network = DiT(hidden=16, blocks=1, heads=2).build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+    model = Model(denoiser=network, tokenizer=tokenizer, objective=MDLM(), length=16)
+    engine = Engine(model, max_batch=6)
+    try:
+        found = fill(Served(engine, compiler, Limits(), Call()), Fill(text="Naïve ☃ [MASK:2]", seed=2))["texts"][0]
+        assert found["text"].startswith("Naïve ☃ ")
+        assert found["text"] == model.fill("Naïve ☃ [MASK:2]", seed=2)[0]
+        assert [token["text"] for token in found["tokens"]][:2] == ["naive", "[UNK]"]
+        assert len(found["tokens"]) == 4
+    finally:
+        engine.close()
 
 
 # --- the law ----------------------------------------------------------------------------------------------------------

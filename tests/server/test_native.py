@@ -116,6 +116,16 @@ def test_score(client: TestClient, small: Model) -> None:
     assert 0 < sum(token["nats"] for token in first["by_token"]) < first["nats"]  # the end has its own share
     assert empty["tokens"] == 1
     assert empty["by_token"] == []
+    given = post(client, "/score", texts=["a cat"], prompt="the dog and ", num_samples=8)["texts"][0]
+    bound = small.score("a cat", prompts="the dog and ", num_samples=8)
+    assert given["nats"] == pytest.approx(bound.nats, rel=1e-4)
+    assert given["nats"] != first["nats"]
+    assert given["tokens"] == 6
+    assert [token["text"] for token in given["by_token"]] == list("a cat")
+    assert 0 < sum(token["nats"] for token in given["by_token"]) < given["nats"]
+    told = client.post("/score", json={"texts": ["a"], "prompt": "x" * 40})
+    assert told.status_code == 400
+    assert "the prompt takes 40 tokens" in told.text
 
 
 def test_trace_tells_every_step(client: TestClient) -> None:

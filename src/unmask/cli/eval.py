@@ -1,7 +1,7 @@
 """Measure a model on a text: perplexity, nats per token, bits per byte, each with a 95% interval.
 
 Diffusion models give an upper bound, autoregressive ones the exact value. The protocol is printed beside the numbers.
-Without --data a training run is measured on what it has held out.
+Without --data a training run is measured on what it has held out; --data is read as the run reads its own texts.
 
 Several processes (--nproc, or torchrun) share the batches and give the numbers that one process gives.
 
@@ -9,6 +9,7 @@ Example:
   unmask eval runs/demo --max-rows 200
   unmask eval demo-model --data notes.txt --json
   unmask eval demo-model --data notes.txt --nproc 4
+  unmask eval runs/pairs --data test.jsonl --field answer --prompt-field question
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ import argparse
 import json
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from unmask.cli import _naming, _processes
+from unmask.cli import _naming, _processes, _reading
 
 if TYPE_CHECKING:
     from unmask.config import DataConfig
+    from unmask.corpora import Corpus
+    from unmask.model import Model
+    from unmask.packing import Anchor, Policy, Rows
     from unmask.parallel import World
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _naming.add_model(parser)
-    parser.add_argument(
-        "--data",
-        help="text, JSONL or Parquet file or folder, also .gz .xz .zst; or stdlib (default: what a run has held out)",
-    )
+    parser.add_argument("--data", help=f"{_reading.DATA} (default: what a run has held out)")
     parser.add_argument("--packing", choices=["wrap", "pad", "sentence"], help="default: as the model was trained")
     parser.add_argument("--length", type=int, help="row length in tokens (default: the model's window)")
     parser.add_argument("--max-rows", type=int, help="evaluate this many rows, spread evenly (default: all)")
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=16, help="rows at a time (default 16)")
     parser.add_argument("--seed", type=int, default=0, help="of times and masks (default 0)")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    _reading.add_arguments(parser)
     _processes.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -55,38 +57,27 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace, world: World) -> int:
     from unmask.cli._terminal import progress_bar
-    from unmask.corpora._files import from_path
-    from unmask.corpora.stdlib import Stdlib
     from unmask.errors import UsageError
     from unmask.evaluate import evaluate_rows
     from unmask.model import load
-    from unmask.packing import build_rows, reading_bar, rows_of
+    from unmask.packing import reading_bar
 
     for name in ("max_rows", "num_samples", "batch", "length"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if args.data is None and (options := _reading.given(args)):
+        flag = f"--{min(options).replace('_', '-')}"
+        raise UsageError(f"what a run held out is read as it was: leave out {flag}, or give --data")
     model = load(args.model, device=world.device)
-    trained = None if args.data and args.packing else _trained_on(args.model, needed=args.data is None)
+    trained = _reading.trained_on(args.model, needed=args.data is None)
     packing = args.packing or (model.packing if trained is None else trained.packing)
     anchor = "none" if packing == "wrap" else model.anchor
     length = args.length or model.length
     if length > model.length:
         raise UsageError(f"--length {length} is beyond the model's window of {model.length} tokens")
     with reading_bar() if world.first else nullcontext() as bar:
-        if args.data is not None:
-            corpus = Stdlib() if args.data == "stdlib" else from_path(args.data)
-            rows = build_rows(corpus, model.tokenizer, policy=packing, length=length, anchor=anchor, progress=bar)
-        elif trained is not None:
-            if (packing, length) != (trained.packing, trained.length):
-                raise UsageError(
-                    "what a run held out is measured as it was packed: leave out --packing and --length, or give --data"
-                )
-            rows = rows_of(trained, model.tokenizer, "valid", anchor=anchor, progress=bar)
-        else:
-            raise UsageError(
-                f"say what {args.model} is measured on: give --data FILE; only a run's folder knows what it held out"
-            )
+        corpus, rows, measured = _measured_on(args, model, trained, packing, length, anchor, bar)
     estimator = args.estimator or model.objective.estimator(model.denoiser)
     world.arm()
     with progress_bar("evaluate") if world.first else nullcontext() as progress:
@@ -106,11 +97,12 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
         return 0
     exact = estimator == "exact"
     protocol = {
-        "data": args.data or "held out by the run",
+        "data": measured,
         "corpus": rows.report.sentence(),
         "rows": len(bound.tokens_B),
         "packing": packing,
         "anchor": anchor,
+        **_reading.treatment(corpus, rows, model, trained),
         "length": length,
         "estimator": estimator,
         "draws_per_row": 1 if exact else args.num_samples,
@@ -139,14 +131,32 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     return 0
 
 
-def _trained_on(name: str, *, needed: bool) -> DataConfig | None:
-    """The data of a run, by its folder."""
-    from unmask.config import RECIPE_FILE, load_config
-    from unmask.errors import ConfigError
+def _measured_on(
+    args: argparse.Namespace,
+    model: Model,
+    trained: DataConfig | None,
+    packing: Policy,
+    length: int,
+    anchor: Anchor,
+    bar: Any,
+) -> tuple[Corpus, Rows, str]:
+    """The rows, the corpus they are of, and what the protocol calls it."""
+    from unmask.errors import UsageError
+    from unmask.packing import build_rows, rows_of
+    from unmask.resuming import check_held_out
 
-    try:
-        return load_config(name).data if (Path(name) / RECIPE_FILE).is_file() else None
-    except ConfigError:  # of a plug-in that is not here, say
-        if needed:
-            raise
-        return None
+    if args.data is not None:
+        corpus = _reading.corpus_of(args, model, trained)
+        how: dict[str, Any] = {"policy": packing, "length": length, "anchor": anchor, "progress": bar}
+        return corpus, build_rows(corpus, model.tokenizer, **how), args.data
+    if trained is None:
+        raise UsageError(
+            f"say what {args.model} is measured on: give --data FILE; only a run's folder knows what it held out"
+        )
+    if (packing, length) != (trained.packing, trained.length):
+        raise UsageError(
+            "what a run held out is measured as it was packed: leave out --packing and --length, or give --data"
+        )
+    rows = rows_of(trained, model.tokenizer, "valid", anchor=anchor, progress=bar)
+    told = "" if check_held_out(Path(args.model), rows) else ", if the data is as it was: no checkpoint tells"
+    return trained.valid or trained.train, rows, f"held out by the run{told}"

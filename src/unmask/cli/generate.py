@@ -7,6 +7,7 @@ Example:
   unmask generate --prompt "Once upon a time" --watch
   unmask generate demo-model --num 2 --length 256 --prompt "def " --watch
   unmask generate demo-model --length 16 --prompt "x = " --regex "[0-9]+"
+  unmask generate runs/pairs --prompt "Who wrote it?" --continuation-only --json
   unmask generate demo-model --num 100000 --out texts --nproc 4
 """
 
@@ -33,6 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt", action="append", help="how the text begins; may be given several times")
     parser.add_argument("--suffix", default="", help="how the text ends")
+    parser.add_argument("--separator", help="what ends every prompt (default: as the model was trained)")
+    parser.add_argument(
+        "--continuation-only", action="store_true", help="only what is written, without prompt, separator and suffix"
+    )
     group = parser.add_argument_group("many texts")
     group.add_argument("--out", metavar="DIR", help="write the texts to files in this folder, or go on with it")
     group.add_argument("--batch", type=int, metavar="N", help="texts written at a time (default 64)")
@@ -66,9 +71,16 @@ def run(args: argparse.Namespace) -> int:
             constraint=constraint,
             label=args.label,
             guidance=args.guidance,
+            separator=args.separator,
+            continuation_only=args.continuation_only,
             **view.listening,
         )
-    _sampling.print_texts(texts, args, {"prompts": args.prompt or [""], "suffix": args.suffix})
+    prompts = args.prompt or [""]
+    if args.continuation_only:  # apart from its text, each text's own
+        prompts = [prompt for prompt in prompts for _ in range(args.num)]
+    told = {"prompts": prompts, "suffix": args.suffix}
+    end = model.separator if args.separator is None else args.separator
+    _sampling.print_texts(texts, args, told | ({"separator": end} if end else {}))
     view.save()
     return 0
 
@@ -100,6 +112,8 @@ def _write_many(args: argparse.Namespace) -> int:
             constraint=None if constraint is None else tuple(constraint),
             label=args.label,
             guidance=args.guidance,
+            separator=args.separator,
+            continuation_only=args.continuation_only,
             **{name: size for name, size in sizes.items() if size is not None},
         )
         try:

@@ -1,8 +1,13 @@
 """How likely texts are under a model: bits per byte, the fewer the likelier. For diffusion an upper bound.
 
+With --prompt it is the text given its prompt, which is neither noised nor scored. --data scores the texts of a file one
+by one, read as unmask eval reads it.
+
 Example:
   unmask score "The cat sat on the mat." "Mat the on sat cat the."
   unmask score runs/mine - < letter.txt
+  unmask score runs/pairs "A poet." "A potato." --prompt "Who wrote it?"
+  unmask score runs/pairs --data test.jsonl --field answer --prompt-field question --json
 """
 
 from __future__ import annotations
@@ -10,36 +15,49 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from unmask.cli import _naming, _sampling
+from unmask.built_in import DEFAULT
+from unmask.cli import _naming, _reading, _sampling
+from unmask.errors import UsageError
+
+if TYPE_CHECKING:
+    from unmask.corpora import Document
+    from unmask.model import Model
 
 TAKES_TEXTS = True
+MISSING = 'a text, as in unmask score "The cat sat."'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _naming.add_model_and_texts(parser, "texts; - reads one from standard input")
+    parser.add_argument("--prompt", action="append", help="what the texts are given: one for all, or one for each")
+    parser.add_argument("--label", type=int, metavar="CLASS", help="the texts' class, for models trained with classes")
     parser.add_argument("--num-samples", type=int, default=64, help="draws of time and masks for each (default 64)")
     parser.add_argument("--seed", type=int, default=0, help="of times and masks (default 0)")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    parser.add_argument("--data", help=f"{_reading.DATA}, whose texts are scored")
+    _reading.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    from unmask.errors import UsageError
     from unmask.model import load
 
-    name, given = _naming.model_and_texts(args.given, 'a text, as in unmask score "The cat sat."')
-    texts = [_sampling.standard_input() if text == "-" else text for text in given]
-    if not all(texts):
-        raise UsageError("an empty text has no bits per byte: give one that holds something")
-    model = load(name, device=args.device)
-    bounds = [model.score(text, seed=args.seed, num_samples=args.num_samples) for text in texts]
-    found: list[dict[str, Any]] = []
-    for text, bound in zip(texts, bounds, strict=True):
-        lo, hi = (x * bound.tokens for x in bound.ci95)
-        found.append({"text": text, "nats": bound.nats, "nats_ci95": [lo, hi], "tokens": bound.tokens})
-        found[-1] |= {"bytes": bound.num_bytes, "bits_per_byte": bound.bits_per_byte, "exact": bound.exact}
+    if args.data is None:
+        name, texts = _naming.model_and_texts(args.given, MISSING)
+        texts = [_sampling.standard_input() if text == "-" else text for text in texts]
+        _check(args, texts)
+        model = load(name, device=args.device)
+        documents = _documents(args, model, texts)
+    else:
+        if len(args.given) > 1 or args.prompt or args.label is not None:
+            raise UsageError("--data brings its own texts, prompts and labels: leave out those of the command")
+        name = args.given[0] if args.given else DEFAULT
+        model = load(name, device=args.device)
+        corpus = _reading.corpus_of(args, model, _reading.trained_on(name, needed=False))
+        documents = [document for document in corpus.documents() if document.text]
+    found = [_score(args, model, document) for document in documents]
     if args.json:
         print(json.dumps({"scores": found, "seed": args.seed, "draws": args.num_samples}))
         return 0
@@ -51,3 +69,41 @@ def run(args: argparse.Namespace) -> int:
         bits, nats = f"{sign}{one['bits_per_byte']:.3f} bits/byte", f"{one['nats']:.2f}{spread} nats"
         print(f"{bits}  {nats}  {one['tokens']} tokens  {shown}")
     return 0
+
+
+def _check(args: argparse.Namespace, texts: list[str]) -> None:
+    if others := [name for name in _reading.given(args) if name != "separator"]:
+        raise UsageError(f"--{others[0].replace('_', '-')} is for the texts of a file: give --data FILE")
+    if not all(texts):
+        raise UsageError("an empty text has no bits per byte: give one that holds something")
+    if args.prompt and len(args.prompt) not in (1, len(texts)):
+        raise UsageError(f"{len(args.prompt)} prompts for {len(texts)} texts: give one for all, or one for each")
+    if args.separator is not None and not args.prompt:
+        raise UsageError("--separator stands between prompt and text: give --prompt")
+
+
+def _documents(args: argparse.Namespace, model: Model, texts: list[str]) -> list[Document]:
+    """The texts with what stands before them, as a corpus gives them."""
+    from unmask.corpora import Document
+
+    end = model.separator if args.separator is None else args.separator
+    heads = [prompt + end for prompt in args.prompt or ()] or [""]
+    heads = heads * len(texts) if len(heads) == 1 else heads
+    return [Document(text, head, args.label) for text, head in zip(texts, heads, strict=True)]
+
+
+def _score(args: argparse.Namespace, model: Model, document: Document) -> dict[str, Any]:
+    """What a document's text costs given its prompt, of which the separator is a part already."""
+    bound = model.score(
+        document.text,
+        prompts=document.prompt or None,
+        separator="",
+        label=document.label if model.denoiser.num_classes or args.data is None else None,
+        seed=args.seed,
+        num_samples=args.num_samples,
+    )
+    lo, hi = (x * bound.tokens for x in bound.ci95)
+    told: dict[str, Any] = {"text": document.text} | ({"prompt": document.prompt} if document.prompt else {})
+    told |= {} if document.label is None else {"label": document.label}
+    told |= {"nats": bound.nats, "nats_ci95": [lo, hi], "tokens": bound.tokens, "bytes": bound.num_bytes}
+    return told | {"bits_per_byte": bound.bits_per_byte, "exact": bound.exact}

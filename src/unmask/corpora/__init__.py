@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from unmask.errors import UsageError
 from unmask.registry import Room
 
 room = Room(__name__, base="Corpus")
@@ -14,7 +15,7 @@ room = Room(__name__, base="Corpus")
 
 @dataclass(frozen=True)
 class Document:
-    """One text. `prompt`, when there is one, stands before it, is never noised and is not scored.
+    """One text. `prompt`, when there is one, stands before it with its separator, is never noised and is not scored.
 
     `label`: the class it is of, where it has one.
     """
@@ -40,6 +41,25 @@ class Corpus(ABC):
     def is_test(self) -> bool:
         """Whether this is (part of) a test split, which nothing may be tuned on."""
         return False
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a prompt stands before each text, as the option `prompt_field` asks for where there is one."""
+        return getattr(self, "prompt_field", None) is not None
+
+    @property
+    def prompt_end(self) -> str:
+        """What ends every prompt, so that a model sees where its text begins; part of `Document.prompt`."""
+        return str(getattr(self, "separator", "")) if self.has_prompts else ""
+
+
+def check_separator(separator: str, prompt_field: str | None) -> None:
+    """Refuse a separator where no prompt stands before it.
+
+    >>> check_separator("\\n", prompt_field="question")
+    """
+    if separator and prompt_field is None:
+        raise UsageError("the separator stands between prompt and text: name the prompt_field, or leave it out")
 
 
 def __getattr__(name: str) -> Any:

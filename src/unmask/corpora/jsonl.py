@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unmask.corpora import Corpus, Document, _files
+from unmask.corpora import Corpus, Document, _files, check_separator
 from unmask.errors import DataError, did_you_mean
 
 MAX_CLASSES = 1 << 20
@@ -25,6 +25,10 @@ class Jsonl(Corpus):
     field: str = "text"
     prompt_field: str | None = None
     label_field: str | None = None  # a whole number from 0, or null for none
+    separator: str = ""  # between prompt and text
+
+    def __post_init__(self) -> None:
+        check_separator(self.separator, self.prompt_field)
 
     def documents(self) -> Iterator[Document]:
         seen = False
@@ -39,7 +43,8 @@ class Jsonl(Corpus):
     def fingerprint(self) -> str:
         options = ["jsonl", self.field, self.prompt_field]
         options += [] if self.label_field is None else [self.label_field]
-        return _files.digest(options, _files.find(self.path, _files.JSONL))
+        separator = [{"separator": self.separator}] if self.separator else []  # so that older caches stay known
+        return _files.digest([*options, *separator], _files.find(self.path, _files.JSONL))
 
     def _document(self, file: Path, number: int, line: str) -> Document:
         try:
@@ -57,7 +62,7 @@ class Jsonl(Corpus):
                 raise DataError(f"{file}, line {number}: the field {field!r} is no text but {kind}; name another field")
             return str(data[field])
 
-        prompt = value(self.prompt_field) if self.prompt_field is not None else ""
+        prompt = value(self.prompt_field) + self.separator if self.prompt_field is not None else ""
         return Document(value(self.field), prompt, self._label(data, f"{file}, line {number}"))
 
     def _label(self, data: dict[str, Any], where: str) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from unmask.corpora import Corpus, Document, _files
+from unmask.corpora import Corpus, Document, _files, check_separator
 from unmask.errors import DataError, did_you_mean
 
 
@@ -20,6 +20,10 @@ class Parquet(Corpus):
     path: str
     field: str = "text"
     prompt_field: str | None = None
+    separator: str = ""  # between prompt and text
+
+    def __post_init__(self) -> None:
+        check_separator(self.separator, self.prompt_field)
 
     def documents(self) -> Iterator[Document]:
         arrow = _files.optional("pyarrow", "pyarrow", "data", "reading Parquet")
@@ -37,7 +41,8 @@ class Parquet(Corpus):
 
     def fingerprint(self) -> str:
         options = ["parquet", self.field, self.prompt_field]
-        return _files.digest(options, _files.find(self.path, _files.PARQUET))
+        separator = [{"separator": self.separator}] if self.separator else []  # so that older caches stay known
+        return _files.digest([*options, *separator], _files.find(self.path, _files.PARQUET))
 
     def _file(self, arrow: object, file: Path) -> Iterator[Document]:
         names = [self.field] if self.prompt_field is None else [self.field, self.prompt_field]
@@ -53,4 +58,5 @@ class Parquet(Corpus):
                     for name, value in zip(names, values, strict=True):
                         if not isinstance(value, str):
                             raise DataError(f"{file}, row {row}: {name!r} is no text but {type(value).__name__}")
-                    yield Document(*values)
+                    text, *prompt = values
+                    yield Document(text, "".join(prompt) + self.separator)

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from unmask.editing import _spelled as spelled
 from unmask.errors import UsageError
-from unmask.prompts import encode_fixed
+from unmask.prompts import Part, check_spelling, encode_fixed, row_of_parts, spelled
 from unmask.samplers import Sampler, Step
 from unmask.samplers._adaptive import AdaptiveSampler
 from unmask.samplers._planned import PlannedSampler
@@ -117,9 +116,11 @@ def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dic
     stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     choices: list[_Choice] = []
     rows: list[list[int]] = []
-    for prompt in prompts:
-        head = served.begin + encode_fixed(prompt, tokenizer, "prompt")
+    for prompt in (prompt + served.separator for prompt in prompts):
+        ids = encode_fixed(prompt, tokenizer, "prompt")
+        parts, head = [Part(prompt, ids, num), Part(asked.suffix or "", tail, 0)], served.begin + ids
         served.limits.check_length(len(head) + num + len(tail) + len(served.end))
+        check_spelling(parts, row_of_parts(parts, tokenizer), tokenizer, constraint)
         for _ in range(each):
             choices.append(_Choice(len(choices), prompt, head, num, stops, tokenizer))
             rows.append([*head, *[tokenizer.mask_id] * num, *tail, *served.end])
@@ -145,7 +146,7 @@ def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dic
     for choice, row in zip(choices, finished, strict=True):
         if choice.finish is None or emit is None:
             last.append(_whole(choice, row, asked, tokenizer, first=emit is None))
-    given = sum(len(tokenizer.encode(prompt)) for prompt in prompts) + len(tail) * len(prompts)
+    given = sum(len(tokenizer.encode(prompt + served.separator)) for prompt in prompts) + len(tail) * len(prompts)
     written = sum(len(choice.shown(row)) for choice, row in zip(choices, finished, strict=True))
     usage = {"prompt_tokens": given, "completion_tokens": written, "total_tokens": given + written}
     if emit is None:

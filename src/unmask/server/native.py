@@ -131,15 +131,18 @@ def score(served: Served, asked: schemas.Score) -> dict[str, Any]:
     """The bound of each text, and where in the text it comes from."""
     found = []
     rows = [served.tokenizer.encode(text) for text in asked.texts]
+    given = 0 if asked.prompt is None else len(served.tokenizer.encode(asked.prompt + served.separator))
     for ids in rows:
-        served.limits.check_length(len(ids))
-    served.limits.check(rows=len(rows), length=max(map(len, rows)), calls=asked.num_samples)
+        served.limits.check_length(given + len(ids))
+    served.limits.check(rows=len(rows), length=given + max(map(len, rows)), calls=asked.num_samples)
+    how: dict[str, Any] = {"prompts": asked.prompt, "seed": asked.seed, "num_samples": asked.num_samples}
     for text, ids in zip(asked.texts, rows, strict=True):
-        bound = served.score(text, seed=asked.seed, num_samples=asked.num_samples)
+        bound = served.score(text, **how)
         nats = [float(x) for scoring in served.scorings for x in scoring.nats_L]
         tokens = spans(text, served.tokenizer)
+        head = len(served.begin) + given
         # Where nothing was masked in a single draw nothing is known.
-        shares = nats[len(served.begin) :] if len(nats) == len(served.begin) + len(ids) + 1 + len(served.end) else []
+        shares = nats[head:] if len(nats) == head + len(ids) + 1 + len(served.end) else []
         for token, share in zip(tokens, shares, strict=False):
             token["nats"] = round(share, 6) if math.isfinite(share) else None
         found.append(_finite(bound.summary()) | {"by_token": tokens})
@@ -263,7 +266,7 @@ def _written(served: Served, asked: schemas.Fill, seen: _Seen, filled: list[Fill
         told = [seen.told.get((done.row, begin + k), {}) for k in range(len(row))]
         one: dict[str, Any] = {"text": done.text, "row": done.row}
         # Of a constrained text beyond the window the network was shown a part, which is no row of the text.
-        if asked.text is None or served.tokenizer.decode(row) == done.text:
+        if asked.text is None or row == done.ids:
             one["tokens"] = [token | more for token, more in zip(seen.shown(row), told, strict=True)]
         if done.ways:
             one["ranked"] = [_finite(vars(way)) for way in done.ways]

@@ -109,6 +109,7 @@ class Score(Request):
     texts: list[Text] = Field(
         min_length=1, max_length=MAX_TEXTS, fail_fast=True, examples=[["The cat sat on the mat."]]
     )
+    prompt: Text | None = Field(None, description="stands before each text and is given: neither noised nor scored")
     num_samples: int = Field(16, ge=1, le=256, description="draws of masks behind each bound")
     seed: Seed = 0
 

@@ -45,7 +45,7 @@ class Served(Model):
         # engine from their turns. Whoever waits for the engine gives its turn away.
         self.turns = turns or Semaphore()
         self.scorings: list[Scored] = []  # of the last score, window by window
-        self._known: dict[Any, tuple[Bound, list[Scored]]] = {}
+        self._known: dict[str, tuple[Bound, list[Scored]]] = {}
         self._has_turn = False
         self.rows: list[list[int]] = []  # that the last run wrote
         self.on_canvas: Callable[[Canvas], None] | None = None  # told of each canvas before it is written
@@ -101,7 +101,7 @@ class Served(Model):
 
     def score(self, texts: str | Sequence[str], **how: Any) -> Bound:
         """As the model's. What this request has had scored is not scored again, as a text that was ranked before."""
-        key = (texts if isinstance(texts, str) else tuple(texts), tuple(sorted(how.items())))
+        key = repr((texts, sorted(how.items())))
         if key not in self._known:
             self._known[key] = super().score(texts, **how), self.scorings
         bound, self.scorings = self._known[key]
@@ -111,20 +111,18 @@ class Served(Model):
         how = None if guidance is None else Guidance(guidance)
         return Writing(row, sampler, self.engine.predictor, guidance=how, runners_up=runners_up)
 
-    def _bound(self, canvas: Canvas, **how: Any) -> Bound:
+    def _bound(self, canvas: Canvas, scored_BL: Tensor, **how: Any) -> Bound:
         num, length = canvas.tokens.shape
         self.limits.check(rows=num, length=length, calls=how["num_samples"])
-        each = [row_of(canvas.to("cpu"), i) for i in range(num)]
-        rows = [row.tokens for row in each]
-        everything = [torch.ones_like(x_1L, dtype=torch.bool) for x_1L in rows]
-        scored = everything if self.anchor == "none" else [row.given_BL for row in each]
+        rows = [row_of(canvas.to("cpu"), i).tokens for i in range(num)]
+        scored = [scored_BL[i : i + 1, : x_1L.shape[1]].cpu() for i, x_1L in enumerate(rows)]
         objective = self.objective
         if type(objective) is AR and canvas.label_B is None and how["estimator"] in (None, "exact"):
             readings = [Reading(x_1L, self.denoiser, scored_1L=s) for x_1L, s in zip(rows, scored, strict=True)]
             return self._scored(readings, how["first_row"], exact=True)
         plain = type(objective) is MDLM and objective.carry_over and objective.zero_masking
         if not plain or canvas.label_B is not None:
-            callings = [Calling(self._bound_of_row(row_of(canvas, i), i, **how)) for i in range(num)]
+            callings = [Calling(self._bound_of_row(row_of(canvas, i), scored[i], i, **how)) for i in range(num)]
             self._finish(callings)
             return join([calling.result for calling in callings])
         assert isinstance(objective, MDLM)
@@ -137,8 +135,9 @@ class Served(Model):
         ]
         return self._scored(works, how["first_row"], exact=False)
 
-    def _bound_of_row(self, row: Canvas, i: int, **how: Any) -> Callable[[], Bound]:
-        return lambda: super(Served, self)._bound(row, **{**how, "first_row": how["first_row"] + i})
+    def _bound_of_row(self, row: Canvas, scored_1L: Tensor, i: int, **how: Any) -> Callable[[], Bound]:
+        given = (row, scored_1L.to(row.tokens.device))
+        return lambda: super(Served, self)._bound(*given, **{**how, "first_row": how["first_row"] + i})
 
     def _scored(self, works: Sequence[Scored], first_row: int, *, exact: bool) -> Bound:
         self._finish(works)

@@ -1,0 +1,70 @@
+"""How a file of texts is read, for the commands that measure one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unmask.config import DataConfig
+    from unmask.corpora import Corpus
+    from unmask.model import Model
+    from unmask.packing import Rows
+
+DATA = "text, JSONL or Parquet file or folder, also .gz .xz .zst; or stdlib"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("reading", "of --data; default: as the run reads its own, an empty word: none")
+    group.add_argument("--field", metavar="NAME", help="JSONL, Parquet: where the text is")
+    group.add_argument("--prompt-field", metavar="NAME", help="where the prompt is, which is given and not scored")
+    group.add_argument("--label-field", metavar="NAME", help="where the label is")
+    group.add_argument("--separator", metavar="TEXT", help="between prompt and text; of text files: between documents")
+
+
+def given(args: argparse.Namespace) -> dict[str, str]:
+    """The options of reading that were given."""
+    from unmask.corpora._reading import OPTIONS
+
+    return {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
+
+
+def corpus_of(args: argparse.Namespace, model: Model, trained: DataConfig | None) -> Corpus:
+    """What --data names, read as the run reads its own texts."""
+    from unmask.corpora._reading import read_like
+
+    like = None if trained is None else trained.valid or trained.train
+    options = given(args)
+    if like is None and options.get("prompt_field") and model.separator:
+        options.setdefault("separator", model.separator)  # a model's folder knows no more of how texts were read
+    return read_like(args.data, like, options)
+
+
+def trained_on(name: str, *, needed: bool) -> DataConfig | None:
+    """The data of a run, by its folder."""
+    from unmask.config import RECIPE_FILE, load_config
+    from unmask.errors import ConfigError
+
+    try:
+        return load_config(name).data if (Path(name) / RECIPE_FILE).is_file() else None
+    except ConfigError:  # of a plug-in that is not here, say
+        if needed:
+            raise
+        return None
+
+
+def treatment(corpus: Corpus, rows: Rows, model: Model, trained: DataConfig | None) -> dict[str, str]:
+    """What became of prompts, labels and separators, for the protocol."""
+    import numpy as np
+
+    classes, labelled = model.denoiser.num_classes, rows.labels_of(np.empty(0, dtype=np.int64)) is not None
+    labels = ("given" if classes else "in the data, not used: the model has no classes") if labelled else "none"
+    separator: Any = getattr(corpus, "separator", None) or None
+    between = "prompt and text" if corpus.has_prompts else "documents"
+    unlike = trained is not None and (trained.valid or trained.train).has_prompts
+    return {
+        "prompts": "given, not scored" if corpus.has_prompts else "none, unlike the run's" if unlike else "none",
+        "labels": labels,
+        "separator": "none" if separator is None else f"{separator!r} between {between}",
+    }
