@@ -101,7 +101,7 @@ def check_same_run(config: RunConfig, data: list[dict[str, Any]], found: Checkpo
 
     >>> check_same_run(config, data, find_checkpoint(config, World(), resume=True))  # doctest: +SKIP
     """
-    before = option_paths(from_dict(RunConfig, found.state["config"]))  # options that are new since have defaults
+    before = option_paths(from_dict(RunConfig, found.state["config"], saved=True))
     for key, now in option_paths(config).items():
         if key not in MAY_CHANGE and before.get(key) != now:
             raise ConfigError(f"{key} is {now!r}, the run in {config.out} has {before.get(key)!r}; it cannot change")
