@@ -283,10 +283,6 @@ def _plain(kind: Any, data: Any, where: str) -> Any:
 # --- recipes ----------------------------------------------------------------------------------------------------------
 
 
-def _is_written_by_a_run(path: str | Path) -> bool:
-    return Path(path).name == RECIPE_FILE or (Path(path) / RECIPE_FILE).is_file()
-
-
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """The plain data of a recipe: a TOML or JSON file, a built-in one by its name, or a run's folder."""
     path = Path(path)
@@ -316,7 +312,8 @@ def load_config(path: str | Path, overrides: dict[str, str] | None = None) -> Ru
 
     Their order means nothing: a plug-in is named before it gets its options.
     """
-    data = to_dict(from_dict(RunConfig, read_recipe(path), saved=_is_written_by_a_run(path)))
+    saved = (Path(path) / RECIPE_FILE).is_file()
+    data = to_dict(from_dict(RunConfig, read_recipe(path), saved=saved))
     given = {key.removesuffix(".name"): Word(value) for key, value in (overrides or {}).items()}
     for key in sorted(given, key=lambda key: key.count(".")):
         _set(data, key, given[key])
