@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 import tomllib
 import types
@@ -40,6 +41,16 @@ class DataConfig:
     packing: Literal["wrap", "pad", "sentence"] = "wrap"
     length: int = 256
     cache: str | None = None  # None: the user's cache folder
+
+    def absolute(self) -> DataConfig:
+        """The same data from any working directory.
+
+        >>> DataConfig(cache="/data/./cache").absolute().cache
+        '/data/cache'
+        """
+        valid = None if self.valid is None else self.valid.absolute()
+        cache = None if self.cache is None else os.path.abspath(os.path.expanduser(self.cache))
+        return dataclasses.replace(self, train=self.train.absolute(), valid=valid, cache=cache)
 
 
 @dataclass(frozen=True, kw_only=True)

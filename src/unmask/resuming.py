@@ -22,6 +22,7 @@ from unmask.tensor_file import read_into
 
 # What may differ between a run and its continuation: nothing of what decides the weights, save how long it goes on.
 MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "compile", "data.cache"}
+MAY_CHANGE |= {"data.train.path", "data.valid.path"}  # a file that was moved: what is in it is compared by its hash
 MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save", "save_as"}
 MAY_CHANGE |= {"parallel", "micro_batch", "checkpoint_activations"}  # how the work is cut: fewer GPUs need more of it
 MAY_CHANGE |= {"on_nonfinite", "max_nonfinite"}

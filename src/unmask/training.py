@@ -9,7 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ def train(
 
     >>> train(load_config("demo", {"steps": "10"}))  # doctest: +SKIP
     """
+    config = replace(config, data=config.data.absolute())  # the run is read from elsewhere, too
     with join_world(device, timeout=timeout) as world, one_writer(Path(config.out), world) as note:
         run = Run(config, world, resume=resume, init=init)
         tell = Announcer([*run.listeners(), *callbacks] if world.first else [])
