@@ -25,7 +25,7 @@ from unmask.denoisers.dit import DiT
 from unmask.errors import ConfigError, UsageError, did_you_mean
 from unmask.objectives import Objective
 from unmask.objectives.mdlm import MDLM
-from unmask.registry import BEFORE
+from unmask.registry import BEFORE, came_later
 from unmask.samplers._drawing import Drawing
 
 RECIPE_FILE = "recipe.json"  # what a run writes into its folder
@@ -55,21 +55,24 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW, or Muon for the blocks' matrices, and the learning rate's course; the defaults are the paper's."""
+    """AdamW, or Muon for the blocks' matrices, and the learning rate's course.
 
-    lr: float = 3e-4
-    betas: tuple[float, float] = (0.9, 0.999)
+    The defaults serve short runs and small networks; the paper's values are the recipe `paper`.
+    """
+
+    lr: float = 5e-3
+    betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    muon: bool = False  # for the blocks' matrices; AdamW for the rest
+    muon: bool = came_later(True, before=False)  # for the blocks' matrices; AdamW for the rest
     momentum: float = 0.95  # muon's
     muon_rms: float = 0.2  # root mean square of muon's update, in units of lr; AdamW's own is about this
-    warmup: int = 2500
-    schedule: Literal["constant", "cosine", "wsd"] = "constant"
-    decay_fraction: float = 0.2  # wsd: the last part of the run, in which the rate falls to min_ratio
+    warmup: float = 0.05  # steps; below 1 a share of the run's
+    schedule: Literal["constant", "cosine", "wsd"] = "wsd"
+    decay_fraction: float = 0.3  # wsd: the last part of the run, in which the rate falls to min_ratio
     min_ratio: float = 0.0
     clip: float = 1.0  # 0: none
-    ema: float = 0.9999  # 0: none
+    ema: float = 0.999  # 0: none
 
     def __post_init__(self) -> None:
         for name in ("lr", "eps", "weight_decay", "warmup", "clip"):
