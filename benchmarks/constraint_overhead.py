@@ -97,7 +97,8 @@ def main() -> None:
     args = parse()
     tokenizer = train_bpe(args.vocab, Stdlib(limit_mb=args.corpus_mb))
     torch.manual_seed(0)
-    net = DiT(size=args.size, dropout=0.0).build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id).eval()
+    dit = DiT(size=args.size, dropout=0.0, zero_init=False)
+    net = dit.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id).eval()
     torch.nn.init.normal_(net.output.weight, std=0.02)
     results = {}
     for name, automaton in automata(tokenizer).items():

@@ -254,7 +254,8 @@ def random_model(folder: Path, args: argparse.Namespace) -> Path:
 
     torch.manual_seed(0)
     tokenizer = load_tokenizer("bytes")
-    network = DiT(size=args.size, dropout=0).build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+    dit = DiT(size=args.size, dropout=0, zero_init=False)
+    network = dit.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
     torch.nn.init.normal_(network.output.weight, std=0.05)
     with torch.no_grad():  # plain letters, no end: every text has its whole length
         network.output.bias[:32] = network.output.bias[127:] = -30.0

@@ -46,11 +46,11 @@ def loop(args: argparse.Namespace, device: str, folder: Path) -> float:
         tokenizer="bytes",
         precision="bf16" if cuda else "fp32",
         compile=cuda,
-        denoiser=DiT(size=args.size),
+        denoiser=DiT(size=args.size, qk_norm=False, zero_init=False),
         data=DataConfig(
             train=Text(path=str(folder / "text.txt")), length=args.length, held_out=0.01, cache=str(folder / "cache")
         ),
-        optim=OptimConfig(lr=3e-4, ema=0.9999),
+        optim=OptimConfig(lr=3e-4, muon=False, schedule="constant", ema=0.9999),
         log_every=1,
         valid_every=never,
         valid_rows=2,

@@ -18,9 +18,9 @@ import hypothesis
 import pytest
 import torch
 
-from tiny import TINY, MakeConfig
+from tiny import PLAIN, TINY, MakeConfig
 from unmask.callbacks import Callback, StepReport
-from unmask.config import DataConfig, OptimConfig, RunConfig
+from unmask.config import DataConfig, RunConfig
 from unmask.corpora.text import Text
 from unmask.model import Model, load
 from unmask.objectives.ar import AR
@@ -90,7 +90,6 @@ def make_config(corpus_file: Path) -> MakeConfig:
 
     def make(out: Path, **changes: Any) -> RunConfig:
         data = DataConfig(train=Text(path=str(corpus_file)), length=32, held_out=0.1)
-        optim = OptimConfig(lr=5e-3, warmup=4, ema=0.9)
         base = RunConfig(
             out=str(out),
             steps=12,
@@ -98,7 +97,7 @@ def make_config(corpus_file: Path) -> MakeConfig:
             denoiser=TINY,
             objective=MDLM(form="count"),
             data=dataclasses.replace(data, **changes.pop("data", {})),
-            optim=dataclasses.replace(optim, **changes.pop("optim", {})),
+            optim=dataclasses.replace(PLAIN, **changes.pop("optim", {})),
             log_every=1,
             valid_every=6,
             valid_rows=8,

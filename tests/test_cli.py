@@ -310,7 +310,7 @@ def test_export_and_import_are_inverse(tmp_path: Path, capsys: Capture, make_con
     from unmask.denoisers.dit import DiT
     from unmask.training import train
 
-    denoiser = DiT(size="nano", hidden=32, blocks=1, heads=2, conditioning="constant", cond_dim=8)
+    denoiser = DiT(size="nano", hidden=32, blocks=1, heads=2, conditioning="constant", cond_dim=8, qk_norm=False)
     train(make_config(tmp_path / "run", steps=2, denoiser=denoiser), device="cpu")
     assert run(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"out": str(tmp_path / "out")}

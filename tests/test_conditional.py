@@ -246,10 +246,10 @@ def test_score_on_the_command_line_takes_prompts_and_files(pairs: Pairs, capsys:
 
 def test_a_prompt_stands_before_every_window_of_a_long_text(pairs: Pairs) -> None:
     model, text = pairs.model, "abcdefgh" * 3
-    head, ids = list(b"7c=\n"), [*text.encode(), model.tokenizer.eot_id]
-    rows = [head + ids[lo : lo + 12] for lo in range(0, len(ids), 12)]
+    head, ids = [*model.begin, *b"7c=\n"], [*text.encode(), model.tokenizer.eot_id]
+    rows = [[*head, *ids[lo : lo + 10], *model.end] for lo in range(0, len(ids), 10)]
     canvas = model.canvas(rows, may_end=True)
-    scored_BL = (torch.arange(16) >= 4).expand(3, -1) & (torch.ones(3, 16).bool() & canvas.valid_BL)  # type: ignore[operator]
+    scored_BL = (torch.arange(16) >= len(head)) & (torch.arange(16) < canvas.length_B[:, None] - len(model.end))
     parts = model.objective.bound(
         model.denoiser, canvas.tokens, canvas.valid_BL, scored_BL=scored_BL, seed=3, num_samples=8
     )
@@ -257,7 +257,7 @@ def test_a_prompt_stands_before_every_window_of_a_long_text(pairs: Pairs) -> Non
     assert found.nats == pytest.approx(parts.nats, rel=1e-9)
     assert found.tokens == len(ids)
     with pytest.raises(UsageError, match=r"the prompt takes 16 tokens, the model's window holds 16: give a shorter"):
-        model.score(text, prompts="x" * 14)
+        model.score(text, prompts="x" * 13)
     with pytest.raises(UsageError, match="2 prompts for 1 texts"):
         model.score(text, prompts=["a", "b"])
 

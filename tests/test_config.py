@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unmask import corpora, denoisers, noise, objectives, samplers
+from unmask.cli import Parser, _split_overrides
 from unmask.config import (
     DataConfig,
     OptimConfig,
@@ -237,12 +239,78 @@ def test_naming_a_plugin_drops_the_old_ones_options(tmp_path: Path) -> None:
     path = write_toml(tmp_path / "r.toml", to_dict(RunConfig(objective=MDLM(noise=Polynomial(power=5.0), steps=7))))
     assert load_config(path).objective == MDLM(noise=Polynomial(power=5.0), steps=7)
     assert load_config(path, {"objective.noise": "cosine"}).objective == MDLM(noise=Cosine(), steps=7)
-    assert load_config(path, {"objective.noise": "polynomial"}).objective == MDLM(noise=Polynomial(), steps=7)
-    assert load_config(path, {"objective": "mdlm"}).objective == MDLM()
     typed = {"objective": "ar", "denoiser.causal": "true"}
     assert load_config(path, typed).objective == AR()
-    # In the order given: options first go to the old plug-in and vanish with it.
-    assert load_config(path, {"objective.steps": "9", "objective": "mdlm"}).objective == MDLM()
+    # the same name again is no other plug-in
+    for typed in ({"objective.noise": "polynomial"}, {"objective": "mdlm"}, {"objective.name": "mdlm"}):
+        assert load_config(path, typed).objective == MDLM(noise=Polynomial(power=5.0), steps=7)
+    assert load_config(path, {"objective.name": "d3pm"}).objective == D3PM()
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (
+            {
+                "objective.noise.power": "3",
+                "objective.noise": "polynomial",
+                "objective.steps": "9",
+                "objective": "d3pm",
+            },
+            {"objective": D3PM(noise=Polynomial(power=3.0), steps=9)},
+        ),
+        (
+            {"objective.noise.power": "3", "objective.noise": "polynomial", "objective": "mdlm"},  # the recipe's own
+            {"objective": MDLM(noise=Polynomial(power=3.0), steps=7)},
+        ),
+        (
+            {"objective.noise.sigma_max": "9", "objective.noise": "geometric", "objective.steps": "3"},
+            {"objective": MDLM(noise=Geometric(sigma_max=9.0), steps=3)},
+        ),
+        (
+            {"data.train.path": "x.jsonl", "data.train": "jsonl", "data.train.field": "body", "data.length": "64"},
+            {"data": DataConfig(train=Jsonl(path="x.jsonl", field="body"), length=64)},
+        ),
+        (
+            {"data.valid.path": "v.txt", "data.valid": "text", "data.valid.separator": "--"},
+            {"data": DataConfig(train=Text(path="a"), valid=Text(path="v.txt", separator="--"))},
+        ),
+        (
+            {"objective": "ar", "denoiser.causal": "true", "denoiser": "dit", "denoiser.blocks": "2"},
+            {"objective": AR(), "denoiser": DiT(causal=True, blocks=2)},
+        ),
+    ],
+    ids=lambda v: " ".join(v),
+)
+def test_overrides_mean_the_same_in_any_order(tmp_path: Path, typed: dict[str, str], expected: dict[str, Any]) -> None:
+    """What was given for a plug-in holds before and after its name; what the recipe gave another one is gone."""
+    recipe = RunConfig(objective=MDLM(noise=Polynomial(power=5.0), steps=7), data=DataConfig(train=Text(path="a")))
+    path = write_toml(tmp_path / "r.toml", to_dict(recipe))
+    for order in itertools.permutations(typed):
+        assert load_config(path, {key: typed[key] for key in order}) == dataclasses.replace(recipe, **expected), order
+
+
+def test_flags_mean_the_same_in_any_order_and_the_last_of_two_counts(empty: Path) -> None:
+    parser = Parser()
+    for words in itertools.permutations(("--objective.steps=16", "--objective=d3pm", "--objective.noise=cosine")):
+        rest, typed = _split_overrides([*words, "--steps", "7", "--steps", "8"], parser)
+        config = load_config(empty, typed)
+        assert (rest, config.objective, config.steps) == ([], D3PM(steps=16, noise=Cosine()), 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[denoiser]\nblocks = 2", {"denoiser": DiT(blocks=2)}),
+        ("[objective]\nsteps = 9", {"objective": MDLM(steps=9)}),
+        ('[objective]\nname = "d3pm"\nnoise = {}', {"objective": D3PM()}),
+        ("[data]\ntrain = { limit_mb = 0.5 }", {"data": DataConfig(train=Stdlib(limit_mb=0.5))}),
+    ],
+)
+def test_a_table_without_a_name_is_the_default_plugins(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(text, encoding="utf-8")
+    assert load_config(path) == dataclasses.replace(RunConfig(), **expected)
 
 
 def test_a_recipes_own_words_are_not_taken_for_typed_ones(tmp_path: Path) -> None:
@@ -268,7 +336,8 @@ def test_a_recipes_own_words_are_not_taken_for_typed_ones(tmp_path: Path) -> Non
         ('objective = { name = "mdml" }', r"objective: unknown objective 'mdml'; did you mean 'mdlm'\?"),
         ('objective = { name = "mdlm", noise = "cosin" }', r"objective\.noise: .*did you mean 'cosine'\?"),
         ('objective = { name = "mdlm", noise = { name = "cosine", power = 2 } }', r"'objective\.noise\.power'"),
-        ("objective = { steps = 3 }", "objective: needs a name, one of ar, d3pm, mdlm"),
+        ("objective = { power = 3 }", r"unknown key 'objective\.power'; known: .*steps"),
+        ('data = { valid = { path = "x" } }', "data.valid: needs a name, one of .*text"),  # there is no default
         ("objective = 3", "objective: needs a name"),
         ('objective = { name = "../x" }', "unknown objective"),
         ('steps = "five"', "steps: expected int, got 'five'"),
@@ -323,6 +392,9 @@ def test_a_wrong_recipe_is_refused_by_name(tmp_path: Path, text: str, message: s
         ({"optim.betas": "0.9,x"}, "optim.betas: expected float, got 'x'"),
         ({"compile": "maybe"}, "compile: expected bool, got 'maybe'"),
         ({"precision": "fp8"}, r"precision: 'fp8' is not a choice; known: bf16, fp32"),
+        ({"data.valid.path": "x"}, r"data\.valid: needs a name, one of .*text"),
+        ({"objective.noise.power": "3"}, r"unknown key 'objective\.noise\.power'"),
+        ({"objective.noise.power": "3", "objective": "d3pm"}, r"unknown key 'objective\.noise\.power'"),
         ({"data.valid": "txt"}, r"data\.valid: unknown corpus 'txt'; did you mean 'text'\?"),
     ],
 )

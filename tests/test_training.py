@@ -21,6 +21,7 @@ from torch import Tensor
 import unmask
 import unmask.denoisers.dit
 import unmask.training
+from tiny import PLAIN
 from unmask.batch import make_batch
 from unmask.bound import Bound
 from unmask.callbacks import Callback
@@ -44,7 +45,7 @@ from unmask.parallel import World
 from unmask.tokens import load_tokenizer
 from unmask.training import Run, train
 
-SMALL = {"size": "nano", "hidden": 32, "blocks": 2, "heads": 2}
+SMALL = {"size": "nano", "hidden": 32, "blocks": 2, "heads": 2, "qk_norm": False, "zero_init": False}
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -230,12 +231,19 @@ def test_a_held_out_corpus_of_its_own(tmp_path: Path, make_config: Any, record: 
 )
 def test_learning_rates(options: dict[str, Any], expected: dict[int, float]) -> None:
     """Of a run of 20 steps, as parts of lr."""
-    config = OptimConfig(lr=3.0, **options)
+    config = OptimConfig(**({"lr": 3.0, "schedule": "constant"} | options))
     rates = [learning_rate(config, step, 20) / 3.0 for step in range(20)]
     assert {step: rates[step] for step in expected} == pytest.approx(expected, abs=1e-12)
     assert all(0 <= rate <= 1 for rate in rates)
     after = rates[options["warmup"] :]
     assert after == sorted(after, reverse=True)  # once warm it never rises
+
+
+def test_a_warmup_below_one_is_a_share_of_the_run() -> None:
+    for schedule in ("constant", "cosine", "wsd"):
+        share, steps = (OptimConfig(lr=1.0, warmup=warmup, schedule=schedule) for warmup in (0.05, 30))  # type: ignore[arg-type]
+        assert [learning_rate(share, i, 600) for i in range(600)] == [learning_rate(steps, i, 600) for i in range(600)]
+    assert learning_rate(OptimConfig(), 0, 10) == OptimConfig().lr  # a run of a few steps has none
 
 
 def test_the_average_follows_the_ramp() -> None:
@@ -484,8 +492,8 @@ def halfway(half: tuple[Path, RunConfig], tmp_path: Path) -> RunConfig:
         ("seed", {"seed": 1}),
         ("batch", {"batch": 4}),
         ("valid_rows", {"valid_rows": 4}),
-        ("optim.lr", {"optim": OptimConfig(lr=1.0, warmup=4, ema=0.9)}),
-        ("optim.betas", {"optim": OptimConfig(lr=5e-3, warmup=4, ema=0.9, betas=(0.5, 0.999))}),
+        ("optim.lr", {"optim": dataclasses.replace(PLAIN, lr=1.0)}),
+        ("optim.betas", {"optim": dataclasses.replace(PLAIN, betas=(0.5, 0.999))}),
         ("denoiser.hidden", {"denoiser": DiT(size="nano", hidden=64, blocks=1, heads=2)}),
         ("objective.form", {"objective": MDLM()}),
         ("objective", {"objective": D3PM()}),

@@ -269,7 +269,9 @@ def test_bare_file_with_flags(tmp_path: Path) -> None:
 
 
 def test_heads_of_64_by_default(tmp_path: Path) -> None:
-    net = DiT(hidden=128, blocks=1, heads=2, conditioning="constant", cond_dim=8).build(num_ids=5, mask_id=4)
+    net = DiT(hidden=128, blocks=1, heads=2, conditioning="constant", cond_dim=8, qk_norm=False).build(
+        num_ids=5, mask_id=4
+    )
     write_published(net, tmp_path / "m", length=8)
     published = read_published(
         tmp_path / "m" / "model.safetensors", overrides={"model_length": 8, "time_conditioning": False}
@@ -417,17 +419,18 @@ def test_odd_folders(tmp_path: Path) -> None:
         ({"conditioning": "level"}, "'level'"),
         ({"conditioning": "constant", "causal": True}, "causal"),
         ({"conditioning": "constant", "tied": True}, "tied"),
+        ({"conditioning": "constant", "qk_norm": True}, "qk_norm"),
     ],
 )
 def test_what_has_no_published_form(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    net = DiT(hidden=8, blocks=1, heads=2, **options).build(num_ids=5, mask_id=4)
+    net = DiT(hidden=8, blocks=1, heads=2, **{"qk_norm": False, **options}).build(num_ids=5, mask_id=4)
     with pytest.raises(UsageError, match=message):
         write_published(net, tmp_path / "out", length=8)
     assert not (tmp_path / "out").exists()
 
 
 def test_export_replaces_nothing(tmp_path: Path) -> None:
-    net = DiT(hidden=8, blocks=1, heads=2, conditioning="constant").build(num_ids=5, mask_id=4)
+    net = DiT(hidden=8, blocks=1, heads=2, conditioning="constant", qk_norm=False).build(num_ids=5, mask_id=4)
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(UsageError, match="not empty"):
         write_published(net, tmp_path, length=8)
@@ -447,7 +450,8 @@ def test_import_then_export_on_the_command_line(tmp_path: Path, capsys: pytest.C
     from unmask.model import load
 
     # 258 ids: the bytes, end of text and the mask
-    net = DiT(hidden=64, blocks=1, heads=1, conditioning="sigma", cond_dim=8).build(num_ids=258, mask_id=257)
+    dit = DiT(hidden=64, blocks=1, heads=1, conditioning="sigma", cond_dim=8, qk_norm=False)
+    net = dit.build(num_ids=258, mask_id=257)
     for p in net.parameters():
         torch.nn.init.normal_(p, std=0.1)
     theirs, ours, back = tmp_path / "theirs", tmp_path / "ours", tmp_path / "back"

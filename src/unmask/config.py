@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 import tomllib
 import types
@@ -25,6 +26,7 @@ from unmask.denoisers.dit import DiT
 from unmask.errors import ConfigError, UsageError, did_you_mean
 from unmask.objectives import Objective
 from unmask.objectives.mdlm import MDLM
+from unmask.registry import BEFORE, came_later
 from unmask.samplers._drawing import Drawing
 
 RECIPE_FILE = "recipe.json"  # what a run writes into its folder
@@ -39,28 +41,41 @@ class DataConfig:
     held_out: float = 0.02
     packing: Literal["wrap", "pad", "sentence"] = "wrap"
     # Fixed tokens that frame each row of pad and sentence; auto: both, where the denoiser sees both sides of a token.
-    anchor: Literal["auto", "none", "begin", "both"] = "auto"
+    anchor: Literal["auto", "none", "begin", "both"] = came_later("auto", before="none")
     length: int = 256
     cache: str | None = None  # None: the user's cache folder
+
+    def absolute(self) -> DataConfig:
+        """The same data from any working directory.
+
+        >>> DataConfig(cache="/data/./cache").absolute().cache
+        '/data/cache'
+        """
+        valid = None if self.valid is None else self.valid.absolute()
+        cache = None if self.cache is None else os.path.abspath(os.path.expanduser(self.cache))
+        return dataclasses.replace(self, train=self.train.absolute(), valid=valid, cache=cache)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW, or Muon for the blocks' matrices, and the learning rate's course; the defaults are the paper's."""
+    """AdamW, or Muon for the blocks' matrices, and the learning rate's course.
 
-    lr: float = 3e-4
-    betas: tuple[float, float] = (0.9, 0.999)
+    The defaults serve short runs and small networks; the paper's values are the recipe `paper`.
+    """
+
+    lr: float = 5e-3
+    betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    muon: bool = False  # for the blocks' matrices; AdamW for the rest
+    muon: bool = came_later(True, before=False)  # for the blocks' matrices; AdamW for the rest
     momentum: float = 0.95  # muon's
     muon_rms: float = 0.2  # root mean square of muon's update, in units of lr; AdamW's own is about this
-    warmup: int = 2500
-    schedule: Literal["constant", "cosine", "wsd"] = "constant"
-    decay_fraction: float = 0.2  # wsd: the last part of the run, in which the rate falls to min_ratio
+    warmup: float = 0.05  # steps; below 1 a share of the run's
+    schedule: Literal["constant", "cosine", "wsd"] = "wsd"
+    decay_fraction: float = 0.3  # wsd: the last part of the run, in which the rate falls to min_ratio
     min_ratio: float = 0.0
     clip: float = 1.0  # 0: none
-    ema: float = 0.9999  # 0: none
+    ema: float = 0.999  # 0: none
 
     def __post_init__(self) -> None:
         for name in ("lr", "eps", "weight_decay", "warmup", "clip"):
@@ -184,12 +199,17 @@ class Word(str):
     __slots__ = ()
 
 
-def from_dict(kind: Any, data: Any, where: str = "") -> Any:
+def from_dict(kind: Any, data: Any, where: str = "", *, default: Any = None, saved: bool = False) -> Any:
     """Build `kind` (a dataclass, a plug-in base, a plain type) from plain data; a `Word` is read as its type asks.
 
-    >>> from unmask.noise import Noise
+    default: the plug-in that a table without a name means. saved: read from what a run or a model has written, which
+    names every option there was; one that it lacks came later and has the value that changes nothing (`came_later`).
+
+    >>> from unmask.noise import Noise, Polynomial
     >>> from_dict(Noise, "cosine")
     Cosine()
+    >>> from_dict(Noise, {"power": 3.0}, default=Polynomial())
+    Polynomial(power=3.0)
     >>> from_dict(int, Word("1e3"))
     1000
     """
@@ -198,7 +218,7 @@ def from_dict(kind: Any, data: Any, where: str = "") -> Any:
         options = [a for a in typing.get_args(kind) if a is not type(None)]
         if data is None or (isinstance(data, Word) and data == "none"):
             return None
-        return from_dict(options[0], data, where)
+        return from_dict(options[0], data, where, default=default, saved=saved)
     if origin is Literal:
         choices = typing.get_args(kind)
         if data in choices:
@@ -207,14 +227,16 @@ def from_dict(kind: Any, data: Any, where: str = "") -> Any:
     if origin is tuple:
         return _tuple(kind, data, where)
     if isinstance(kind, type) and hasattr(kind, "room"):
-        return _plugin(kind, data, where)
+        return _plugin(kind, data, where, default, saved)
     if dataclasses.is_dataclass(kind):
-        return _dataclass(typing.cast(type, kind), data, where)
+        return _dataclass(typing.cast(type, kind), data, where, saved)
     return _plain(kind, data, where)
 
 
-def _plugin(kind: Any, data: Any, where: str) -> Any:
+def _plugin(kind: Any, data: Any, where: str, default: Any, saved: bool) -> Any:
     data = {"name": data} if isinstance(data, str) else data
+    if isinstance(data, dict) and "name" not in data and default is not None and not saved:
+        data = {"name": kind.room.name_of(default)} | data
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         raise ConfigError(f"{where}: needs a name, one of {', '.join(kind.room.names())}")
     options = {k: v for k, v in data.items() if k != "name"}
@@ -222,21 +244,24 @@ def _plugin(kind: Any, data: Any, where: str) -> Any:
         plugin = kind.room.get(data["name"])
     except UsageError as e:
         raise ConfigError(f"{where}: {e}" if where else str(e)) from None
-    return _dataclass(plugin, options, where)
+    return _dataclass(plugin, options, where, saved)
 
 
-def _dataclass(kind: type, data: Any, where: str) -> Any:
+def _dataclass(kind: type, data: Any, where: str, saved: bool) -> Any:
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: expected a table of options, got {data!r}")
     hints = typing.get_type_hints(kind)
-    known = [f.name for f in dataclasses.fields(kind)]
+    known = {f.name: f for f in dataclasses.fields(kind)}
     values = {}
     for key, value in data.items():
         path = f"{where}.{key}" if where else key
         if key not in known:
             raise ConfigError(f"unknown key {path!r}; {did_you_mean(key, known)}")
-        values[key] = from_dict(hints[key], value, path)
-    for f in dataclasses.fields(kind):
+        default = None if known[key].default is dataclasses.MISSING else known[key].default
+        values[key] = from_dict(hints[key], value, path, default=default, saved=saved)
+    for f in known.values():
+        if saved and f.name not in data and BEFORE in f.metadata:
+            values[f.name] = f.metadata[BEFORE]
         required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and f.name not in values:
             raise ConfigError(f"{where + '.' if where else ''}{f.name} is missing: {kind.__name__} needs it")
@@ -312,40 +337,37 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {e}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a recipe is a table of options")
-    if run is None:
-        return data
-    return of_any_version(data) | {"out": str(run)}  # a run is where it is found, also when it was moved
-
-
-def of_any_version(saved: dict[str, Any]) -> dict[str, Any]:
-    """A run's own recipe, with what a run of an earlier version did where it could not say so.
-
-    >>> of_any_version({"data": {"packing": "pad"}})
-    {'data': {'anchor': 'none', 'packing': 'pad'}}
-    """
-    data = saved.get("data")
-    return saved | {"data": {"anchor": "none"} | data} if isinstance(data, dict) else saved
+    return data if run is None else data | {"out": str(run)}  # a run is where it is found, also when it was moved
 
 
 def load_config(path: str | Path, overrides: dict[str, str] | None = None) -> RunConfig:
-    """A recipe with typed overrides, e.g. `load_config("demo", {"optim.lr": "1e-3", "objective.noise": "cosine"})`."""
-    data = to_dict(from_dict(RunConfig, read_recipe(path)))
-    for key, value in (overrides or {}).items():
-        _set(data, key, Word(value))
+    """A recipe with typed overrides, e.g. `load_config("demo", {"optim.lr": "1e-3", "objective.noise": "cosine"})`.
+
+    Their order means nothing: a plug-in is named before it gets its options.
+    """
+    saved = (Path(path) / RECIPE_FILE).is_file()
+    data = to_dict(from_dict(RunConfig, read_recipe(path), saved=saved))
+    given = {key.removesuffix(".name"): Word(value) for key, value in (overrides or {}).items()}
+    for key in sorted(given, key=lambda key: key.count(".")):
+        _set(data, key, given[key])
     return typing.cast(RunConfig, from_dict(RunConfig, data))
 
 
 def _set(data: dict[str, Any], key: str, value: Word) -> None:
-    """Set a dotted key. Naming a plug-in replaces the table, so that the old one's options do not linger."""
+    """Set a dotted key. Naming another plug-in replaces the table, so that the old one's options do not linger."""
     *path, last = key.split(".")
     for i, part in enumerate(path):
-        if part not in data:
-            raise ConfigError(f"unknown key {'.'.join(path[: i + 1])!r}; {did_you_mean(part, data)}")
-        if isinstance(data[part], str):
-            data[part] = {"name": data[part]}  # a plug-in named by an earlier override gets its options here
-        if not isinstance(data[part], dict):
+        inner = data.get(part)
+        if inner is None:  # of a plug-in that was just named, say; where there is no such key, reading it tells
+            inner = {}
+        elif isinstance(inner, Word):
+            inner = {"name": inner}
+        elif not isinstance(inner, dict):
             raise ConfigError(f"{key!r}: {'.'.join(path[: i + 1])} has no options")
-        data = data[part]
+        data[part] = inner
+        data = inner
+    if isinstance(data.get(last), dict) and data[last].get("name") == value:
+        return  # the same plug-in again: it keeps what the recipe gave it
     data[last] = value
 
 

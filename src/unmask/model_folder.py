@@ -88,9 +88,9 @@ def read_folder(folder: Path) -> Folder:
     except ModelFolderError as e:
         raise ModelFolderError(f"{folder / 'tokenizer.json'}: {e}") from None
     try:
-        description = cast(Denoiser, from_dict(Denoiser, config["denoiser"], "denoiser"))
-        objective = cast(Objective, from_dict(Objective, config["objective"], "objective"))
-        drawing = cast(Drawing, from_dict(Drawing, config.get("drawing", {}), "drawing"))
+        description = cast(Denoiser, from_dict(Denoiser, config["denoiser"], "denoiser", saved=True))
+        objective = cast(Objective, from_dict(Objective, config["objective"], "objective", saved=True))
+        drawing = cast(Drawing, from_dict(Drawing, config.get("drawing", {}), "drawing", saved=True))
     except ConfigError as e:
         raise ModelFolderError(f"{folder / 'config.json'}: {shown(e, 300)}") from None
     if config["num_ids"] != tokenizer.num_ids or config["mask_id"] != tokenizer.mask_id:

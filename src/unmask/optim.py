@@ -171,11 +171,12 @@ class Updater:
 def learning_rate(config: OptimConfig, step: int, num_steps: int) -> float:
     """The rate of step `step` (from 0): linear warm-up, then constant, cosine, or warm-up–stable–decay.
 
-    >>> learning_rate(OptimConfig(lr=1.0, warmup=10), 4, 100)
-    0.5
+    >>> learning_rate(OptimConfig(lr=1.0, warmup=10), 4, 100), learning_rate(OptimConfig(lr=1.0, warmup=0.1), 4, 100)
+    (0.5, 0.5)
     """
-    warm = min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
-    done = (step + 1 - config.warmup) / max(1, num_steps - config.warmup)
+    warmup = config.warmup if config.warmup >= 1 else config.warmup * num_steps
+    warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    done = (step + 1 - warmup) / max(1, num_steps - warmup)
     fall = 1.0
     if config.schedule == "cosine":
         fall = 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, done))))

@@ -94,6 +94,21 @@ def fields_of(plugin: type[Any] | object) -> list[dataclasses.Field[Any]]:
     return list(dataclasses.fields(plugin))  # type: ignore[arg-type]
 
 
+BEFORE = "before"
+
+
+def came_later(default: Any, *, before: Any) -> Any:
+    """A field that its class did not always have: what it is by default, and what files written before it mean.
+
+    >>> @dataclasses.dataclass
+    ... class Options:
+    ...     sharp: bool = came_later(True, before=False)
+    >>> Options()
+    Options(sharp=True)
+    """
+    return dataclasses.field(default=default, metadata={BEFORE: before})
+
+
 def check_choices(plugin: object) -> None:
     """Refuse a field whose value is not among its type's choices: a dataclass alone would take any word."""
     for name, kind in typing.get_type_hints(type(plugin)).items():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unmask.atomic import atomic_text
 from unmask.checkpoint import Checkpoint, candidates, newest, verify, without_tensors
-from unmask.config import RunConfig, from_dict, of_any_version, option_paths
+from unmask.config import RunConfig, from_dict, option_paths
 from unmask.errors import ConfigError, DataError, ModelFolderError, Stopped, UsageError
 from unmask.packing import Rows
 from unmask.parallel import World, local
@@ -23,6 +23,7 @@ from unmask.tensor_file import read_into
 
 # What may differ between a run and its continuation: nothing of what decides the weights, save how long it goes on.
 MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "compile", "data.cache"}
+MAY_CHANGE |= {"data.train.path", "data.valid.path"}  # a file that was moved: what is in it is compared by its hash
 MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save", "save_as"}
 MAY_CHANGE |= {"parallel", "micro_batch", "checkpoint_activations"}  # how the work is cut: fewer GPUs need more of it
 MAY_CHANGE |= {"on_nonfinite", "max_nonfinite"}
@@ -102,7 +103,7 @@ def check_same_run(config: RunConfig, data: list[dict[str, Any]], found: Checkpo
 
     >>> check_same_run(config, data, find_checkpoint(config, World(), resume=True))  # doctest: +SKIP
     """
-    before = option_paths(from_dict(RunConfig, of_any_version(found.state["config"])))
+    before = option_paths(from_dict(RunConfig, found.state["config"], saved=True))
     for key, now in option_paths(config).items():
         if key not in MAY_CHANGE and before.get(key) != now:
             raise ConfigError(f"{key} is {now!r}, the run in {config.out} has {before.get(key)!r}; it cannot change")

@@ -9,7 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from unmask.optim import Updater, empty_state, flatten_optimizer, learning_rate,
 from unmask.packing import Rows, reading_bar, rows_of
 from unmask.parallel import Spread, World, join_world, whole
 from unmask.resuming import STATE, check_same_run, find_checkpoint, mark_begun, read_run, stopped
+from unmask.run_lock import one_writer
 from unmask.saving import make_saver
 from unmask.tokens import Tokenizer, load_tokenizer, tokenizer_from_json
 from unmask.untrusted import read_text
@@ -59,11 +60,14 @@ def train(
 
     >>> train(load_config("demo", {"steps": "10"}))  # doctest: +SKIP
     """
-    with join_world(device, timeout=timeout) as world:
+    config = replace(config, data=config.data.absolute())  # the run is read from elsewhere, too
+    with join_world(device, timeout=timeout) as world, one_writer(Path(config.out), world) as note:
         run = Run(config, world, resume=resume, init=init)
         tell = Announcer([*run.listeners(), *callbacks] if world.first else [])
         try:
             tell.on_start(config, run.info())
+            if note:
+                tell.on_note(run.step, note)
             mark_begun(config, world)
             with world.together():
                 _loop(run, tell)

@@ -118,7 +118,8 @@ def write_published(denoiser: DiTNetwork, folder: Path, *, length: int) -> None:
     """Write config.json and model.safetensors as the authors of MDLM publish them; `folder` must be new or empty.
 
     >>> import tempfile
-    >>> net = DiT(hidden=8, blocks=1, heads=2, conditioning="constant").build(num_ids=5, mask_id=4)
+    >>> dit = DiT(hidden=8, blocks=1, heads=2, conditioning="constant", qk_norm=False)
+    >>> net = dit.build(num_ids=5, mask_id=4)
     >>> write_published(net, Path(tempfile.mkdtemp()) / "out", length=16)
     """
     config = denoiser.config
@@ -237,6 +238,8 @@ def _describe(source: Path, sizes: Mapping[str, int], config: Mapping[str, Any],
         conditioning="sigma" if config["time_conditioning"] else "constant",
         cond_dim=sizes["cond_dim"],
         dropout=float(config.get("dropout", 0.1)),
+        qk_norm=False,  # as published, not by default
+        zero_init=False,
     )
 
 

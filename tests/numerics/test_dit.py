@@ -19,7 +19,7 @@ from unmask.generate import sample
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
 
-SMALL = DiT(hidden=32, blocks=3, heads=4, dropout=0.0)
+SMALL = DiT(hidden=32, blocks=3, heads=4, dropout=0.0, qk_norm=False, zero_init=False)
 IDS, MASK = 11, 10
 
 

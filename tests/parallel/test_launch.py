@@ -17,6 +17,8 @@ from worlds import make_config, write_text
 
 from unmask.config import to_dict
 from unmask.launch import NOTES, _ending, launch
+from unmask.parallel import World
+from unmask.run_lock import one_writer
 
 LONG = 120.0  # seconds that anything may take on a busy machine
 
@@ -174,3 +176,13 @@ def test_processes_start_where_cores_are_not_told_apart(monkeypatch: pytest.Monk
     launch(["train", "demo"], nproc=1)
     assert started == [("-m", "unmask", "train", "demo")]
     assert int(os.environ["OMP_NUM_THREADS"]) == os.cpu_count()
+
+
+def test_a_second_writer_is_refused_for_all_its_processes(start: Any, tmp_path: Path) -> None:
+    with one_writer(tmp_path / "run", World()):
+        run = start()
+        code, lines = run.end()
+    assert code == 2
+    assert len(lines) == 1
+    assert f"is being written by process {os.getpid()} on " in lines[0]
+    assert not run.run.exists()

@@ -30,7 +30,7 @@ from unmask.objectives.mdlm import MDLM
 from unmask.parallel import World, join_world, whole
 from unmask.training import Run, train
 
-SMALL: dict[str, Any] = {"hidden": 16, "blocks": 2, "heads": 2, "dropout": 0.0}
+SMALL: dict[str, Any] = {"hidden": 16, "blocks": 2, "heads": 2, "dropout": 0.0, "qk_norm": False, "zero_init": False}
 KINDS = {
     "count": (DiT(**SMALL), MDLM(form="count")),
     "level": (DiT(**SMALL, conditioning="level", cond_dim=8, tied=True), MDLM()),
@@ -39,8 +39,8 @@ KINDS = {
 ALL = os.environ.get("UNMASK_FAULTS") == "all"  # make faults
 # Matrices of 18, 54 and 72 rows, which four processes do not share alike.
 MUON: dict[str, Any] = {
-    "denoiser": DiT(hidden=18, blocks=2, heads=3, dropout=0.0),
-    "optim": OptimConfig(lr=3e-3, warmup=4, ema=0.9, muon=True),
+    "denoiser": DiT(hidden=18, blocks=2, heads=3, dropout=0.0, qk_norm=False, zero_init=False),
+    "optim": OptimConfig(lr=3e-3, warmup=4, schedule="constant", ema=0.9, muon=True),
 }
 # On four processes, then on two: how a run is spread, how it saves, and the step that it is stopped at.
 RESHARDED = {4: [("fsdp", "auto", 3)], 2: [("fsdp", "auto", 5), ("ddp", "auto", 7), ("fsdp", "whole", 9)]}
@@ -65,7 +65,7 @@ def make_config(folder: Path, name: str, kind: str = "count", **changes: Any) ->
             held_out=0.2,
             cache=str(folder / "cache"),
         ),
-        optim=OptimConfig(lr=3e-3, warmup=4, ema=0.9),
+        optim=OptimConfig(lr=3e-3, muon=False, warmup=4, schedule="constant", ema=0.9),
         log_every=1,
         valid_every=6,
         valid_rows=20,

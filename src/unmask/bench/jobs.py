@@ -58,6 +58,8 @@ def network(job: Job) -> Network:
         dropout=job.dropout,
         causal=job.task == "ar",
         conditioning=job.conditioning,  # type: ignore[arg-type]
+        qk_norm=False,  # the paper's network
+        zero_init=False,
     )
     net = config.build(num_ids=job.vocab + 1, mask_id=job.vocab)
     torch.nn.init.normal_(net.output.weight, std=0.02)
@@ -68,7 +70,7 @@ def train(job: Job, net: Network, base: int) -> Result:
     """Forward, backward, clip, AdamW, EMA."""
     device = torch.device(job.device)
     net.train()
-    optimizer, names = make_optimizer(net, OptimConfig())
+    optimizer, names = make_optimizer(net, OptimConfig(muon=False, betas=(0.9, 0.999)))
     ema = Ema(net, 0.9999)
     updater = Updater(optimizer, names, ema=ema, clip=1.0)
     objective = MDLM()

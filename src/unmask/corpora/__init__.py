@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, cast
 
 from unmask.errors import UsageError
 from unmask.registry import Room
@@ -37,6 +39,18 @@ class Corpus(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Changes exactly when the documents would: the cache's key (a hash of the content, not of the path)."""
+
+    def absolute(self) -> Self:
+        """The same corpus from any working directory: a `path` among its options is made absolute.
+
+        >>> from unmask.corpora.text import Text
+        >>> Text(path="/data/sub/../a.txt").absolute()
+        Text(path='/data/a.txt', separator=None)
+        """
+        path = getattr(self, "path", None)
+        if not isinstance(path, str):
+            return self
+        return cast(Self, dataclasses.replace(cast(Any, self), path=os.path.abspath(os.path.expanduser(path))))
 
     def is_test(self) -> bool:
         """Whether this is (part of) a test split, which nothing may be tuned on."""

@@ -58,7 +58,10 @@ def existing(path: str) -> Path:
     """The path, if something is there."""
     where = Path(path).expanduser()
     if not where.exists():
-        raise DataError(f"no such file or folder: {path}; check the path, seen from the current folder")
+        hint = (
+            "check the path: was it moved?" if os.path.isabs(path) else "check the path, seen from the current folder"
+        )
+        raise DataError(f"no such file or folder: {path}; {hint}")
     return where
 
 

@@ -28,7 +28,7 @@ from unmask.denoisers._ragged import Ragged
 from unmask.denoisers._rotary import rope_of, rotary
 from unmask.denoisers._time import TimeEmbedding
 from unmask.errors import UsageError
-from unmask.registry import check_choices
+from unmask.registry import came_later, check_choices
 
 if TYPE_CHECKING:
     from unmask.denoisers._dit_fused import Constants
@@ -65,8 +65,8 @@ class DiT(Denoiser):
     tied: bool = False
     dropout: float = 0.1
     causal: bool = False
-    qk_norm: bool = False
-    zero_init: bool = False
+    qk_norm: bool = came_later(True, before=False)
+    zero_init: bool = came_later(True, before=False)
     classes: int = 0
     label_dropout: float = 0.1
 
