@@ -125,7 +125,7 @@ def edit(
     sampler: Sampler | None = None,
     seed: int = 0,
     constraint: Constraint | Sequence[Constraint] | None = None,
-    label: int | None = None,
+    label: int | str | None = None,
     guidance: float | None = None,
     watch: Callable[[Step], None] | None = None,
     runners_up: int = 0,
@@ -184,7 +184,7 @@ def fill(
     sampler: Sampler | None = None,
     seed: int = 0,
     constraint: Constraint | Sequence[Constraint] | None = None,
-    label: int | None = None,
+    label: int | str | None = None,
     **how: Any,
 ) -> list[Filled]:
     """What `Model.fill` gives, with the bounds of all lengths that were tried.
@@ -230,7 +230,7 @@ def check_fit(model: Model, text: str, constraint: Constraint | Sequence[Constra
     _possible(model, rows, views, keys, [0] * len(rows), None, constraint, enough=1)
 
 
-def bounds(model: Model, texts: Iterable[str], label: int | None = None) -> dict[str, Bound]:
+def bounds(model: Model, texts: Iterable[str], label: int | str | None = None) -> dict[str, Bound]:
     """The bound of each text by itself, with the same draws for all of them; texts that are alike are scored once.
 
     >>> bounds(model, ["a cat", "a dog", "a cat"])["a cat"].nats  # doctest: +SKIP
@@ -253,7 +253,7 @@ def write(
     *,
     sampler: Sampler | None,
     constraint: Constraint | Sequence[Constraint] | None,
-    label: int | None = None,
+    label: int | str | None = None,
     **how: Any,
 ) -> list[list[int] | None]:
     """Every row with its masks written. Rows of one owner are ways to write one text: those in which the constraint

@@ -52,7 +52,7 @@ class Order:
     sampler: Sampler | None = None
     seed: int = 0
     constraint: tuple[Constraint, ...] | None = None
-    label: int | None = None
+    label: int | str | None = None
     guidance: float | None = None
     batch: int = 64
     part: int = 256
@@ -120,7 +120,7 @@ class Order:
             "suffix": self.suffix,
             "sampler": to_dict(model.fit_sampler(self.sampler, length)),
             "constraint": to_dict(self.constraint),
-            "label": self.label,
+            "label": model.class_of(self.label),
             "guidance": self.guidance,
             "model": _identity(model),
             "device": weights.device.type,

@@ -17,11 +17,12 @@ from unmask.built_in import built_in_folder
 from unmask.canvas import Canvas
 from unmask.constraints import Constraint
 from unmask.constraints._automaton import compile_constraints
+from unmask.corpora._labels import is_number
 from unmask.denoisers._network import Network
 from unmask.devices import pick_device, pick_dtype
 from unmask.draws import row_keys
 from unmask.editing import edit, fill
-from unmask.errors import UsageError
+from unmask.errors import UsageError, did_you_mean
 from unmask.generate import sample, steps
 from unmask.guidance import Guidance, Score, particles
 from unmask.model_folder import FILES, read_folder, write_folder
@@ -53,12 +54,15 @@ class Model:
         bos: bool = False,
         typical_length: int | None = None,
         drawing: Drawing = Drawing(),
+        labels: Sequence[str] = (),
     ) -> None:
         if denoiser.num_ids != tokenizer.num_ids or denoiser.mask_id != tokenizer.mask_id:
             raise UsageError(
                 f"the denoiser has {denoiser.num_ids} ids with mask {denoiser.mask_id}, "
                 f"the tokenizer {tokenizer.num_ids} with mask {tokenizer.mask_id}: they must agree"
             )
+        if len(labels) > denoiser.num_classes:
+            raise UsageError(f"{len(labels)} labels for {denoiser.num_classes} classes: give the denoiser more classes")
         objective.check(denoiser)
         self.denoiser = denoiser.eval()
         self.tokenizer = tokenizer
@@ -67,6 +71,7 @@ class Model:
         self.bos = bos  # trained on rows that begin with the vocabulary's begin token, so every row begins with it
         self.typical_length = typical_length  # trained on whole texts of this many tokens, rather than on full windows
         self.drawing = drawing  # how tokens are drawn where nobody says otherwise
+        self.labels = tuple(labels)  # the words of the classes 0, 1, ...; none where classes are numbers
 
     @property
     def device(self) -> torch.device:
@@ -94,6 +99,29 @@ class Model:
             return "wrap"
         return "sentence" if self.bos else "pad"
 
+    def class_of(self, label: int | str | None) -> int | None:
+        """The number of a class, which may be given by its word; what the model does not know is refused.
+
+        >>> model.class_of("positive")  # of a model trained with the labels negative and positive  # doctest: +SKIP
+        1
+        """
+        if isinstance(label, str):
+            if label in self.labels:
+                return self.labels.index(label)
+            if not is_number(label):
+                hint = did_you_mean(label, self.labels) if self.labels else self._known_classes()
+                raise UsageError(f"the label {label[:40]!r} is not among this model's classes: {hint}")
+            label = int(label)
+        if label is not None and not 0 <= label < self.denoiser.num_classes:
+            raise UsageError(f"the label {label} is not among this model's classes: {self._known_classes()}")
+        return label
+
+    def _known_classes(self) -> str:
+        if not self.denoiser.num_classes:
+            return "it knows none"
+        words = f" ({', '.join(self.labels[:8])}{', ...' if len(self.labels) > 8 else ''})" if self.labels else ""
+        return f"it knows 0 to {self.denoiser.num_classes - 1}{words}"
+
     # --- use ---
 
     def generate(
@@ -106,7 +134,7 @@ class Model:
         sampler: Sampler | None = None,
         seed: int = 0,
         constraint: Constraint | Sequence[Constraint] | None = None,
-        label: int | None = None,
+        label: int | str | None = None,
         guidance: float | None = None,
         only: Sequence[int] | None = None,
         watch: Watch | None = None,
@@ -118,8 +146,8 @@ class Model:
 
         End-of-text ends a text. A length beyond the model's window is written window by window.
         A constraint always holds, of what is written behind the prompt or, with over="text", of the whole text.
-        label: the class of the texts, for a model trained with classes. guidance > 0 follows prompt, suffix and label
-        more closely than the model does by itself, at two calls a step.
+        label: the class of the texts, its number or its word (`Model.labels`), for a model trained with classes.
+        guidance > 0 follows prompt, suffix and label more closely than the model does by itself, at two calls a step.
         only: of all these texts write those of these numbers; each is what it is among all the others.
 
         >>> model.generate(2, 128, ["def ", "class "], seed=1)  # doctest: +SKIP
@@ -141,7 +169,7 @@ class Model:
         greedy: bool = False,
         sampler: Sampler | None = None,
         seed: int = 0,
-        label: int | None = None,
+        label: int | str | None = None,
     ) -> list[str]:
         """Texts from the model's law tilted by a score of partly masked rows of ids, p(x) exp(score(x)) / Z.
 
@@ -168,7 +196,7 @@ class Model:
         constraint: Constraint | Sequence[Constraint] | None = None,
         *,
         seed: int = 0,
-        label: int | None = None,
+        label: int | str | None = None,
         only: Sequence[int] | None = None,
     ) -> tuple[Canvas, list[int]]:
         """`num` rows for each prompt, or `only` some of them, and how many tokens each has been given at its head.
@@ -209,7 +237,7 @@ class Model:
         sampler: Sampler | None = None,
         seed: int = 0,
         constraint: Constraint | Sequence[Constraint] | None = None,
-        label: int | None = None,
+        label: int | str | None = None,
         guidance: float | None = None,
         watch: Watch | None = None,
         runners_up: int = 0,
@@ -278,7 +306,7 @@ class Model:
         may_end: bool,
         seed: int = 0,
         key_B: Tensor | None = None,
-        label: int | None = None,
+        label: int | str | None = None,
     ) -> Canvas:
         """Rows of ids, masks where something is to be written. may_end: end-of-text is allowed. key_B: not by seed.
 
@@ -288,9 +316,7 @@ class Model:
         canvas = Canvas.of_rows(rows, mask_id=tok.mask_id, pad_id=tok.eot_id, seed=seed)
         canvas = canvas if key_B is None else dataclasses.replace(canvas, key_B=key_B)
         forbidden = {*tok.never_ids()} if may_end else {*tok.never_ids(), tok.eot_id}
-        if label is not None and not 0 <= label < self.denoiser.num_classes:
-            known = f"0 to {self.denoiser.num_classes - 1}" if self.denoiser.num_classes else "none"
-            raise UsageError(f"the label {label} is not among this model's classes: it knows {known}")
+        label = self.class_of(label)
         automaton = None if constraint is None else compile_constraints(constraint, tok, may_end=may_end)
         return dataclasses.replace(
             canvas.to(self.device),
@@ -354,7 +380,7 @@ class Model:
         seed: int = 0,
         num_samples: int = 16,
         estimator: str | None = None,
-        label: int | None = None,
+        label: int | str | None = None,
     ) -> Bound:
         """The bound of each text, its end-of-text included; a text beyond the window is scored window by window.
 
@@ -435,4 +461,5 @@ def load(
         bos=held.bos,
         typical_length=held.typical_length,
         drawing=held.drawing,
+        labels=held.labels,
     )

@@ -50,6 +50,7 @@ def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None =
         "bos": model.bos,
         **({} if model.typical_length is None else {"typical_length": model.typical_length}),
         **({} if model.drawing == Drawing() else {"drawing": to_dict(model.drawing)}),
+        **({"labels": list(model.labels)} if model.labels else {}),
     }
     write_file(folder / "config.json", [json.dumps(config, indent=2).encode(), b"\n"])
     write_file(folder / "tokenizer.json", [model.tokenizer.to_json().encode()])
@@ -67,6 +68,7 @@ class Folder:
     bos: bool
     typical_length: int | None
     drawing: Drawing
+    labels: tuple[str, ...]
 
 
 def read_folder(folder: Path) -> Folder:
@@ -93,7 +95,12 @@ def read_folder(folder: Path) -> Folder:
             f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
         )
     network = _build(description, tokenizer, folder)
-    return Folder(network, tokenizer, objective, config["length"], config["bos"], config.get("typical_length"), drawing)
+    labels = tuple(config.get("labels", ()))
+    if len(labels) > network.num_classes:
+        raise ModelFolderError(f"{folder / 'config.json'}: {len(labels)} labels for {network.num_classes} classes")
+    return Folder(
+        network, tokenizer, objective, config["length"], config["bos"], config.get("typical_length"), drawing, labels
+    )
 
 
 def unshared(network: Network) -> dict[str, Tensor]:
@@ -190,6 +197,9 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ModelFolderError(f"{path}: typical_length is {shown(repr(typical))}, not between 1 and length")
     if type(config.get("drawing", {})) is not dict:
         raise ModelFolderError(f"{path}: drawing is not dict; the folder is damaged")
-    if others := config.keys() - wanted.keys() - {"typical_length", "drawing"}:
+    labels = config.get("labels", [])
+    if type(labels) is not list or not all(type(word) is str for word in labels) or len(set(labels)) < len(labels):
+        raise ModelFolderError(f"{path}: labels is not a list of different words; the folder is damaged")
+    if others := config.keys() - wanted.keys() - {"typical_length", "drawing", "labels"}:
         raise ModelFolderError(f"{path}: unknown key {shown(min(others))!r}")
     return config

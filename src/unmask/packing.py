@@ -21,6 +21,7 @@ import numpy as np
 from unmask._cache import cached, default_cache_dir
 from unmask._rows import FILES, LABELS, Ints, Policy, Report, Rows, RowWriter, dtypes
 from unmask.corpora import Corpus, Document
+from unmask.corpora._labels import Words
 from unmask.errors import DataError, UsageError, did_you_mean
 from unmask.tokens import Tokenizer
 
@@ -45,6 +46,7 @@ class _Packer:
             raise UsageError(f"a row has at least 2 tokens, got a length of {length}")
         self._tokenizer, self._policy, self._length = tokenizer, policy, length
         self._writer = RowWriter(files, tokenizer.num_ids)
+        self.words = Words()  # that stand for classes
         self._documents = self._cut = self._dropped = self._empty = 0
         self._waiting: list[Document] = []
         self._waiting_size = 0
@@ -128,7 +130,7 @@ class _Packer:
                 self._dropped += 1
             else:
                 head = np.array(prompt, dtype=np.int64)
-                self._row(head, ids, ends, prefix=len(prompt), label=document.label)
+                self._row(head, ids, ends, prefix=len(prompt), label=self.words.number(document.label))
 
     def _sentences(self, documents: list[Document]) -> None:
         lines: list[str] = []
@@ -137,7 +139,7 @@ class _Packer:
             found = [line for line in document.text.replace("\r\n", "\n").split("\n") if line.strip()]
             self._empty += not found
             lines += found
-            labels += [document.label] * len(found)
+            labels += [self.words.number(document.label)] * len(found)
         bos = self._tokenizer.bos_id
         head = np.array([] if bos is None else [bos], dtype=np.int64)
         for label, (ids, ends) in zip(labels, self._tokenizer.encode_spans(lines), strict=True):
@@ -172,7 +174,7 @@ def pack_texts(
         raise DataError(f"there is no text to pack ({report.sentence()}); give at least one text that is not empty")
     kinds = dtypes(tokenizer.num_ids)
     parts = {name: np.frombuffer(file.getbuffer(), dtype=kinds[name]) for name, file in files.items()}
-    return Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids)
+    return Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids, list(packer.words.found))
 
 
 def rows_of(
@@ -237,9 +239,10 @@ def _open(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer) -> Rows:
         kinds = dtypes(tokenizer.num_ids)
         names = [*FILES, LABELS] if LABELS in manifest["files"] else FILES
         parts = {name: np.memmap(path / name, dtype=kinds[name], mode="r") for name in names}
+        words = [str(word) for word in manifest.get("words", ())]
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise DataError(f"the token cache {path} cannot be opened: {e}; delete it, it is built again") from None
-    rows = Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids)
+    rows = Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids, words)
     rows.key = path.name
     return rows
 
@@ -261,6 +264,7 @@ def _pack_corpus(
         for document in _read(corpus):
             held = share is not None and _place(document) < share[1]
             sides[held] += bool(document.text.strip())
+            packer.words.number(document.label)  # of both parts: their classes are the same
             if share is None or held == (share[0] == "valid"):
                 packer.add(document)
             if progress is not None:
@@ -278,7 +282,8 @@ def _pack_corpus(
         raise DataError(
             f"no rows for the part {share[0] if share else 'all'}: {report.sentence()}; change length or corpus"
         )
-    return {"format": FORMAT, "split_rows": split_rows, "report": dataclasses.asdict(report)}
+    manifest = {"format": FORMAT, "split_rows": split_rows, "report": dataclasses.asdict(report)}
+    return manifest | ({"words": list(packer.words.found)} if packer.words.found else {})
 
 
 def _read(corpus: Corpus) -> Iterator[Document]:

@@ -131,7 +131,9 @@ class Run:
         self.folder = Path(config.out)
         checkpoint = find_checkpoint(config, world, resume=resume)
         self.tokenizer = self._tokenizer(checkpoint is not None)
-        self.rows, self.valid_rows = self._build_rows()
+        rows, valid_rows = self._build_rows()
+        self.labels = rows.class_words
+        self.rows, self.valid_rows = rows.classed(self.labels), valid_rows.classed(self.labels)
         self.loader = Loader(self.rows, config.batch, config.seed)
         torch.manual_seed(config.seed % (1 << 63))  # on the CPU, whatever is trained on: the same weights everywhere
         with contextlib.nullcontext() if checkpoint is None else NoStart():
@@ -308,6 +310,7 @@ class Run:
             bos=self.config.data.packing == "sentence" and self.tokenizer.bos_id is not None,
             typical_length=self.rows.typical_length(),
             drawing=self.config.drawing,
+            labels=self.labels,
         )
 
     def info(self) -> dict[str, Any]:
@@ -378,6 +381,8 @@ class Run:
         other = load(init, device="cpu")
         if other.tokenizer.fingerprint() != self.tokenizer.fingerprint():
             raise UsageError(f"{init} has another tokenizer than this run: set tokenizer = {str(init)!r} in the recipe")
+        if other.denoiser.num_classes and other.labels != self.labels:
+            raise UsageError(f"{init} has other labels than this run: give a corpus with the same, or leave out --init")
         load_weights(self.network, unshared(other.denoiser), str(init))
 
     # --- making the parts ---

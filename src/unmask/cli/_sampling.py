@@ -68,7 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--guidance", type=float, metavar="W", help="follow what is given more closely; two calls a step"
     )
-    group.add_argument("--label", type=int, metavar="CLASS", help="the text's class, for models trained with classes")
+    group.add_argument(
+        "--label", metavar="CLASS", help="the text's class, its word or number, for models trained with classes"
+    )
     group.add_argument("--seed", type=int, default=0, help="same seed, same text (default 0)")
     _add_constraints(parser)
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")

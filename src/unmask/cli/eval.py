@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _naming.add_model(parser)
     parser.add_argument(
         "--data",
-        help="text, JSONL or Parquet file or folder, also .gz .xz .zst; or stdlib (default: what a run has held out)",
+        help="text, JSONL, Parquet, CSV or TSV file or folder, also .gz .xz .zst; or stdlib (default: what a run held out)",
     )
     parser.add_argument("--packing", choices=["wrap", "pad", "sentence"], help="default: as the model was trained")
     parser.add_argument("--length", type=int, help="row length in tokens (default: the model's window)")
@@ -86,6 +86,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
             raise UsageError(
                 f"say what {args.model} is measured on: give --data FILE; only a run's folder knows what it held out"
             )
+    rows = rows.classed(model.labels) if model.denoiser.num_classes else rows
     estimator = args.estimator or model.objective.estimator(model.denoiser)
     world.arm()
     with progress_bar("evaluate") if world.first else nullcontext() as progress:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unmask.corpora import Corpus, Document, _files
+from unmask.corpora._labels import check_label
 from unmask.errors import DataError, did_you_mean
 
 
@@ -20,6 +21,7 @@ class Parquet(Corpus):
     path: str
     field: str = "text"
     prompt_field: str | None = None
+    label_field: str | None = None  # a word, or a whole number from 0; null for none
 
     def documents(self) -> Iterator[Document]:
         arrow = _files.optional("pyarrow", "pyarrow", "data", "reading Parquet")
@@ -37,10 +39,12 @@ class Parquet(Corpus):
 
     def fingerprint(self) -> str:
         options = ["parquet", self.field, self.prompt_field]
+        options += [] if self.label_field is None else [self.label_field]
         return _files.digest(options, _files.find(self.path, _files.PARQUET))
 
     def _file(self, arrow: object, file: Path) -> Iterator[Document]:
-        names = [self.field] if self.prompt_field is None else [self.field, self.prompt_field]
+        texts = [self.field] if self.prompt_field is None else [self.field, self.prompt_field]
+        names = list(dict.fromkeys(texts if self.label_field is None else [*texts, self.label_field]))
         with arrow.parquet.ParquetFile(file) as table:  # type: ignore[attr-defined]
             known = table.schema_arrow.names
             for name in names:
@@ -50,7 +54,13 @@ class Parquet(Corpus):
             for batch in table.iter_batches(batch_size=1024, columns=names):
                 for values in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
                     row += 1
-                    for name, value in zip(names, values, strict=True):
-                        if not isinstance(value, str):
-                            raise DataError(f"{file}, row {row}: {name!r} is no text but {type(value).__name__}")
-                    yield Document(*values)
+                    held = dict(zip(names, values, strict=True))
+                    for name in texts:
+                        if not isinstance(held[name], str):
+                            raise DataError(f"{file}, row {row}: {name!r} is no text but {type(held[name]).__name__}")
+                    label = (
+                        None if self.label_field is None else check_label(held[self.label_field], f"{file}, row {row}")
+                    )
+                    yield Document(
+                        held[self.field], "" if self.prompt_field is None else held[self.prompt_field], label
+                    )
