@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from unmask.arguments import check_constraint, check_sampler, check_whole
 from unmask.bound import Bound
 from unmask.constraints import Constraint
 from unmask.constraints._automaton import compile_constraints
@@ -138,6 +139,9 @@ def edit(
 
     >>> model.edit("the cat sat", "cat", with_length=(2, 6), num=3)[0].text  # doctest: +SKIP
     """
+    check_sampler(sampler)
+    check_constraint(constraint)
+    check_whole(num=num, occurrence=occurrence, seed=seed)
     tokenizer = model.tokenizer
     start, stop = find_span(text, replace, occurrence)
     # A word that brings its space cannot follow a space of its own: there the gap begins with the space instead.
@@ -191,6 +195,9 @@ def fill(
 
     >>> fill(model, "for [MASK:4] in range([MASK:1..3]):")[0].ways[0].nats  # doctest: +SKIP
     """
+    check_sampler(sampler)
+    check_constraint(constraint)
+    check_whole(seed=seed)
     texts = [text] if isinstance(text, str) else list(text)
     if not texts:
         raise UsageError("nothing to fill: give at least one text")
@@ -221,6 +228,7 @@ def check_fit(model: Model, text: str, constraint: Constraint | Sequence[Constra
 
     >>> check_fit(model, "born [MASK:1..3]", unmask.constraints.Regex(pattern="[0-9]{4}"))  # doctest: +SKIP
     """
+    check_constraint(constraint)
     ways = known_lengths(text, MAX_CANDIDATES)
     rows = [model.begin + parse_gaps(way, model.tokenizer, exact=True) for way in ways]
     if model.tokenizer.mask_id not in rows[-1]:

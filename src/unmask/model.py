@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unmask._rows import Policy
+from unmask.arguments import check_constraint, check_sampler, check_whole
 from unmask.atomic import atomic_folder, find_folder
 from unmask.bound import Bound, join
 from unmask.built_in import built_in_folder
@@ -112,6 +113,7 @@ class Model:
                 hint = did_you_mean(label, self.labels) if self.labels else self._known_classes()
                 raise UsageError(f"the label {label[:40]!r} is not among this model's classes: {hint}")
             label = int(label)
+        check_whole(label=label)
         if label is not None and not 0 <= label < self.denoiser.num_classes:
             raise UsageError(f"the label {label} is not among this model's classes: {self._known_classes()}")
         return label
@@ -181,6 +183,8 @@ class Model:
         canvas, heads = self.prompted(num, length, prompt, suffix, seed=seed, label=label)
         if canvas.tokens.shape[1] > self.length:
             raise UsageError(f"particles work within one window: ask for at most {self.length} tokens")
+        check_sampler(sampler)
+        check_whole(crowd=crowd)
         sampler = sampler or self.sampler
         options: dict[str, Any] = {"num": crowd, "threshold": threshold, "greedy": greedy, "objective": self.objective}
         return self._texts(
@@ -203,6 +207,7 @@ class Model:
 
         >>> canvas, heads = model.prompted(4, 64, ["def ", "class "])  # doctest: +SKIP
         """
+        check_whole(num=num, length=length, seed=seed)
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         if num < 1 or not prompts:
             raise UsageError(f"num must be at least 1 and there must be a prompt list of at least one, got num={num}")
@@ -281,6 +286,7 @@ class Model:
 
         >>> model.refine("the cat sta on the mat", share=0.2)  # doctest: +SKIP
         """
+        check_sampler(sampler)
         texts = [text] if isinstance(text, str) else list(text)
         rows = [self.begin + encode_fixed(given, self.tokenizer, "text") for given in texts]
         for given, row in zip(texts, rows, strict=True):
@@ -312,6 +318,8 @@ class Model:
 
         >>> model.canvas([[100, 101, model.tokenizer.mask_id]], may_end=False)  # doctest: +SKIP
         """
+        check_whole(seed=seed)
+        check_constraint(constraint)
         tok = self.tokenizer
         canvas = Canvas.of_rows(rows, mask_id=tok.mask_id, pad_id=tok.eot_id, seed=seed)
         canvas = canvas if key_B is None else dataclasses.replace(canvas, key_B=key_B)
@@ -360,6 +368,7 @@ class Model:
 
     def fit_sampler(self, sampler: Sampler | None, length: int) -> Sampler:
         """The model's own sampler where none is given, and windows around it where the text is too long for one."""
+        check_sampler(sampler)
         sampler = sampler or self.sampler
         if isinstance(sampler, SemiAR) and sampler.window > self.length:
             raise UsageError(
@@ -390,6 +399,7 @@ class Model:
 
         >>> model.score(["import os", "import sys"], num_samples=64).nats_B  # doctest: +SKIP
         """
+        check_whole(seed=seed, num_samples=num_samples)
         texts = [texts] if isinstance(texts, str) else list(texts)
         rows, owner = [], []
         for i, text in enumerate(texts):

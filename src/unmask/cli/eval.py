@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _naming.add_model(parser)
     parser.add_argument(
         "--data",
-        help="text, JSONL, Parquet, CSV or TSV file or folder, also .gz .xz .zst; or stdlib (default: what a run held out)",
+        help="text, JSONL, CSV, TSV or Parquet file or folder, also .gz .xz .zst; or stdlib "
+        "(default: what a run has held out)",
     )
     parser.add_argument("--packing", choices=["wrap", "pad", "sentence"], help="default: as the model was trained")
     parser.add_argument("--length", type=int, help="row length in tokens (default: the model's window)")
@@ -55,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace, world: World) -> int:
     from unmask.cli._terminal import progress_bar
-    from unmask.corpora._files import from_path
+    from unmask.corpora._files import existing, from_path
     from unmask.corpora.stdlib import Stdlib
-    from unmask.errors import UsageError
+    from unmask.errors import UsageError, did_you_mean
     from unmask.evaluate import evaluate_rows
     from unmask.model import load
     from unmask.packing import build_rows, reading_bar, rows_of
@@ -66,6 +68,11 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if args.estimator is not None and not re.fullmatch(r"count|time|exact|T=[0-9]+", args.estimator):
+        known = ["count", "time", "exact", "T=1000"]
+        raise UsageError(f"unknown estimator {args.estimator!r}; {did_you_mean(args.estimator, known)}")
+    if args.data is not None and args.data != "stdlib":
+        existing(args.data)
     model = load(args.model, device=world.device)
     trained = None if args.data and args.packing else _trained_on(args.model, needed=args.data is None)
     packing = args.packing or (model.packing if trained is None else trained.packing)

@@ -26,9 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from unmask.devices import pick_device
     from unmask.errors import UsageError
     from unmask.model import load
 
+    if args.num_samples < 1:
+        raise UsageError(f"--num-samples must be at least 1, got {args.num_samples}")
+    pick_device(args.device)
     name, given = _naming.model_and_texts(args.given, 'a text, as in unmask score "The cat sat."')
     texts = [_sampling.standard_input() if text == "-" else text for text in given]
     if not all(texts):
