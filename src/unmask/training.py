@@ -21,7 +21,7 @@ from torch import Tensor
 from unmask.atomic import atomic_text
 from unmask.batch import Batch, make_batch
 from unmask.bound import Bound
-from unmask.callbacks import Announcer, Callback, MetricsFile, StepReport, TensorBoard
+from unmask.callbacks import Announcer, Callback, MetricsFile, Sample, StepReport, TensorBoard
 from unmask.checkpoint import Checkpoint
 from unmask.config import RECIPE_FILE, RunConfig, to_dict
 from unmask.denoisers._network import Network
@@ -31,6 +31,7 @@ from unmask.ema import Ema
 from unmask.errors import UsageError
 from unmask.evaluate import evaluate_rows
 from unmask.guards import Guard, steady_gc, stop_requests
+from unmask.held_out import held_out_sample
 from unmask.loader import Loader
 from unmask.model import Model, load
 from unmask.model_folder import NoStart, load_weights, unshared
@@ -290,16 +291,19 @@ class Run:
             self.network.train()
         return True
 
-    def sample(self) -> str:
-        """A text of the averaged weights, by the first process; the others take part where they hold some of them."""
+    def sample(self) -> Sample:
+        """A text of the averaged weights, by the first process; the others take part where they hold some of them.
+
+        Where texts have prompts or labels it is asked for by those of a held-out row, at each sample of another.
+        """
         if not self.world.first and self.spread.kind != "fsdp":
-            return ""
+            return Sample("")
         # fsdp hands the blocks their weights in the training's precision, so what goes in must be in it, too
         precision = self._autocast() if self.spread.kind == "fsdp" else contextlib.nullcontext()
         with self._averaged(), precision:
-            text = self.spread.look(lambda network: self._model(network).generate(seed=self.step)[0])
+            sample = self.spread.look(lambda network: held_out_sample(self._model(network), self.valid_rows, self.step))
             self.network.train()
-        return text
+        return sample
 
     def _model(self, network: Network) -> Model:
         return Model(
