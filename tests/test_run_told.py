@@ -92,7 +92,14 @@ def test_samples_are_for_held_out_prompts_and_tell_their_label(
     written = [line for line in lines if "sample" in line]
     assert [line["prompt"] for line in written] == [text.prompt for text in samples.texts]
     assert [line.get("label") for line in written] == [text.label for text in samples.texts]
-    assert told(capsys, r"sample of (up|down) after '...:'" if kinds else "sample after '...:'")
+    assert told(capsys, r"sample of (up|down) after '...:': '" if kinds else "sample after '...:': '")
+
+
+def test_a_sample_is_one_line_of_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = TrainProgress()
+    progress.on_start(RunConfig(), INFO)
+    progress.on_sample(7, "a long text\n" * 40)
+    assert told(capsys, "sample: .*'$")
 
 
 def test_a_prompt_that_fits_no_canvas_ends_no_run(tmp_path: Path, make_config: MakeConfig) -> None:

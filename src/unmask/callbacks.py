@@ -23,6 +23,7 @@ class StepReport:
     grad_norm: float
     tokens_per_second: float
     seconds: float  # since this process began to train
+    tokens: int = 0  # of the step's global batch, prompts included
 
 
 class Sample(str):

@@ -265,7 +265,7 @@ class Run:
             now = time.perf_counter()
             rate, self.last_read = seen.tokens / (now - self.last_read), now
             if fine:
-                tell.on_step(StepReport(seen.step, loss, seen.lr, grad_norm, rate, now - self.began))
+                tell.on_step(StepReport(seen.step, loss, seen.lr, grad_norm, rate, now - self.began, seen.tokens))
 
     # --- looking at the model ---
 

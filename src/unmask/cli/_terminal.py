@@ -182,8 +182,10 @@ class TrainProgress(Callback):
         if isinstance(text, Sample):
             asked, shown = "" if text.label is None else f" of {text.label}", text.continuation
             asked += f" after {text.prompt[-40:]!r}" if text.prompt else ""
-        line = Text(f"step {step:>6}  sample{asked}: {str(shown)!r}", overflow="ellipsis", no_wrap=True)
-        self.console.print(line)
+        line = f"step {step:>6}  sample{asked}: {str(shown)!r}"
+        # A screen shows as much as fits a line; a log keeps all of it in one.
+        how: dict[str, Any] = {"soft_wrap": True} if self.bar is None else {"overflow": "ellipsis", "no_wrap": True}
+        self.console.print(line, **how)
 
     def on_save(self, step: int, path: Path) -> None:
         if self.bar is None:
