@@ -146,7 +146,7 @@ CASES: list[tuple[str, int, str]] = [
     (f"generate model --prompt {'x' * 40}", 2, "the prompt takes 40 tokens and the suffix 0"),
     ("generate model --prompt [MASK]", 2, "the prompt contains the mask's spelling '[MASK]': use fill for gaps"),
     ("generate model --suffix [MASK:4]", 2, "the suffix contains the mask's spelling '[MASK:4]'"),
-    ("generate model --length 0", 2, "length 0"),
+    ("generate model --length 0", 2, "--length must be at least 1, got 0"),
     ("generate model --num 0", 2, "num must be at least 1"),
     ("generate model --temperature -1", 2, "temperature must be 0 or more, got -1.0"),
     ("generate model --temperature nan", 2, "temperature must be 0 or more, got nan"),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unmask.errors import DataError
+from unmask.corpora._labels import class_words, is_number
+from unmask.errors import DataError, UsageError, did_you_mean
 
 Ints = NDArray[np.int64]
 Policy = Literal["wrap", "pad", "sentence"]
@@ -20,7 +22,7 @@ Anchor = Literal["none", "begin", "both"]
 Relative positions alone give every position of an all-masked row the same law: a fixed token at an end breaks the tie.
 """
 FILES = ("tokens", "ends", "prefixes", "bytes")  # bytes: of the scored text of each row
-LABELS = "labels"  # one more file where documents carry one: the class of each row plus 1, 0 for none
+LABELS = "labels"  # one more file where documents carry one: each row's class, or its word's place, plus 1; 0 for none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +75,17 @@ class Rows:
     [[99, 256, 256]]
     """
 
-    def __init__(self, parts: Mapping[str, Any], report: Report, eot_id: int, num_ids: int) -> None:
+    def __init__(
+        self, parts: Mapping[str, Any], report: Report, eot_id: int, num_ids: int, words: Sequence[str] = ()
+    ) -> None:
         self.report, self.length = report, report.length
         self._tokens, self._prefixes, self._bytes = parts["tokens"], parts["prefixes"], parts["bytes"]
         self._ends, self._labels = parts["ends"], parts.get(LABELS)
         self._eot_id, self._num_ids = eot_id, num_ids
         self._lo, self._hi = 0, len(self._ends)
         self.key = ""  # the cache's: what the corpus holds, the tokenizer and the packing decide it
+        self.words = tuple(words)  # that stand for classes, as they came; see `classed`
+        self._class_of: Ints | None = None  # by a word's place plus 1: its class plus 1
 
     def __len__(self) -> int:
         return self._hi - self._lo
@@ -133,16 +139,71 @@ class Rows:
         """The classes of these rows, -1 for none; None where the documents carry no labels."""
         if self._labels is None:
             return None
-        labels: Ints = self._labels[self._at(indices)].astype(np.int64) - 1
-        return labels
+        return self._classes(self._labels[self._at(indices)]) - 1
+
+    def _classes(self, stored_n: Any) -> Ints:
+        """What is stored → classes plus 1."""
+        if self._class_of is not None:
+            return np.asarray(self._class_of[stored_n])
+        if self.words:
+            raise UsageError(
+                f"the labels are words such as {self.words[0]!r}: Rows.classed says which classes they are"
+            )
+        classes: Ints = stored_n.astype(np.int64)
+        return classes
+
+    @property
+    def class_words(self) -> tuple[str, ...]:
+        """The words of the classes 0, 1, ... of a model that is trained on these rows; none where classes are numbers.
+
+        >>> from unmask.corpora import Document
+        >>> from unmask.packing import pack_texts
+        >>> from unmask.tokens import load_tokenizer
+        >>> documents = [Document("hm", label="bad"), Document("ah", label="a")]
+        >>> pack_texts(documents, load_tokenizer("bytes"), "pad").class_words
+        ('a', 'bad')
+        """
+        return class_words(self.words)
+
+    def classed(self, labels: Sequence[str]) -> Rows:
+        """The same rows, their words read as the classes of a model that has these `labels`; an unknown one is refused.
+
+        >>> from unmask.corpora import Document
+        >>> from unmask.packing import pack_texts
+        >>> from unmask.tokens import load_tokenizer
+        >>> rows = pack_texts([Document("hm", label="bad")], load_tokenizer("bytes"), "pad", 8)
+        >>> rows.classed(["awful", "bad"]).labels_of(np.array([0])).tolist()
+        [1]
+        """
+        number = (
+            {word: i for i, word in enumerate(labels)} if labels else {w: int(w) for w in self.words if is_number(w)}
+        )
+        for word in self.words:
+            if word not in number and labels:
+                raise DataError(
+                    f"the corpus has the label {word!r}, which the model does not know; {did_you_mean(word, labels)}"
+                )
+            if word not in number:
+                raise DataError(
+                    f"the corpus has the label {word!r}, the model's classes are numbers: give their numbers"
+                )
+        view = copy.copy(self)
+        view._class_of = (
+            np.array([0, *(number[word] + 1 for word in self.words)], dtype=np.int64) if self.words else None
+        )
+        return view
 
     def check_labels(self, classes: int) -> None:
         """Refuse rows and a denoiser that do not agree on the classes there are."""
-        most = 0 if self._labels is None else int(self._labels[self._lo : self._hi].max(initial=0))
-        if classes and self._labels is None:
-            raise DataError(
-                "the denoiser has classes and the corpus no labels: name its label_field, or leave out classes"
-            )
+        if self._labels is None:
+            if classes:
+                raise DataError(
+                    "the denoiser has classes and the corpus no labels: name its label_field, or leave out classes"
+                )
+            return
+        most = int(self._classes(self._labels[self._lo : self._hi]).max(initial=0))
+        if (words := len(self.class_words)) > classes:
+            raise DataError(f"the corpus has {words} labels that are words: set denoiser.classes = {words} or more")
         if most > classes:
             raise DataError(f"the corpus has labels up to {most - 1}: set denoiser.classes = {most} or more")
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from unmask.arguments import check_constraint, check_sampler, check_whole
 from unmask.bound import Bound
 from unmask.constraints import Constraint
 from unmask.constraints._automaton import compile_constraints
@@ -135,7 +136,7 @@ def edit(
     sampler: Sampler | None = None,
     seed: int = 0,
     constraint: Constraint | Sequence[Constraint] | None = None,
-    label: int | None = None,
+    label: int | str | None = None,
     guidance: float | None = None,
     watch: Callable[[Step], None] | None = None,
     runners_up: int = 0,
@@ -148,6 +149,9 @@ def edit(
 
     >>> model.edit("the cat sat", "cat", with_length=(2, 6), num=3)[0].text  # doctest: +SKIP
     """
+    check_sampler(sampler)
+    check_constraint(constraint)
+    check_whole(num=num, occurrence=occurrence, seed=seed)
     tokenizer = model.tokenizer
     start, stop = find_span(text, replace, occurrence)
     # A word that brings its space cannot follow a space of its own: there the gap begins with the space instead.
@@ -194,13 +198,16 @@ def fill(
     sampler: Sampler | None = None,
     seed: int = 0,
     constraint: Constraint | Sequence[Constraint] | None = None,
-    label: int | None = None,
+    label: int | str | None = None,
     **how: Any,
 ) -> list[Filled]:
     """What `Model.fill` gives, with the bounds of all lengths that were tried.
 
     >>> fill(model, "for [MASK:4] in range([MASK:1..3]):")[0].ways[0].nats  # doctest: +SKIP
     """
+    check_sampler(sampler)
+    check_constraint(constraint)
+    check_whole(seed=seed)
     texts = [text] if isinstance(text, str) else list(text)
     if not texts:
         raise UsageError("nothing to fill: give at least one text")
@@ -234,6 +241,7 @@ def check_fit(model: Model, text: str, constraint: Constraint | Sequence[Constra
 
     >>> check_fit(model, "born [MASK:1..3]", unmask.constraints.Regex(pattern="[0-9]{4}"))  # doctest: +SKIP
     """
+    check_constraint(constraint)
     ways = known_lengths(text, MAX_CANDIDATES)
     rows = [[*model.begin, *parse_gaps(way, model.tokenizer, exact=True), *model.end] for way in ways]
     if model.tokenizer.mask_id not in rows[-1]:
@@ -243,7 +251,7 @@ def check_fit(model: Model, text: str, constraint: Constraint | Sequence[Constra
     _possible(model, rows, views, keys, [0] * len(rows), None, constraint, enough=1)
 
 
-def bounds(model: Model, texts: Iterable[str], label: int | None = None) -> dict[str, Bound]:
+def bounds(model: Model, texts: Iterable[str], label: int | str | None = None) -> dict[str, Bound]:
     """The bound of each text by itself, with the same draws for all of them; texts that are alike are scored once.
 
     >>> bounds(model, ["a cat", "a dog", "a cat"])["a cat"].nats  # doctest: +SKIP
@@ -267,7 +275,7 @@ def write(
     *,
     sampler: Sampler | None,
     constraint: Constraint | Sequence[Constraint] | None,
-    label: int | None = None,
+    label: int | str | None = None,
     **how: Any,
 ) -> list[list[int] | None]:
     """Every row with its masks written. Rows of one owner are ways to write one text: those in which the constraint

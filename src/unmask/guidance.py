@@ -35,8 +35,8 @@ class Guidance:
     condition_BL: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.weight):
-            raise UsageError(f"the guidance weight must be a number, got {self.weight}")
+        if not isinstance(self.weight, int | float) or not math.isfinite(self.weight):
+            raise UsageError(f"the guidance weight must be a number, got {self.weight!r}")
 
 
 class Guided:

@@ -52,7 +52,7 @@ class Order:
     sampler: Sampler | None = None
     seed: int = 0
     constraint: tuple[Constraint, ...] | None = None
-    label: int | None = None
+    label: int | str | None = None
     guidance: float | None = None
     separator: str | None = None
     continuation_only: bool = False
@@ -126,7 +126,7 @@ class Order:
             "suffix": self.suffix,
             "sampler": to_dict(model.fit_sampler(self.sampler, length)),
             "constraint": to_dict(self.constraint),
-            "label": self.label,
+            "label": model.class_of(self.label),
             "guidance": self.guidance,
             **({"separator": end} if end else {}),
             **({"continuation_only": True} if self.continuation_only else {}),

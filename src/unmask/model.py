@@ -10,17 +10,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from unmask.arguments import check_constraint, check_sampler, check_whole
 from unmask.atomic import atomic_folder, find_folder
 from unmask.bound import Bound
 from unmask.built_in import built_in_folder
 from unmask.canvas import Canvas
 from unmask.constraints import Constraint
 from unmask.constraints._automaton import compile_constraints
+from unmask.corpora._labels import is_number
 from unmask.denoisers._network import Network
 from unmask.devices import pick_device, pick_dtype
 from unmask.draws import row_keys
 from unmask.editing import edit, fill
-from unmask.errors import UsageError
+from unmask.errors import UsageError, did_you_mean
 from unmask.generate import sample, steps
 from unmask.guidance import Guidance, Score, particles
 from unmask.model_folder import FILES, read_folder, write_folder
@@ -56,12 +58,15 @@ class Model:
         typical_length: int | None = None,
         drawing: Drawing = Drawing(),
         separator: str = "",
+        labels: Sequence[str] = (),
     ) -> None:
         if denoiser.num_ids != tokenizer.num_ids or denoiser.mask_id != tokenizer.mask_id:
             raise UsageError(
                 f"the denoiser has {denoiser.num_ids} ids with mask {denoiser.mask_id}, "
                 f"the tokenizer {tokenizer.num_ids} with mask {tokenizer.mask_id}: they must agree"
             )
+        if len(labels) > denoiser.num_classes:
+            raise UsageError(f"{len(labels)} labels for {denoiser.num_classes} classes: give the denoiser more classes")
         objective.check(denoiser)
         self.denoiser = denoiser.eval()
         self.tokenizer = tokenizer
@@ -72,6 +77,7 @@ class Model:
         self.typical_length = typical_length  # trained on whole texts of this many tokens, rather than on full windows
         self.drawing = drawing  # how tokens are drawn where nobody says otherwise
         self.separator = separator  # ends every prompt, as in the rows it was trained on
+        self.labels = tuple(labels)  # the words of the classes 0, 1, ...; none where classes are numbers
 
     @property
     def device(self) -> torch.device:
@@ -108,6 +114,30 @@ class Model:
         own: Any = self.objective.sampler()
         return cast(Sampler, dataclasses.replace(own, **dataclasses.asdict(self.drawing)))
 
+    def class_of(self, label: int | str | None) -> int | None:
+        """The number of a class, which may be given by its word; what the model does not know is refused.
+
+        >>> model.class_of("positive")  # of a model trained with the labels negative and positive  # doctest: +SKIP
+        1
+        """
+        if isinstance(label, str):
+            if label in self.labels:
+                return self.labels.index(label)
+            if not is_number(label):
+                hint = did_you_mean(label, self.labels) if self.labels else self._known_classes()
+                raise UsageError(f"the label {label[:40]!r} is not among this model's classes: {hint}")
+            label = int(label)
+        check_whole(label=label)
+        if label is not None and not 0 <= label < self.denoiser.num_classes:
+            raise UsageError(f"the label {label} is not among this model's classes: {self._known_classes()}")
+        return label
+
+    def _known_classes(self) -> str:
+        if not self.denoiser.num_classes:
+            return "it knows none"
+        words = f" ({', '.join(self.labels[:8])}{', ...' if len(self.labels) > 8 else ''})" if self.labels else ""
+        return f"it knows 0 to {self.denoiser.num_classes - 1}{words}"
+
     # --- use ---
 
     def generate(
@@ -120,7 +150,7 @@ class Model:
         sampler: Sampler | None = None,
         seed: int = 0,
         constraint: Constraint | Sequence[Constraint] | None = None,
-        label: int | None = None,
+        label: int | str | None = None,
         guidance: float | None = None,
         only: Sequence[int] | None = None,
         separator: str | None = None,
@@ -134,8 +164,8 @@ class Model:
 
         End-of-text ends a text. A length beyond the model's window is written window by window.
         A constraint always holds, of what is written behind the prompt or, with over="text", of the whole text.
-        label: the class of the texts, for a model trained with classes. guidance > 0 follows prompt, suffix and label
-        more closely than the model does by itself, at two calls a step.
+        label: the class of the texts, its number or its word (`Model.labels`), for a model trained with classes.
+        guidance > 0 follows prompt, suffix and label more closely than the model does by itself, at two calls a step.
         only: of all these texts write those of these numbers; each is what it is among all the others.
         separator: ends every prompt; None: the model's own, of the rows it was trained on. Prompt and suffix stay
         letter by letter; continuation_only leaves them, and the separator, out.
@@ -160,7 +190,7 @@ class Model:
         greedy: bool = False,
         sampler: Sampler | None = None,
         seed: int = 0,
-        label: int | None = None,
+        label: int | str | None = None,
     ) -> list[str]:
         """Texts from the model's law tilted by a score of partly masked rows of ids, p(x) exp(score(x)) / Z.
 
@@ -172,6 +202,8 @@ class Model:
         canvas, parts = self.prompted(num, length, prompt, suffix, seed=seed, label=label)
         if canvas.tokens.shape[1] > self.length:
             raise UsageError(f"particles work within one window: ask for at most {self.length} tokens")
+        check_sampler(sampler)
+        check_whole(crowd=crowd)
         sampler = sampler or self.sampler
         options: dict[str, Any] = {"num": crowd, "threshold": threshold, "greedy": greedy, "objective": self.objective}
         return self._texts(
@@ -187,7 +219,7 @@ class Model:
         constraint: Constraint | Sequence[Constraint] | None = None,
         *,
         seed: int = 0,
-        label: int | None = None,
+        label: int | str | None = None,
         only: Sequence[int] | None = None,
         separator: str | None = None,
     ) -> tuple[Canvas, list[list[Part]]]:
@@ -195,6 +227,7 @@ class Model:
 
         >>> canvas, parts = model.prompted(4, 64, ["def ", "class "])  # doctest: +SKIP
         """
+        check_whole(num=num, length=length, seed=seed)
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         if num < 1 or not prompts:
             raise UsageError(f"num must be at least 1 and there must be a prompt list of at least one, got num={num}")
@@ -248,7 +281,7 @@ class Model:
         sampler: Sampler | None = None,
         seed: int = 0,
         constraint: Constraint | Sequence[Constraint] | None = None,
-        label: int | None = None,
+        label: int | str | None = None,
         guidance: float | None = None,
         watch: Watch | None = None,
         runners_up: int = 0,
@@ -292,6 +325,7 @@ class Model:
 
         >>> model.refine("the cat sta on the mat", share=0.2)  # doctest: +SKIP
         """
+        check_sampler(sampler)
         texts = [text] if isinstance(text, str) else list(text)
         rows = [self.begin + encode_fixed(given, self.tokenizer, "text") + self.end for given in texts]
         for given, row in zip(texts, rows, strict=True):
@@ -315,7 +349,7 @@ class Model:
         may_end: bool,
         seed: int = 0,
         key_B: Tensor | None = None,
-        label: int | Sequence[int | None] | None = None,
+        label: int | str | Sequence[int | str | None] | None = None,
         framed: bool = True,
     ) -> Canvas:
         """Rows of ids, masks where something is to be written. may_end: end-of-text is allowed. key_B: not by seed.
@@ -324,20 +358,18 @@ class Model:
 
         >>> model.canvas([[100, 101, model.tokenizer.mask_id]], may_end=False)  # doctest: +SKIP
         """
+        check_whole(seed=seed)
+        check_constraint(constraint)
         tok = self.tokenizer
         canvas = Canvas.of_rows(rows, mask_id=tok.mask_id, pad_id=tok.eot_id, seed=seed)
         canvas = canvas if key_B is None else dataclasses.replace(canvas, key_B=key_B)
         forbidden = {*tok.never_ids()} if may_end else {*tok.never_ids(), tok.eot_id}
-        labels = [label] * len(rows) if label is None or isinstance(label, int) else list(label)
-        for one in labels:
-            if one is not None and not 0 <= one < self.denoiser.num_classes:
-                known = f"0 to {self.denoiser.num_classes - 1}" if self.denoiser.num_classes else "none"
-                raise UsageError(f"the label {one} is not among this model's classes: it knows {known}")
-        label_B = torch.tensor([-1 if one is None else one for one in labels], device=self.device)
+        labels = [label] * len(rows) if label is None or isinstance(label, int | str) else list(label)
+        class_B = torch.tensor([-1 if one is None else one for one in map(self.class_of, labels)], device=self.device)
         automaton = None if constraint is None else compile_constraints(constraint, tok, may_end=may_end)
         return dataclasses.replace(
             canvas.to(self.device),
-            label_B=None if all(one is None for one in labels) else label_B,
+            label_B=None if all(one is None for one in labels) else class_B,
             forbidden=tuple(sorted(forbidden)),
             frame=(len(self.begin), len(self.end)) if framed else (0, 0),
             end_id=tok.eot_id if may_end else None,
@@ -376,6 +408,7 @@ class Model:
 
     def fit_sampler(self, sampler: Sampler | None, length: int) -> Sampler:
         """The model's own sampler where none is given, and windows around it where the text is too long for one."""
+        check_sampler(sampler)
         sampler = sampler or self.sampler
         if isinstance(sampler, SemiAR) and sampler.window > self.length:
             raise UsageError(
@@ -448,4 +481,5 @@ def load(
         typical_length=held.typical_length,
         drawing=held.drawing,
         separator=held.separator,
+        labels=held.labels,
     )

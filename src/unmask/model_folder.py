@@ -54,6 +54,7 @@ def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None =
         **({} if model.typical_length is None else {"typical_length": model.typical_length}),
         **({} if model.drawing == Drawing() else {"drawing": to_dict(model.drawing)}),
         **({} if not model.separator else {"separator": model.separator}),
+        **({"labels": list(model.labels)} if model.labels else {}),
     }
     write_file(folder / "config.json", [json.dumps(config, indent=2).encode(), b"\n"])
     write_file(folder / "tokenizer.json", [model.tokenizer.to_json().encode()])
@@ -73,6 +74,7 @@ class Folder:
     typical_length: int | None
     drawing: Drawing
     separator: str
+    labels: tuple[str, ...]
 
 
 def read_folder(folder: Path) -> Folder:
@@ -99,6 +101,9 @@ def read_folder(folder: Path) -> Folder:
             f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
         )
     network = _build(description, tokenizer, folder)
+    labels = tuple(config.get("labels", ()))
+    if len(labels) > network.num_classes:
+        raise ModelFolderError(f"{folder / 'config.json'}: {len(labels)} labels for {network.num_classes} classes")
     return Folder(
         network=network,
         tokenizer=tokenizer,
@@ -109,6 +114,7 @@ def read_folder(folder: Path) -> Folder:
         typical_length=config.get("typical_length"),
         drawing=drawing,
         separator=config.get("separator", ""),
+        labels=labels,
     )
 
 
@@ -210,7 +216,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     separator = config.get("separator", "")
     if type(separator) is not str or len(separator) > MAX_SEPARATOR:
         raise ModelFolderError(f"{path}: separator is no text of at most {MAX_SEPARATOR} characters")
-    if others := config.keys() - wanted.keys() - {"typical_length", "drawing", "separator"}:
+    labels = config.get("labels", [])
+    if type(labels) is not list or not all(type(word) is str for word in labels) or len(set(labels)) < len(labels):
+        raise ModelFolderError(f"{path}: labels is not a list of different words; the folder is damaged")
+    if others := config.keys() - wanted.keys() - {"typical_length", "drawing", "separator", "labels"}:
         raise ModelFolderError(f"{path}: unknown key {shown(min(others))!r}")
     config = _from_version_1(config) if version == 1 else config
     for key, choices in (("packing", get_args(Policy)), ("anchor", get_args(Anchor))):

@@ -21,6 +21,7 @@ import numpy as np
 from unmask._cache import cached, default_cache_dir
 from unmask._rows import FILES, LABELS, Anchor, Ints, Policy, Report, Rows, RowWriter, dtypes
 from unmask.corpora import Corpus, Document
+from unmask.corpora._labels import Words
 from unmask.errors import DataError, UsageError, did_you_mean
 from unmask.tokens import Tokenizer
 
@@ -53,6 +54,7 @@ class _Packer:
         self._tokenizer, self._policy, self._length, self._anchor = tokenizer, policy, length, anchor
         self._begin, self._end = np.array(begin, dtype=np.int64), np.array(end, dtype=np.int64)
         self._writer = RowWriter(files, tokenizer.num_ids)
+        self.words = Words()  # that stand for classes
         self._documents = self._cut = self._dropped = self._empty = 0
         self._waiting: list[Document] = []
         self._waiting_size = 0
@@ -137,7 +139,7 @@ class _Packer:
                 self._dropped += 1
             else:
                 head = np.concatenate([self._begin, np.array(prompt, dtype=np.int64)])
-                self._row(head, ids, ends, prefix=len(head), label=document.label)
+                self._row(head, ids, ends, prefix=len(head), label=self.words.number(document.label))
 
     def _sentences(self, documents: list[Document]) -> None:
         lines: list[str] = []
@@ -146,7 +148,7 @@ class _Packer:
             found = [line for line in document.text.replace("\r\n", "\n").split("\n") if line.strip()]
             self._empty += not found
             lines += found
-            labels += [document.label] * len(found)
+            labels += [self.words.number(document.label)] * len(found)
         bos = self._tokenizer.bos_id
         # Without an anchor a begin token is a token like any other: noised and scored.
         head = np.array([] if bos is None else [bos], dtype=np.int64) if self._anchor == "none" else self._begin
@@ -198,7 +200,7 @@ def pack_texts(
         raise DataError(f"there is no text to pack ({report.sentence()}); give at least one text that is not empty")
     kinds = dtypes(tokenizer.num_ids)
     parts = {name: np.frombuffer(file.getbuffer(), dtype=kinds[name]) for name, file in files.items()}
-    return Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids)
+    return Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids, list(packer.words.found))
 
 
 def rows_of(
@@ -271,9 +273,10 @@ def _open(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer) -> Rows:
         kinds = dtypes(tokenizer.num_ids)
         names = [*FILES, LABELS] if LABELS in manifest["files"] else FILES
         parts = {name: np.memmap(path / name, dtype=kinds[name], mode="r") for name in names}
+        words = [str(word) for word in manifest.get("words", ())]
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise DataError(f"the token cache {path} cannot be opened: {e}; delete it, it is built again") from None
-    rows = Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids)
+    rows = Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids, words)
     rows.key = path.name
     return rows
 
@@ -296,6 +299,7 @@ def _pack_corpus(
         for document in _read(corpus):
             held = share is not None and _place(document) < share[1]
             sides[held] += bool(document.text.strip())
+            packer.words.number(document.label)  # of both parts: their classes are the same
             if share is None or held == (share[0] == "valid"):
                 packer.add(document)
             if progress is not None:
@@ -313,7 +317,8 @@ def _pack_corpus(
         raise DataError(
             f"no rows for the part {share[0] if share else 'all'}: {report.sentence()}; change length or corpus"
         )
-    return {"format": FORMAT, "split_rows": split_rows, "report": dataclasses.asdict(report)}
+    manifest = {"format": FORMAT, "split_rows": split_rows, "report": dataclasses.asdict(report)}
+    return manifest | ({"words": list(packer.words.found)} if packer.words.found else {})
 
 
 def _read(corpus: Corpus) -> Iterator[Document]:

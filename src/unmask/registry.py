@@ -13,6 +13,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import numbers
 import pkgutil
 import sys
 import typing
@@ -109,9 +110,36 @@ def came_later(default: Any, *, before: Any) -> Any:
     return dataclasses.field(default=default, metadata={BEFORE: before})
 
 
-def check_choices(plugin: object) -> None:
-    """Refuse a field whose value is not among its type's choices: a dataclass alone would take any word."""
-    for name, kind in typing.get_type_hints(type(plugin)).items():
-        value, choices = getattr(plugin, name), typing.get_args(kind)
+def check_fields(plugin: object) -> None:
+    """Refuse a number, a choice or an inner plug-in that is not of its field's type: a dataclass takes anything."""
+    cls: Any = type(plugin)
+    for name, kind in _field_types(cls).items():
+        value = getattr(plugin, name)
+        if optional := type(None) in typing.get_args(kind):
+            if value is None:
+                continue
+            kind = next(inner for inner in typing.get_args(kind) if inner is not type(None))
+        choices = typing.get_args(kind)
         if typing.get_origin(kind) is typing.Literal and value not in choices:
             raise UsageError(f"{name} is {value!r}; {did_you_mean(str(value), map(str, choices))}")
+        if (wanted := _wanted(kind, value)) is not None:
+            raise UsageError(f"{name} must be {wanted}{' or None' if optional else ''}, got {value!r}")
+
+
+_NUMBERS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a number"), bool: (bool, "True or False")}
+
+
+def _wanted(kind: Any, value: object) -> str | None:
+    """What a field of this type takes, where the value is none of it."""
+    if kind in _NUMBERS:
+        base, name = _NUMBERS[kind]
+        return None if isinstance(value, base) and (kind is bool or not isinstance(value, bool)) else name
+    if isinstance(kind, type) and hasattr(kind, "room") and not isinstance(value, kind):
+        return f"a {kind.__name__.lower()} of {kind.room.package}"
+    return None
+
+
+@functools.cache
+def _field_types(plugin: type[Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(plugin)
+    return {field.name: hints[field.name] for field in fields_of(plugin)}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from unmask.arguments import check_whole
 from unmask.bound import Bound, join
 from unmask.errors import UsageError
 
@@ -25,9 +26,9 @@ def score(
     seed: int = 0,
     num_samples: int = 16,
     estimator: str | None = None,
-    label: int | None = None,
+    label: int | str | None = None,
     prompts: str | Sequence[str] | None = None,
-    labels: Sequence[int | None] | None = None,
+    labels: Sequence[int | str | None] | None = None,
     separator: str | None = None,
 ) -> Bound:
     """The bound of each text, its end-of-text included; a text beyond the window is scored window by window. It is
@@ -42,6 +43,7 @@ def score(
     >>> model.score(["import os", "import sys"], num_samples=64).nats_B  # doctest: +SKIP
     >>> model.score("bonjour", prompts="hello").nats  # of -log p(bonjour | hello)  # doctest: +SKIP
     """
+    check_whole(seed=seed, num_samples=num_samples)
     texts = [texts] if isinstance(texts, str) else list(texts)
     if not texts:
         raise UsageError("nothing to score: give at least one text")
@@ -82,7 +84,7 @@ def _heads(
     return [[*model.begin, *ids] for ids in model.tokenizer.encode_batch([prompt + end for prompt in prompts])]
 
 
-def _labels(label: int | None, labels: Sequence[int | None] | None, num: int) -> list[int | None]:
+def _labels(label: int | str | None, labels: Sequence[int | str | None] | None, num: int) -> list[int | str | None]:
     if labels is None:
         return [label] * num
     if label is not None or len(labels) != num:

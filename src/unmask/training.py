@@ -21,7 +21,7 @@ from torch import Tensor
 from unmask.atomic import atomic_text
 from unmask.batch import Batch, make_batch
 from unmask.bound import Bound
-from unmask.callbacks import Announcer, Callback, MetricsFile, StepReport, TensorBoard
+from unmask.callbacks import Announcer, Callback, MetricsFile, Sample, StepReport, TensorBoard
 from unmask.checkpoint import Checkpoint
 from unmask.config import RECIPE_FILE, RunConfig, to_dict
 from unmask.denoisers._network import Network
@@ -31,6 +31,7 @@ from unmask.ema import Ema
 from unmask.errors import UsageError
 from unmask.evaluate import evaluate_rows
 from unmask.guards import Guard, steady_gc, stop_requests
+from unmask.held_out import held_out_sample
 from unmask.loader import Loader
 from unmask.model import Model, load
 from unmask.model_folder import NoStart, load_weights, unshared
@@ -135,7 +136,9 @@ class Run:
         self.folder = Path(config.out)
         checkpoint = find_checkpoint(config, world, resume=resume)
         self.tokenizer = self._tokenizer(checkpoint is not None)
-        self.rows, self.valid_rows = self._build_rows()
+        rows, valid_rows = self._build_rows()
+        self.labels = rows.class_words
+        self.rows, self.valid_rows = rows.classed(self.labels), valid_rows.classed(self.labels)
         self.loader = Loader(self.rows, config.batch, config.seed)
         torch.manual_seed(config.seed % (1 << 63))  # on the CPU, whatever is trained on: the same weights everywhere
         with contextlib.nullcontext() if checkpoint is None else NoStart():
@@ -267,7 +270,7 @@ class Run:
             now = time.perf_counter()
             rate, self.last_read = seen.tokens / (now - self.last_read), now
             if fine:
-                tell.on_step(StepReport(seen.step, loss, seen.lr, grad_norm, rate, now - self.began))
+                tell.on_step(StepReport(seen.step, loss, seen.lr, grad_norm, rate, now - self.began, seen.tokens))
 
     # --- looking at the model ---
 
@@ -293,16 +296,19 @@ class Run:
             self.network.train()
         return True
 
-    def sample(self) -> str:
-        """A text of the averaged weights, by the first process; the others take part where they hold some of them."""
+    def sample(self) -> Sample:
+        """A text of the averaged weights, by the first process; the others take part where they hold some of them.
+
+        Where texts have prompts or labels it is asked for by those of a held-out row, at each sample of another.
+        """
         if not self.world.first and self.spread.kind != "fsdp":
-            return ""
+            return Sample("")
         # fsdp hands the blocks their weights in the training's precision, so what goes in must be in it, too
         precision = self._autocast() if self.spread.kind == "fsdp" else contextlib.nullcontext()
         with self._averaged(), precision:
-            text = self.spread.look(lambda network: self._model(network).generate(seed=self.step)[0])
+            sample = self.spread.look(lambda network: held_out_sample(self._model(network), self.valid_rows, self.step))
             self.network.train()
-        return text
+        return sample
 
     def _model(self, network: Network) -> Model:
         return Model(
@@ -315,6 +321,7 @@ class Run:
             typical_length=self.rows.typical_length(),
             drawing=self.config.drawing,
             separator=self.config.data.train.prompt_end,
+            labels=self.labels,
         )
 
     def info(self) -> dict[str, Any]:
@@ -385,6 +392,8 @@ class Run:
         other = load(init, device="cpu")
         if other.tokenizer.fingerprint() != self.tokenizer.fingerprint():
             raise UsageError(f"{init} has another tokenizer than this run: set tokenizer = {str(init)!r} in the recipe")
+        if other.denoiser.num_classes and other.labels != self.labels:
+            raise UsageError(f"{init} has other labels than this run: give a corpus with the same, or leave out --init")
         load_weights(self.network, unshared(other.denoiser), str(init))
 
     # --- making the parts ---

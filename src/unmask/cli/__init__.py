@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import errno
 import importlib
 import os
@@ -107,7 +108,15 @@ class Parser(argparse.ArgumentParser):
     """argparse whose errors are one line like all others."""
 
     def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0].partition("=")[0]
+        if unknown != message and (close := self.closest(unknown)):
+            raise UsageError(f"{self.prog} has no option {unknown}; did you mean {close!r}?")
         raise UsageError(f"{message}; see {self.prog} --help")
+
+    def closest(self, option: str) -> str | None:
+        """The option that a misspelled one is likely to be."""
+        options = [known for known in self._option_string_actions if known.startswith("--")]
+        return next(iter(difflib.get_close_matches(option, options, n=1, cutoff=0.75)), None)
 
     def knows(self, option: str) -> bool:
         return option in self._option_string_actions
@@ -149,6 +158,8 @@ def _split_overrides(words: list[str], parser: Parser) -> tuple[list[str], dict[
         if not equals:
             value = next(queue, "")
             if not value or value.startswith("--"):
+                if close := parser.closest(word):
+                    raise UsageError(f"{parser.prog} has no option {word}; did you mean {close!r}?")
                 raise UsageError(f"--{key} needs a value, as in --{key} VALUE")
         found[key.replace("-", "_")] = value
     return rest, found

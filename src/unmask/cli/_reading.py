@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from unmask.model import Model
     from unmask.packing import Rows
 
-DATA = "text, JSONL or Parquet file or folder, also .gz .xz .zst; or stdlib"
+DATA = "text, JSONL, CSV, TSV or Parquet file or folder, also .gz .xz .zst; or stdlib"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reading", "of --data; default: as the run reads its own, an empty word: none")
-    group.add_argument("--field", metavar="NAME", help="JSONL, Parquet: where the text is")
+    group.add_argument("--field", metavar="NAME", help="JSONL, CSV, Parquet: where the text is")
     group.add_argument("--prompt-field", metavar="NAME", help="where the prompt is, which is given and not scored")
     group.add_argument("--label-field", metavar="NAME", help="where the label is")
     group.add_argument("--separator", metavar="TEXT", help="between prompt and text; of text files: between documents")

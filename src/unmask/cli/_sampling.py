@@ -11,6 +11,7 @@ import tempfile
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
     from unmask.cli._trace import Trace
     from unmask.constraints import Constraint
     from unmask.model import Model
+    from unmask.noise import Noise
     from unmask.samplers import Sampler, Step
+    from unmask.samplers._drawing import Drawing
 
 RUNNERS_UP = 4  # shown for each token
+MAX_WINDOW = 1 << 20  # of a model that is not known yet
 _OPTIONS = ("steps", "temperature", "top_k", "top_p", "window", "stride")
 
 
@@ -68,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--guidance", type=float, metavar="W", help="follow what is given more closely; two calls a step"
     )
-    group.add_argument("--label", type=int, metavar="CLASS", help="the text's class, for models trained with classes")
+    group.add_argument(
+        "--label", metavar="CLASS", help="the text's class, its word or number, for models trained with classes"
+    )
     group.add_argument("--seed", type=int, default=0, help="same seed, same text (default 0)")
     _add_constraints(parser)
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
@@ -151,11 +157,51 @@ def _read_schema(path: str) -> str:
         raise UsageError(f"cannot read the schema {path}: {reason}") from None
 
 
+def check(args: argparse.Namespace) -> list[Constraint] | None:
+    """Refuse what no model could be asked for, before one is loaded. What the texts are constrained to comes back."""
+    from unmask.devices import pick_device, pick_dtype
+    from unmask.tokens import load_tokenizer
+
+    _check_sampler(args)
+    for name in ("num", "length"):
+        if (value := getattr(args, name, None)) is not None and value < 1:
+            raise UsageError(f"--{name} must be at least 1, got {value}")
+    if args.guidance is not None and not math.isfinite(args.guidance):
+        raise UsageError(f"--guidance must be a finite number, got {args.guidance}")
+    for flag in ("trace", "html", "svg"):
+        if getattr(args, flag) is not None:
+            _check_writable(flag, getattr(args, flag))
+    pick_dtype(args.dtype, pick_device(args.device))
+    constraint = make_constraint(args)
+    for one in constraint or ():
+        one.automaton(load_tokenizer("bytes"))  # a pattern's own automaton is kept: no work is done twice
+    return constraint
+
+
+def _check_sampler(args: argparse.Namespace) -> None:
+    """Refuse options that fit none of the samplers that a model may have as its own."""
+    from unmask.samplers import room
+    from unmask.samplers._drawing import Drawing
+
+    refused: list[UsageError] = []
+    for own in ("ancestral", "left_to_right", "posterior"):
+        try:
+            _made(args, room.get(own)(), Drawing(), MAX_WINDOW)
+            return
+        except UsageError as e:
+            refused.append(e)
+    raise refused[0]
+
+
 def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:
     """The model's own sampler, or the one named, with the options given; one that it does not have is refused.
 
     Of what is not given the model says how tokens are drawn (`Model.drawing`).
     """
+    return _made(args, model.objective.sampler(), model.drawing, model.length)
+
+
+def _made(args: argparse.Namespace, own: Sampler, drawing: Drawing, window: int) -> Sampler:
     from unmask.config import Word
     from unmask.samplers import room
     from unmask.samplers.ancestral import Ancestral
@@ -165,24 +211,27 @@ def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:
     given |= {k: getattr(args, k) for k in _OPTIONS if getattr(args, k) not in (None, ...)}
     if args.steps is None:
         given["steps"] = None
-    own = model.objective.sampler()
     cls = room.get(args.sampler) if args.sampler else type(own)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    names = [*args.flags, *(name.replace("_", "-") for name in fields)]
+    build = partial(_build, noise=getattr(own, "noise", None), drawing=drawing, flags=names)
     if "inner" not in fields:
-        return _build(cls, model, given, args.flags)
+        return build(cls, given)
     # A sampler around another: what it does not know is the inner one's, which is the model's own where none is named.
     usual: Any = fields["inner"].default
     named = given.pop("inner", None)
     inner = room.get(named) if named else type(own if isinstance(usual, Ancestral) else usual)
     outer: dict[str, Any] = {k: given.pop(k) for k in fields if k in given}
     if cls is SemiAR:
-        outer = {"window": model.length} | outer
+        outer = {"window": window} | outer
     if inner is SemiAR:
-        given = {"window": model.length} | given
-    return _build(cls, model, outer | {"inner": _build(inner, model, given, args.flags)}, args.flags)
+        given = {"window": window} | given
+    return build(cls, outer | {"inner": build(inner, given)})
 
 
-def _build(cls: type[Sampler], model: Model, options: dict[str, Any], flags: list[str]) -> Sampler:
+def _build(
+    cls: type[Sampler], options: dict[str, Any], *, noise: Noise | None, drawing: Drawing, flags: list[str]
+) -> Sampler:
     from unmask.config import Word, from_dict
     from unmask.samplers._drawing import Drawing
 
@@ -197,10 +246,10 @@ def _build(cls: type[Sampler], model: Model, options: dict[str, Any], flags: lis
             options = options | {name: math.inf}
         elif isinstance(value, Word):
             options = options | {name: from_dict(hints[name], value, f"--{name}")}
-    if "noise" in known and (noise := getattr(model.objective.sampler(), "noise", None)) is not None:
+    if "noise" in known and noise is not None:
         options = {"noise": noise} | options
     if issubclass(cls, Drawing):
-        options = dataclasses.asdict(model.drawing) | options
+        options = dataclasses.asdict(drawing) | options
     return cls(**options)
 
 
@@ -232,9 +281,6 @@ def shown(args: argparse.Namespace, model: Model) -> Iterator[View]:
     from unmask.cli._terminal import watching
     from unmask.cli._trace import tracing
 
-    for flag in ("trace", "html", "svg"):
-        if getattr(args, flag) is not None:
-            _check_writable(flag, getattr(args, flag))
     tokenizer = model.tokenizer
     view = View(args, Recorder(tokenizer) if args.svg else None, Page(tokenizer) if args.html else None)
     with watching(tokenizer, enabled=args.watch) as watch, tracing(tokenizer, args.trace) as trace:

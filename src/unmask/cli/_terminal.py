@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from unmask.bound import Bound
-from unmask.callbacks import Callback, StepReport
+from unmask.callbacks import Callback, Sample, StepReport
 from unmask.config import RunConfig
 from unmask.samplers import Step
 from unmask.tokens import Tokenizer
@@ -114,12 +115,20 @@ def watching(tokenizer: Tokenizer, *, enabled: bool, pause: float = 0.0) -> Iter
         yield show
 
 
+SECONDS = 10.0  # between two lines of a log that nobody watches
+
+
 class TrainProgress(Callback):
-    """A bar with loss, tokens a second and time left; validations and samples as lines above it."""
+    """A bar with loss, tokens a second and time left; validations and samples as lines above it.
+
+    Where stderr is no terminal the same as plain lines, a few a minute.
+    """
 
     def __init__(self) -> None:
         self.console = stderr()
         self.bar: Progress | None = None
+        self.steps = self.first = self.log_every = 1
+        self.last_line = -SECONDS
 
     def on_start(self, config: RunConfig, info: dict[str, Any]) -> None:
         say = partial(self.console.print, soft_wrap=True)
@@ -131,6 +140,7 @@ class TrainProgress(Callback):
             say(f"passed over: {reason}")
         if info["resumed_step"]:
             say(f"going on from step {info['resumed_step']}")
+        self.steps, self.first, self.log_every = config.steps, info["resumed_step"], config.log_every
         if self.console.is_terminal:
             columns = (
                 TextColumn("{task.description}"),
@@ -149,6 +159,16 @@ class TrainProgress(Callback):
         if self.bar is not None:
             numbers = f"loss {report.loss:6.3f}  {report.tokens_per_second:,.0f} tok/s"
             self.bar.update(self.task, completed=report.step, numbers=numbers)
+        elif report.step == self.steps or (
+            report.step % self.log_every == 0 and report.seconds - self.last_line >= SECONDS
+        ):
+            self.last_line = report.seconds
+            left = report.seconds / (report.step - self.first) * (self.steps - report.step)
+            self.console.print(
+                f"step {report.step:>6}  loss {report.loss:.4f}, lr {report.lr:.2e}, "
+                f"{report.tokens_per_second:,.0f} tok/s, eta {timedelta(seconds=round(left))}",
+                soft_wrap=True,
+            )
 
     def on_note(self, step: int, text: str) -> None:
         self.console.print(f"step {step:>6}  {text}", soft_wrap=True)
@@ -158,7 +178,14 @@ class TrainProgress(Callback):
         self.console.print(f"step {step:>6}  valid {bound.nats_per_token:.4f} nats/token, ppl {bound.ppl:.2f}{bits}")
 
     def on_sample(self, step: int, text: str) -> None:
-        self.console.print(Text(f"step {step:>6}  sample: {text!r}", overflow="ellipsis", no_wrap=True))
+        asked, shown = "", text
+        if isinstance(text, Sample):
+            asked, shown = "" if text.label is None else f" of {text.label}", text.continuation
+            asked += f" after {text.prompt[-40:]!r}" if text.prompt else ""
+        line = f"step {step:>6}  sample{asked}: {str(shown)!r}"
+        # A screen shows as much as fits a line; a log keeps all of it in one.
+        how: dict[str, Any] = {"soft_wrap": True} if self.bar is None else {"overflow": "ellipsis", "no_wrap": True}
+        self.console.print(line, **how)
 
     def on_save(self, step: int, path: Path) -> None:
         if self.bar is None:

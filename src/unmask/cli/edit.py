@@ -43,13 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from unmask.editing import find_span, length_range
     from unmask.model import load
 
+    constraint = _sampling.check(args)
+    length_range(args.with_length, 1)
     _naming.refuse_text(args.model, "--text")
+    text = _sampling.standard_input() if args.text == "-" else args.text
+    find_span(text, args.replace, args.occurrence)
     model = load(args.model, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
-    constraint = _sampling.make_constraint(args)
-    text = _sampling.standard_input() if args.text == "-" else args.text
     with _sampling.shown(args, model) as view:
         edits = model.edit(
             text,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace, world: World) -> int:
     from unmask.cli._terminal import progress_bar
-    from unmask.errors import UsageError
+    from unmask.corpora._files import existing
+    from unmask.errors import UsageError, did_you_mean
     from unmask.evaluate import evaluate_rows
     from unmask.model import load
     from unmask.packing import reading_bar
@@ -69,6 +71,11 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     if args.data is None and (options := _reading.given(args)):
         flag = f"--{min(options).replace('_', '-')}"
         raise UsageError(f"what a run held out is read as it was: leave out {flag}, or give --data")
+    if args.estimator is not None and not re.fullmatch(r"count|time|exact|T=[0-9]+", args.estimator):
+        known = ["count", "time", "exact", "T=1000"]
+        raise UsageError(f"unknown estimator {args.estimator!r}; {did_you_mean(args.estimator, known)}")
+    if args.data is not None and args.data != "stdlib":
+        existing(args.data)
     model = load(args.model, device=world.device)
     trained = _reading.trained_on(args.model, needed=args.data is None)
     packing = args.packing or (model.packing if trained is None else trained.packing)
@@ -78,6 +85,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
         raise UsageError(f"--length {length} is beyond the model's window of {model.length} tokens")
     with reading_bar() if world.first else nullcontext() as bar:
         corpus, rows, measured = _measured_on(args, model, trained, packing, length, anchor, bar)
+    rows = rows.classed(model.labels) if model.denoiser.num_classes else rows
     estimator = args.estimator or model.objective.estimator(model.denoiser)
     world.arm()
     with progress_bar("evaluate") if world.first else nullcontext() as progress:

@@ -31,10 +31,10 @@ def run(args: argparse.Namespace) -> int:
     from unmask.editing import fill
     from unmask.model import load
 
+    constraint = _sampling.check(args)
     name, given = _naming.model_and_texts(args.given, 'a text with a gap, as in unmask fill "The [MASK:2] sat."')
     model = load(name, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
-    constraint = _sampling.make_constraint(args)
     texts = [_sampling.standard_input() if text == "-" else text for text in given]
     with _sampling.shown(args, model) as view:
         filled = fill(

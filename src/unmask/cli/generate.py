@@ -19,9 +19,13 @@ import os
 import shlex
 from contextlib import nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
 from unmask.cli import _naming, _processes, _sampling
 from unmask.errors import Stopped, UsageError
+
+if TYPE_CHECKING:
+    from unmask.constraints import Constraint
 
 TAKES_OVERRIDES = True  # a sampler's own options
 
@@ -47,9 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    constraint = _sampling.check(args)
     _naming.refuse_text(args.model, "--prompt")
     if args.out is not None:
-        return _write_many(args)
+        return _write_many(args, constraint)
     for name in ("batch", "part_size", "nproc"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is for texts that go to a folder: give --out DIR")
@@ -59,7 +64,6 @@ def run(args: argparse.Namespace) -> int:
 
     model = load(args.model, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
-    constraint = _sampling.make_constraint(args)
     with _sampling.shown(args, model) as view:
         texts = model.generate(
             args.num,
@@ -85,10 +89,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write_many(args: argparse.Namespace) -> int:
+def _write_many(args: argparse.Namespace, constraint: list[Constraint] | None) -> int:
     for name in ("watch", "trace", "html", "svg"):
         if getattr(args, name):
             raise UsageError(f"--{name} is for texts that are printed: leave out --out, or --{name}")
+    for name in ("batch", "part_size"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if not args.out:
         raise UsageError("--out needs the name of a folder")
     if _processes.launched(args):
@@ -101,7 +108,6 @@ def _write_many(args: argparse.Namespace) -> int:
     sizes = {"batch": args.batch, "part": args.part_size}
     with join_world(args.device, timeout=args.timeout) as world:
         model = load(args.model, device=world.device, dtype=args.dtype)
-        constraint = _sampling.make_constraint(args)
         order = Order(
             num=args.num,
             length=args.length,

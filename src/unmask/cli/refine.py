@@ -25,9 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from unmask.errors import UsageError
     from unmask.model import load
+    from unmask.samplers.refine import Refine
 
-    if _sampling.make_constraint(args) is not None or (args.guidance, args.label) != (None, None):
+    if _sampling.check(args) is not None or (args.guidance, args.label) != (None, None):
         raise UsageError("refine takes no constraint, guidance or label: use edit or fill for them")
+    Refine(share=args.share, rounds=args.rounds)
     name, given = _naming.model_and_texts(args.given, 'a finished text, as in unmask refine "The cat sat on on mat."')
     model = load(name, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)

@@ -32,7 +32,9 @@ MISSING = 'a text, as in unmask score "The cat sat."'
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _naming.add_model_and_texts(parser, "texts; - reads one from standard input")
     parser.add_argument("--prompt", action="append", help="what the texts are given: one for all, or one for each")
-    parser.add_argument("--label", type=int, metavar="CLASS", help="the texts' class, for models trained with classes")
+    parser.add_argument(
+        "--label", metavar="CLASS", help="the texts' class, its word or number, for models trained with classes"
+    )
     parser.add_argument("--num-samples", type=int, default=64, help="draws of time and masks for each (default 64)")
     parser.add_argument("--seed", type=int, default=0, help="of times and masks (default 0)")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
@@ -42,8 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from unmask.devices import pick_device
     from unmask.model import load
 
+    if args.num_samples < 1:
+        raise UsageError(f"--num-samples must be at least 1, got {args.num_samples}")
+    pick_device(args.device)
     if args.data is None:
         name, texts = _naming.model_and_texts(args.given, MISSING)
         texts = [_sampling.standard_input() if text == "-" else text for text in texts]

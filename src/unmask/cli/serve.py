@@ -39,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from unmask.devices import pick_device, pick_dtype
+    from unmask.errors import UsageError
+
+    for name, least in {"max_batch": 1, "max_requests": 1, "max_length": 1, "budget": 1, "drain": 0, "port": 0}.items():
+        if (value := getattr(args, name)) < least:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    pick_dtype(args.dtype, pick_device(args.device))
     try:
         from unmask.server.running import serve
     except ImportError as e:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from unmask.registry import Room, check_choices
+from unmask.registry import Room, check_fields
 
 if TYPE_CHECKING:
     from unmask.constraints._automaton import Automaton
@@ -32,7 +32,7 @@ class Constraint(ABC):
     over: Literal["gap", "text"] = "gap"
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
 
     @abstractmethod
     def automaton(self, tokenizer: Tokenizer, *, may_end: bool = True) -> Automaton:

@@ -19,12 +19,12 @@ room = Room(__name__, base="Corpus")
 class Document:
     """One text. `prompt`, when there is one, stands before it with its separator, is never noised and is not scored.
 
-    `label`: the class it is of, where it has one.
+    `label`: the class it is of, where it has one: its number, or a word (packing gives words their numbers).
     """
 
     text: str
     prompt: str = ""
-    label: int | None = None
+    label: int | str | None = None
 
 
 class Corpus(ABC):

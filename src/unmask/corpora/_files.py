@@ -11,7 +11,7 @@ import json
 import lzma
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -24,30 +24,35 @@ COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 JSONL = (".jsonl", ".ndjson", ".json")
 WRITTEN = "generate.json"  # what `unmask generate --out` says of the lines beside it; no document
 PARQUET = (".parquet",)
+TABLES = (".csv", ".tsv", ".tab")
 _CHUNK = 1 << 20
 
 
 def from_path(path: str) -> Corpus:
-    """The corpus in a file or folder, by its ending: JSON lines, Parquet, else text.
+    """The corpus in a file or folder, by its ending: JSON lines, Parquet, CSV or TSV, else text.
 
     In a text file with lines `<|endoftext|>` in its first megabyte these separate the documents.
 
     >>> from_path("stories/train.txt.xz")  # doctest: +SKIP
     Text(path='stories/train.txt.xz', separator='<|endoftext|>')
     """
+    from unmask.corpora.csv import Csv
     from unmask.corpora.jsonl import Jsonl
     from unmask.corpora.parquet import Parquet
     from unmask.corpora.text import Text
 
     where = existing(path)
     endings = {ending(file) for file in walk(where)} if where.is_dir() else {ending(where)}
-    tables, lines = endings & set(PARQUET), endings & set(JSONL)
-    if tables and lines:
-        raise DataError(f"the folder {path} holds both Parquet and JSON lines; name the files of one kind")
-    if tables:
-        return Parquet(path=path)
-    if lines:
-        return Jsonl(path=path)
+    kinds: dict[str, tuple[tuple[str, ...], Callable[..., Corpus]]] = {
+        "Parquet": (PARQUET, Parquet),
+        "JSON lines": (JSONL, Jsonl),
+        "CSV": (TABLES, Csv),
+    }
+    found = [kind for kind, (known, _) in kinds.items() if endings & set(known)]
+    if len(found) > 1:
+        raise DataError(f"the folder {path} holds both {found[0]} and {found[1]}; name the files of one kind")
+    if found:
+        return kinds[found[0]][1](path=path)
     text = Text(path=path)
     first = next(iter(chunks(text.files()[0])), b"")
     separator = "<|endoftext|>"

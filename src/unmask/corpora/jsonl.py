@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from unmask.corpora import Corpus, Document, _files, check_separator
+from unmask.corpora._labels import check_label
 from unmask.errors import DataError, did_you_mean
-
-MAX_CLASSES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +23,7 @@ class Jsonl(Corpus):
     path: str
     field: str = "text"
     prompt_field: str | None = None
-    label_field: str | None = None  # a whole number from 0, or null for none
+    label_field: str | None = None  # a word, or a whole number from 0; null for none
     separator: str = ""  # between prompt and text
 
     def __post_init__(self) -> None:
@@ -65,14 +64,9 @@ class Jsonl(Corpus):
         prompt = value(self.prompt_field) + self.separator if self.prompt_field is not None else ""
         return Document(value(self.field), prompt, self._label(data, f"{file}, line {number}"))
 
-    def _label(self, data: dict[str, Any], where: str) -> int | None:
+    def _label(self, data: dict[str, Any], where: str) -> int | str | None:
         if self.label_field is None:
             return None
         if self.label_field not in data:
             raise DataError(f"{where} has no field {self.label_field!r}; {did_you_mean(self.label_field, data)}")
-        label = data[self.label_field]
-        if label is not None and not (type(label) is int and 0 <= label < MAX_CLASSES):
-            raise DataError(
-                f"{where}: the label {str(label)[:40]!r} is no whole number from 0 to {MAX_CLASSES - 1}, nor null"
-            )
-        return label
+        return check_label(data[self.label_field], where)

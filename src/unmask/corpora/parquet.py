@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unmask.corpora import Corpus, Document, _files, check_separator
+from unmask.corpora._labels import check_label
 from unmask.errors import DataError, did_you_mean
 
 
@@ -20,6 +21,7 @@ class Parquet(Corpus):
     path: str
     field: str = "text"
     prompt_field: str | None = None
+    label_field: str | None = None  # a word, or a whole number from 0; null for none
     separator: str = ""  # between prompt and text
 
     def __post_init__(self) -> None:
@@ -41,11 +43,13 @@ class Parquet(Corpus):
 
     def fingerprint(self) -> str:
         options = ["parquet", self.field, self.prompt_field]
+        options += [] if self.label_field is None else [self.label_field]
         separator = [{"separator": self.separator}] if self.separator else []  # so that older caches stay known
         return _files.digest([*options, *separator], _files.find(self.path, _files.PARQUET))
 
     def _file(self, arrow: object, file: Path) -> Iterator[Document]:
-        names = [self.field] if self.prompt_field is None else [self.field, self.prompt_field]
+        texts = [self.field] if self.prompt_field is None else [self.field, self.prompt_field]
+        names = list(dict.fromkeys(texts if self.label_field is None else [*texts, self.label_field]))
         with arrow.parquet.ParquetFile(file) as table:  # type: ignore[attr-defined]
             known = table.schema_arrow.names
             for name in names:
@@ -55,8 +59,10 @@ class Parquet(Corpus):
             for batch in table.iter_batches(batch_size=1024, columns=names):
                 for values in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
                     row += 1
-                    for name, value in zip(names, values, strict=True):
-                        if not isinstance(value, str):
-                            raise DataError(f"{file}, row {row}: {name!r} is no text but {type(value).__name__}")
-                    text, *prompt = values
-                    yield Document(text, "".join(prompt) + self.separator)
+                    held = dict(zip(names, values, strict=True))
+                    for name in texts:
+                        if not isinstance(held[name], str):
+                            raise DataError(f"{file}, row {row}: {name!r} is no text but {type(held[name]).__name__}")
+                    prompt = "" if self.prompt_field is None else held[self.prompt_field] + self.separator
+                    label = None if self.label_field is None else held[self.label_field]
+                    yield Document(held[self.field], prompt, check_label(label, f"{file}, row {row}"))

@@ -28,7 +28,7 @@ from unmask.denoisers._ragged import Ragged
 from unmask.denoisers._rotary import rope_of, rotary
 from unmask.denoisers._time import TimeEmbedding
 from unmask.errors import UsageError
-from unmask.registry import came_later, check_choices
+from unmask.registry import came_later, check_fields
 
 if TYPE_CHECKING:
     from unmask.denoisers._dit_fused import Constants
@@ -71,7 +71,7 @@ class DiT(Denoiser):
     label_dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         hidden, blocks, heads = self.dims
         if min(hidden, blocks, heads, self.cond_dim) < 1 or hidden % heads or (hidden // heads) % 2:
             raise UsageError(f"hidden ({hidden}) must be a multiple of 2 x heads ({heads}); all sizes at least 1")

@@ -33,7 +33,7 @@ from unmask.objectives._loss import (
     weighted_cross_entropy,
 )
 from unmask.objectives._terms import continuous_weight, count_weight, d3pm_nats, step_weight, subs_log_probs
-from unmask.registry import check_choices
+from unmask.registry import check_fields
 
 if TYPE_CHECKING:
     from unmask.predictor import Predictor
@@ -66,7 +66,7 @@ class MDLM(Objective):
     zero_masking: bool = True
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         if self.steps is not None and self.steps < 1:
             raise UsageError(f"steps must be at least 1, or none for continuous time; got {self.steps}")
         if self.steps is None and not self.carry_over:

@@ -12,7 +12,7 @@ from torch import Tensor
 from unmask.batch import DRAW_TOKEN
 from unmask.draws import categorical, uniform
 from unmask.errors import NonFiniteError, UsageError
-from unmask.registry import check_choices
+from unmask.registry import check_fields
 
 # Divided by the one only the likeliest token is left, by the other all are alike; float32 holds what comes out.
 COLDEST, HOTTEST = 1e-30, 1e30
@@ -34,7 +34,7 @@ class Drawing:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         for name in ("temperature", "temperature_end"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from unmask.errors import UsageError
 from unmask.predictor import Query
+from unmask.registry import check_fields
 from unmask.samplers import Sampler
 from unmask.samplers._asking import masked_share
 from unmask.samplers._windowed import WindowedSampler, WindowedState
@@ -29,6 +30,7 @@ class Block(WindowedSampler):
     inner: Sampler = Confidence()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.size < 1:
             raise UsageError(f"size is the number of tokens in a block, at least 1; got {self.size}")
         if isinstance(self.inner, SemiAR):

@@ -13,6 +13,7 @@ from unmask.canvas import Canvas
 from unmask.draws import fold
 from unmask.errors import UsageError
 from unmask.predictor import Query
+from unmask.registry import check_fields
 from unmask.samplers import Sampler, Step
 from unmask.samplers._adaptive import places
 from unmask.samplers._asking import ask_about, masked_share
@@ -55,6 +56,7 @@ class Refine(Sampler):
     parts: int = 2
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_steps(self.rounds, "rounds", 0)
         check_steps(self.parts, "parts")
         if not 0 < self.share <= 1:

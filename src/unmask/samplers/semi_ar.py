@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from unmask.canvas import Canvas
 from unmask.errors import UsageError
+from unmask.registry import check_fields
 from unmask.samplers import Sampler, Step
 from unmask.samplers._windowed import WindowedSampler
 from unmask.samplers.ancestral import Ancestral
@@ -31,6 +32,7 @@ class SemiAR(WindowedSampler):
     inner: Sampler = Ancestral()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.window < 2:
             raise UsageError(f"window must be at least 2, got {self.window}")
         if self.stride is not None and not 1 <= self.stride <= self.window:

@@ -1,0 +1,55 @@
+"""Arguments of the wrong kind, told in a sentence: a text where a number, a sampler or a constraint belongs."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable
+from typing import Any
+
+from unmask.constraints import Constraint
+from unmask.errors import UsageError
+from unmask.samplers import Sampler
+
+
+def check_whole(**values: Any) -> None:
+    """Refuse what is no whole number; None is none given.
+
+    >>> check_whole(num="2")
+    Traceback (most recent call last):
+    unmask.errors.UsageError: num must be a whole number, got '2'
+    """
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
+            raise UsageError(f"{name} must be a whole number, got {_shown(value)}")
+
+
+def check_sampler(value: Any) -> None:
+    """Refuse what is no sampler; None is the model's own.
+
+    >>> check_sampler("confidence")
+    Traceback (most recent call last):
+    unmask.errors.UsageError: sampler must be a sampler such as unmask.samplers.Confidence(), got 'confidence'
+    """
+    if value is not None and not isinstance(value, Sampler):
+        room = Sampler.room
+        named = room.get(value).__name__ if isinstance(value, str) and value in room.names() else "Ancestral"
+        raise UsageError(f"sampler must be a sampler such as unmask.samplers.{named}(), got {_shown(value)}")
+
+
+def check_constraint(value: Any) -> None:
+    """Refuse what is neither a constraint nor a list of them; None is none.
+
+    >>> check_constraint("[a-z]+")
+    Traceback (most recent call last):
+    unmask.errors.UsageError: constraint must be one such as unmask.constraints.Regex(pattern=...), or several, \
+got '[a-z]+'
+    """
+    several = value if isinstance(value, Iterable) and not isinstance(value, str | bytes | dict) else [value]
+    if value is not None and not all(isinstance(one, Constraint) for one in several):
+        raise UsageError(
+            f"constraint must be one such as unmask.constraints.Regex(pattern=...), or several, got {_shown(value)}"
+        )
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if len(repr(value)) <= 60 else repr(value)[:59] + "…"

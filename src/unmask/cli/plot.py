@@ -1,0 +1,153 @@
+"""Draw the training loss and the validation bound of one run or of several, as an SVG picture.
+
+The thin line is the training loss (smoothed, over what each logged step gave), dots are validations. Nats per token of
+runs with different tokenizers do not compare: --bits-per-byte draws their validations in a unit that does.
+
+Example:
+  unmask plot runs/demo
+  unmask plot runs/a runs/b --x tokens --out compared.svg
+  unmask plot runs/a --csv > a.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unmask.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from unmask.cli._chart import Curve
+
+METRICS = "metrics.jsonl"
+
+
+@dataclass
+class Point:
+    """A logged step, or a validation. tokens: seen so far, as far as logged steps tell; 0 where they do not."""
+
+    run: str
+    step: int
+    tokens: int = 0
+    seconds: float = 0.0
+    loss: float | None = None
+    valid: float | None = None  # nats per token
+    valid_bits_per_byte: float | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="+", help="a training run's folder, also while it runs, or its metrics.jsonl")
+    parser.add_argument("--x", choices=("steps", "tokens", "seconds"), default="steps", help="across (default steps)")
+    parser.add_argument("--bits-per-byte", action="store_true", help="validations alone, in bits per byte")
+    parser.add_argument("--log", action="store_true", help="logarithmic upwards")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--out", metavar="FILE", help="the picture; - is standard output (default RUN/plot.svg; of several plot.svg)"
+    )
+    form.add_argument("--csv", action="store_true", help="print the numbers as CSV instead")
+    form.add_argument("--json", action="store_true", help="print the numbers as one JSON object instead")
+
+
+def run(args: argparse.Namespace) -> int:
+    from unmask.atomic import atomic_text
+    from unmask.cli._chart import draw
+
+    names = _names(args.run)
+    runs = {name: read_metrics(Path(given), name) for name, given in zip(names, args.run, strict=True)}
+    if args.json:
+        print(json.dumps({"runs": {name: list(map(_plain, points)) for name, points in runs.items()}}))
+        return 0
+    if args.csv:
+        table = csv.DictWriter(sys.stdout, [field.name for field in fields(Point)], lineterminator="\n")
+        table.writeheader()
+        table.writerows(asdict(point) for points in runs.values() for point in points)
+        return 0
+    unit = "bits per byte" if args.bits_per_byte else "nats per token"
+    picture = draw([_curve(name, points, args) for name, points in runs.items()], across=args.x, up=unit, log=args.log)
+    first = Path(args.run[0])
+    out = args.out or ("plot.svg" if len(runs) > 1 or not first.is_dir() else str(first / "plot.svg"))
+    if out == "-":
+        print(picture, end="")
+        return 0
+    if Path(out).is_dir() or not Path(out).parent.is_dir():
+        raise UsageError(f"cannot write {out}: give the name of a file in a folder that is there")
+    atomic_text(Path(out), picture)
+    print(out)
+    return 0
+
+
+def read_metrics(where: Path, name: str) -> list[Point]:
+    """What a run has written down, in its order; a last line that is cut off is left out.
+
+    >>> read_metrics(Path("runs/demo"), "demo")[-1].valid  # doctest: +SKIP
+    """
+    path = where / METRICS if where.is_dir() else where
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "it is not text"
+        raise DataError(f"cannot read {path}: {reason}; give the folder of a training run") from None
+    points: list[Point] = []
+    last = Point(name, 0)
+    before = 0.0  # seconds of the processes before this one: each counts from 0
+    for line in lines:
+        found = _parsed(line)
+        if "loss" in found:
+            seconds = _number(found.get("seconds")) or 0.0
+            before = last.seconds if before + seconds < last.seconds else before
+            tokens = last.tokens + round((_number(found.get("tokens")) or 0.0) * (found["step"] - last.step))
+            last = Point(name, found["step"], tokens, before + seconds, loss=_number(found["loss"]))
+            points.append(last)
+        elif "valid_nats_per_token" in found:
+            valid, bits = _number(found["valid_nats_per_token"]), _number(found.get("valid_bits_per_byte"))
+            points.append(Point(name, found["step"], last.tokens, last.seconds, valid=valid, valid_bits_per_byte=bits))
+    if not points:
+        raise DataError(
+            f"{path} tells no loss yet: wait for the run's first logged step, or give a training run's folder"
+        )
+    return points
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):  # cut off by a kill, or being written
+        return {}
+    return found if isinstance(found, dict) and type(found.get("step")) is int else {}
+
+
+def _number(value: Any) -> float | None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if good else None
+
+
+def _curve(name: str, points: list[Point], args: argparse.Namespace) -> Curve:
+    from unmask.cli._chart import Curve
+
+    if args.x == "tokens" and not points[-1].tokens:
+        raise DataError(f"the metrics of {name} do not count tokens (an older unmask wrote them): use --x steps")
+    if args.bits_per_byte and not any(point.valid_bits_per_byte is not None for point in points):
+        raise DataError(f"{name} has no validation in bits per byte yet: leave out --bits-per-byte")
+
+    def x(point: Point) -> float:
+        return float(getattr(point, "step" if args.x == "steps" else args.x))
+
+    unit = "valid_bits_per_byte" if args.bits_per_byte else "valid"
+    losses = [(x(p), p.loss) for p in points if p.loss is not None and not args.bits_per_byte]
+    return Curve(name, losses, [(x(p), v) for p in points if (v := getattr(p, unit)) is not None])
+
+
+def _names(given: list[str]) -> list[str]:
+    """What the runs are called: the folder's name, or all of the path where two have the same."""
+    names = [(path.parent if path.name == METRICS else path).resolve().name for path in map(Path, given)]
+    return names if len(set(names)) == len(names) else list(dict.fromkeys(given))
+
+
+def _plain(point: Point) -> dict[str, Any]:
+    return {name: value for name, value in asdict(point).items() if name != "run" and value is not None}

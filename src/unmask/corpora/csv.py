@@ -1,0 +1,113 @@
+"""CSV and TSV tables (also compressed): one document a row, its text in a column that the first line names."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unmask.corpora import Corpus, Document, _files, check_separator
+from unmask.corpora._labels import check_label
+from unmask.errors import DataError, UsageError, did_you_mean
+
+MAX_FIELD = 1 << 27  # characters; a quote that is never closed would else take the whole file for one text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Csv(Corpus):
+    """A CSV or TSV file, or a folder's, one document a row; blank lines are passed over.
+
+    delimiter: a tab in files ending in .tsv or .tab, else a comma. quoted: a field in double quotes may hold the
+    delimiter, line breaks and, doubled, quotes; false: quotes are letters as any others.
+
+    >>> Csv(path="reviews.csv.gz", field="review", label_field="sentiment").documents()  # doctest: +SKIP
+    """
+
+    path: str
+    field: str = "text"
+    prompt_field: str | None = None
+    label_field: str | None = None  # a word, or a whole number from 0; empty for none
+    separator: str = ""  # between prompt and text
+    delimiter: str | None = None
+    quoted: bool = True
+
+    def __post_init__(self) -> None:
+        check_separator(self.separator, self.prompt_field)
+        if self.delimiter is not None and (self.delimiter != r"\t" and len(self.delimiter) != 1):
+            raise UsageError(f"the delimiter must be one character, or \\t for a tab; got {self.delimiter!r}")
+        if self.delimiter is not None and self.delimiter in '"\r\n':
+            raise UsageError("the delimiter cannot be a quote or a line break: give a comma, a semicolon or \\t")
+
+    def documents(self) -> Iterator[Document]:
+        seen = False
+        for file in _files.find(self.path, _files.TABLES):
+            for document in self._file(file):
+                seen = True
+                yield document
+        if not seen:
+            raise _files.is_empty(self.path)
+
+    def fingerprint(self) -> str:
+        files = _files.find(self.path, _files.TABLES)
+        options = ["csv", self.field, self.prompt_field, self.label_field, self.separator, self.quoted]
+        return _files.digest([*options, *map(self._delimiter, files)], files)
+
+    def _delimiter(self, file: Path) -> str:
+        if self.delimiter is not None:
+            return "\t" if self.delimiter == r"\t" else self.delimiter
+        return "\t" if _files.ending(file) in (".tsv", ".tab") else ","
+
+    def _file(self, file: Path) -> Iterator[Document]:
+        rows = self._rows(file)
+        names = [name.strip() for name in next(rows, (0, []))[1]]
+        if not names:
+            return
+        text = _column(file, self.field, names)
+        prompt, label = (
+            None if name is None else _column(file, name, names) for name in (self.prompt_field, self.label_field)
+        )
+        for number, row in rows:
+            where = f"{file}, line {number}"
+            if len(row) != len(names):
+                raise DataError(
+                    f"{where} has {len(row)} columns, the first line {len(names)}: put a text that holds "
+                    f"{self._delimiter(file)!r} in double quotes, or give another delimiter"
+                )
+            yield Document(
+                row[text],
+                "" if prompt is None else row[prompt] + self.separator,
+                None if label is None else check_label(row[label], where),
+            )
+
+    def _rows(self, file: Path) -> Iterator[tuple[int, list[str]]]:
+        """The rows with the number of their first line, blank ones left out."""
+        csv.field_size_limit(
+            max(csv.field_size_limit(), MAX_FIELD)
+        )  # one for all readers of the process: never lowered
+        lines = (line + "\n" for _, line in _files.lines(file))  # quoted line breaks are part of a text
+        how: dict[str, Any] = {} if self.quoted else {"quoting": csv.QUOTE_NONE}
+        reader = csv.reader(lines, delimiter=self._delimiter(file), strict=True, **how)
+        while True:
+            number = reader.line_num + 1
+            try:
+                row = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as e:
+                reason = str(e).partition(" - ")[0]
+                raise DataError(
+                    f"{file}, line {number} is not valid CSV: {reason}; look for a quote without its pair"
+                ) from None
+            if any(value.strip() for value in row):
+                yield number, row
+
+
+def _column(file: Path, name: str, names: list[str]) -> int:
+    if name not in names:
+        shown = [known[:40] for known in names]
+        raise DataError(f"the first line of {file} names no column {name!r}; {did_you_mean(name, shown)}")
+    if names.count(name) > 1:
+        raise DataError(f"the first line of {file} names {names.count(name)} columns {name!r}: give each its own name")
+    return names.index(name)
