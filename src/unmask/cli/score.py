@@ -95,7 +95,8 @@ def _documents(args: argparse.Namespace, model: Model, texts: list[str]) -> list
     end = model.separator if args.separator is None else args.separator
     heads = [prompt + end for prompt in args.prompt or ()] or [""]
     heads = heads * len(texts) if len(heads) == 1 else heads
-    return [Document(text, head, args.label) for text, head in zip(texts, heads, strict=True)]
+    label = args.label if args.label in model.labels else model.class_of(args.label)
+    return [Document(text, head, label) for text, head in zip(texts, heads, strict=True)]
 
 
 def _score(args: argparse.Namespace, model: Model, document: Document) -> dict[str, Any]:
