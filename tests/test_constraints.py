@@ -21,6 +21,7 @@ from tiny import TINY, MakeConfig
 from unmask import constraints, samplers
 from unmask.canvas import Canvas
 from unmask.cli import run
+from unmask.config import from_dict
 from unmask.constraints import Constraint
 from unmask.corpora.text import Text
 from unmask.errors import MissingExtraError, UsageError
@@ -359,6 +360,18 @@ def test_options_that_mean_nothing(make: Callable[[], Constraint], message: str)
         make()
 
 
+def test_a_text_where_a_list_of_texts_is_asked_for_is_a_list_of_one() -> None:
+    for name, field in (("choices", "options"), ("contains", "phrases"), ("words", "allow"), ("words", "forbid")):
+        kind = constraints.room.get(name)
+        one = kind(**{field: ("the",)})
+        assert kind(**{field: "the"}) == kind(**{field: ["the"]}) == one
+        assert hash(kind(**{field: ["the"]})) == hash(one)
+        assert from_dict(Constraint, {"name": name, field: "the"}) == one
+        for wrong in (3, ["the", 3], [["the"]]):
+            with pytest.raises(UsageError, match=f"{field} must be a text or a list of texts, got"):
+                kind(**{field: wrong})
+
+
 def test_autoregression_is_refused(ar_model: Model) -> None:
     with pytest.raises(UsageError, match="constraints need a diffusion model"):
         ar_model.generate(1, 8, constraint=NUMBER)
@@ -408,6 +421,7 @@ def test_the_command_line(trained: Any, tmp_path: Path, capsys: pytest.CaptureFi
     assert all(re.fullmatch("the [a-z]+", t) for t in whole)
     plugin = texts(*generate, "--constraint", '{"name": "words", "allow": ["Mat"], "ignore_case": true}')
     assert all(set(re.findall(r"\w+", t.lower())) <= {"mat"} for t in plugin)
+    assert texts(*generate, "--constraint", '{"name": "choices", "options": "mat"}') == ["mat"] * 3
     for flags, message in (
         (("--constraint", "choises"), "did you mean 'choices'?"),
         (("--constraint", "{"), "--constraint is not valid JSON"),

@@ -230,6 +230,8 @@ def _dataclass(kind: type, data: Any, where: str) -> Any:
 def _tuple(kind: Any, data: Any, where: str) -> tuple[Any, ...]:
     parts = [Word(part) for part in data.split(",")] if isinstance(data, Word) else data
     args = typing.get_args(kind)
+    if isinstance(parts, str) and args == (str, ...):
+        parts = [parts]  # one text is a list of one
     if not isinstance(parts, list | tuple):
         raise ConfigError(f"{where}: expected a list, got {data!r}")
     if args[-1] is Ellipsis:

@@ -102,7 +102,7 @@ WRONG: dict[str, list[Any]] = {
         {"type": "string", "format": CANARY},
         {"$ref": "#/nowhere"},
     ],
-    "choices": ["a", [], [1], [""], ["a"] * 101, ["x" * 1001], [None]],
+    "choices": ["", 1, [], [1], [""], ["a"] * 101, ["x" * 1001], [None]],
     "constraints": [
         "a",
         [1],
