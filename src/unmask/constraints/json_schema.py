@@ -9,8 +9,8 @@ from typing import Any
 
 from unmask.constraints import Constraint
 from unmask.constraints._automaton import Automaton, join
-from unmask.constraints.regex import outlines, regex_dfa
-from unmask.errors import UsageError, did_you_mean
+from unmask.constraints.regex import regex_dfa
+from unmask.errors import MissingExtraError, UsageError, did_you_mean
 from unmask.tokens import Tokenizer
 
 # What says nothing about the value, and for each form of a schema what is held. All else is refused: a keyword that is
@@ -192,3 +192,12 @@ def _check_integer(data: dict[str, Any], where: str) -> None:
         or not 0 <= bounds[1] - bounds[0] < _MAX_RANGE
     ):
         raise UsageError(f"{where}: integers are held between a minimum and a maximum less than {_MAX_RANGE} apart")
+
+
+def outlines() -> Any:
+    """The optional package behind schemas."""
+    try:
+        import outlines_core
+    except ImportError:
+        raise MissingExtraError("outlines-core", "constrain", "a schema") from None
+    return outlines_core
