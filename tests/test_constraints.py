@@ -313,9 +313,9 @@ def test_what_cannot_be_is_refused_in_one_line_before_the_first_call(
 
 
 SCHEMAS_REFUSED = [
-    ({"type": "integer", "minimum": 3}, "integers are held between a minimum and a maximum"),
+    ({"type": "integer", "minimum": 3, "maximum": 2}, "no integer meets minimum and maximum"),
     ({"type": "number", "multipleOf": 2}, "multipleOf of number cannot be held"),
-    ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems of array cannot be held"),
+    ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems of array is held for an enum"),
     ({"type": "array", "items": True}, r"schema\.items: expected a JSON object"),
     ({"allOf": [{"type": "integer"}]}, "needs a type"),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "use anyOf"),
@@ -331,7 +331,7 @@ SCHEMAS_REFUSED = [
     ({"const": 1, "minimum": 2}, "const beside minimum"),
     ({"enum": ["a"], "type": "integer"}, "is not of its type"),
     ({"enum": []}, "at least one value"),
-    ({"anyOf": {}}, "at least one schema"),
+    ({"anyOf": []}, "at least one schema"),
 ]
 
 

@@ -179,6 +179,8 @@ def from_dict(kind: Any, data: Any, where: str = "") -> Any:
         options = [a for a in typing.get_args(kind) if a is not type(None)]
         if data is None or (isinstance(data, Word) and data == "none"):
             return None
+        if isinstance(data, dict) and any(typing.get_origin(option) is dict for option in options):
+            return data  # plain data, such as a schema, is not looked into
         return from_dict(options[0], data, where)
     if origin is Literal:
         choices = typing.get_args(kind)

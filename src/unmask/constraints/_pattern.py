@@ -50,32 +50,32 @@ def parsed(pattern: str) -> tuple[Any, int]:
     return tree, tree.state.flags
 
 
-def size(items: Any) -> int:
-    """How many characters and conditions it has with all counts written out; and by the way, what cannot be held."""
-    total = 0
-    for op, value in items:
-        if op in _NAMES:
-            raise Wrong(f"has {_NAMES[op]}, which cannot be held: write it without")
-        if op is _op.BRANCH:
-            total += 1 + sum(size(branch) for branch in value[1])
-        elif op is _op.SUBPATTERN:
-            if value[1] & re.UNICODE:
-                raise Wrong("has the flag u: classes are those of re.ASCII, so leave it out")
-            total += size(value[3])
-        elif op in (_op.MAX_REPEAT, _op.MIN_REPEAT):
-            least, most, inner = value
-            total += max(1, size(inner)) * max(1, least if most is _op.MAXREPEAT else most)
-        else:
-            total += 1
-    return total
-
-
 class Builder:
     """Reads a tree into an Nfa. splices: automata that stand for a character of the pattern."""
 
     def __init__(self, splices: Mapping[str, Dfa]) -> None:
         self.nfa = Nfa()
         self.splices = {ord(character): dfa for character, dfa in splices.items()}
+
+    def size(self, items: Any) -> int:
+        """How many characters and conditions it has with all counts written out. What cannot be held is refused."""
+        total = 0
+        for op, value in items:
+            if op in _NAMES:
+                raise Wrong(f"has {_NAMES[op]}, which cannot be held: write it without")
+            if op is _op.BRANCH:
+                total += 1 + sum(self.size(branch) for branch in value[1])
+            elif op is _op.SUBPATTERN:
+                if value[1] & re.UNICODE:
+                    raise Wrong("has the flag u: classes are those of re.ASCII, so leave it out")
+                total += self.size(value[3])
+            elif op in (_op.MAX_REPEAT, _op.MIN_REPEAT):
+                least, most, inner = value
+                total += max(1, self.size(inner)) * max(1, least if most is _op.MAXREPEAT else most)
+            else:
+                part = self.splices.get(value) if op is _op.LITERAL else None
+                total += 1 if part is None else len(part.accept_S)
+        return total
 
     def sequence(self, items: Any, here: int, flags: int) -> int:
         """The state after all of it."""

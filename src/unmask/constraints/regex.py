@@ -10,7 +10,7 @@ from unmask.constraints import MAX_STATES, Constraint
 from unmask.constraints._automaton import Automaton, join
 from unmask.constraints._dfa import Dfa
 from unmask.constraints._nfa import TooLarge
-from unmask.constraints._pattern import Builder, Wrong, parsed, size
+from unmask.constraints._pattern import Builder, Wrong, parsed
 from unmask.errors import UsageError
 from unmask.tokens import Tokenizer
 
@@ -44,24 +44,23 @@ def regex_dfa(pattern: str) -> Dfa:
     return spliced_dfa(pattern, {})
 
 
-def spliced_dfa(pattern: str, splices: Mapping[str, Dfa]) -> Dfa:
+def spliced_dfa(pattern: str, splices: Mapping[str, Dfa], *, name: str = "pattern") -> Dfa:
     """The same; a character that is a key stands for all that its automaton accepts."""
-    shown = pattern if len(pattern) <= 60 else pattern[:57] + "..."
+    shown = f"the pattern {(pattern if len(pattern) <= 60 else pattern[:57] + '...')!r}"
+    shown = shown if name == "pattern" else f"the {name}"
     try:
         tree, flags = parsed(pattern)
-        if size(tree) > MAX_SIZE:
-            raise Wrong(f"asks for more than {MAX_SIZE} characters: use smaller counts")
         builder = Builder(splices)
+        if builder.size(tree) > MAX_SIZE:
+            raise Wrong(f"asks for more than {MAX_SIZE} characters: use smaller counts")
         builder.nfa.go(builder.sequence(tree, 0, flags), builder.nfa.final)
         dfa = builder.nfa.determinised(max_states=MAX_BUILT, max_steps=MAX_STEPS)
     except Wrong as e:
-        raise UsageError(f"the pattern {shown!r} {e}") from None
+        raise UsageError(f"{shown} {e}") from None
     except RecursionError:
-        raise UsageError(f"the pattern {shown!r} is nested too deeply: use fewer groups inside each other") from None
+        raise UsageError(f"{shown} is nested too deeply: use fewer groups inside each other") from None
     except TooLarge:
-        raise UsageError(
-            f"the pattern {shown!r} has too many states: use smaller counts, or fewer choices before them"
-        ) from None
+        raise UsageError(f"{shown} has too many states: use smaller counts, or fewer choices before them") from None
     if not dfa.accept_S.any():
-        raise UsageError(f"the pattern {shown!r} matches no text at all")
+        raise UsageError(f"{shown} matches no text at all")
     return dfa
