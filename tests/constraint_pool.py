@@ -65,6 +65,7 @@ PATTERNS = [
     r"(?P<year>19|20)\d\d",
     r"(.a){6}.{3}",
     r"[^\W\d_]+[\]\-]",
+    r"(^cat|^dog)s|\bmoon\b",
     r"",
 ]
 
@@ -95,6 +96,9 @@ SCHEMAS: list[dict[str, Any]] = [
     {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "null"}}, "additionalProperties": False},
     {"type": "object", "properties": {'k"e.y': {"type": "boolean"}, "é": {"enum": [1, 2]}}, "required": ["é"]},
     {"type": "object", "additionalProperties": {"type": "integer"}},
+    {"type": ["string", "null"], "maxLength": 4},
+    {"type": "number", "exclusiveMinimum": -1.5, "maximum": 20},
+    {"type": "array", "items": {"enum": ["x", 1, None]}, "uniqueItems": True, "minItems": 1},
     {"$ref": "#/$defs/leaf", "$defs": {"leaf": {"type": "array", "items": {"type": "null"}, "maxItems": 2}}},
     {
         "type": "object",

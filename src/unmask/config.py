@@ -218,6 +218,8 @@ def from_dict(kind: Any, data: Any, where: str = "", *, default: Any = None, sav
         options = [a for a in typing.get_args(kind) if a is not type(None)]
         if data is None or (isinstance(data, Word) and data == "none"):
             return None
+        if isinstance(data, dict) and any(typing.get_origin(option) is dict for option in options):
+            return data  # plain data, such as a schema, is not looked into
         return from_dict(options[0], data, where, default=default, saved=saved)
     if origin is Literal:
         choices = typing.get_args(kind)
@@ -274,6 +276,8 @@ def _dataclass(kind: type, data: Any, where: str, saved: bool) -> Any:
 def _tuple(kind: Any, data: Any, where: str) -> tuple[Any, ...]:
     parts = [Word(part) for part in data.split(",")] if isinstance(data, Word) else data
     args = typing.get_args(kind)
+    if isinstance(parts, str) and args == (str, ...):
+        parts = [parts]  # one text is a list of one
     if not isinstance(parts, list | tuple):
         raise ConfigError(f"{where}: expected a list, got {data!r}")
     if args[-1] is Ellipsis:

@@ -19,7 +19,8 @@ from torch import Tensor
 from unmask import samplers
 from unmask.canvas import Canvas
 from unmask.constraints._automaton import Automaton, interleave, intersect
-from unmask.constraints._conditioning import Spans, Tables, possible
+from unmask.constraints._conditioning import Spans, possible
+from unmask.constraints._tables import Tables
 from unmask.denoisers._network import Network, as_denoiser
 from unmask.errors import NonFiniteError, UsageError
 from unmask.generate import sample, steps
@@ -368,7 +369,7 @@ def test_states_with_many_ways_on_are_read_in_tables_of_their_size() -> None:
     next_SI[np.arange(1, V + 1), np.arange(V)] = S - 1
     automaton = Automaton.of(next_SI, np.arange(S) == S - 1)
     tables = Tables.of(automaton, torch.device("cpu"))
-    assert len(tables.ways) > 1
+    assert len(tables.by_state) > 1
     logits_LI = torch.randn(2, V + 1, generator=torch.Generator().manual_seed(0))
     canvas = dataclasses.replace(Canvas.blank(num=2000, length=2, mask_id=V), constraint=automaton)
     tokens = sample(flat(logits_LI), canvas, samplers.Ancestral(steps=1)).tokens

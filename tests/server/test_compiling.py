@@ -14,9 +14,12 @@ from unmask.server.engine import Call, Cancelled
 
 
 def test_a_pattern_that_explodes_is_given_up_and_the_next_one_works(small: Model) -> None:
-    compiler = Compiler(small.tokenizer, seconds=1.5)
+    compiler = Compiler(small.tokenizer, seconds=0.1)
     try:
         with pytest.raises(unmask.UsageError, match="too long or too much memory"):
+            compiler([unmask.constraints.Regex(pattern="[ab]*a[ab]{20}")], may_end=False)
+        compiler.seconds = 60
+        with pytest.raises(unmask.UsageError, match="has too many states"):
             compiler([unmask.constraints.Regex(pattern="[ab]*a[ab]{20}")], may_end=False)
         good = [unmask.constraints.Regex(pattern="[0-9]{2}")]
         assert compiler(good, may_end=False).accepts([48, 49])

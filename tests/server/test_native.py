@@ -92,6 +92,8 @@ def test_constraints(client: TestClient) -> None:
     for body, pattern in (
         ({"regex": "[0-9]+"}, "a[0-9]{4}b"),
         ({"choices": ["blue", "pink"]}, "a(blue|pink)b"),
+        ({"choices": "pink"}, "apinkb"),
+        ({"constraints": [{"name": "contains", "phrases": "pi"}, {"name": "choices", "options": "pink"}]}, "apinkb"),
         ({"json_schema": {"enum": ["x7"]}}, 'a"x7"b'),
         ({"constraints": [{"name": "words", "forbid": ["I"]}, {"name": "regex", "pattern": "[xyz ]+"}]}, "a[xyz ]{4}b"),
         ({"regex": "a[q-s]{4}b", "over": "text"}, "a[q-s]{4}b"),

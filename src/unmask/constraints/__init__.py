@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import typing
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from unmask.errors import UsageError
 from unmask.registry import Room, check_fields
 
 if TYPE_CHECKING:
@@ -33,10 +35,23 @@ class Constraint(ABC):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name, kind in typing.get_type_hints(type(self)).items():
+            if tuple[str, ...] in (kind, *typing.get_args(kind)):
+                object.__setattr__(self, name, _texts(name, getattr(self, name)))
 
     @abstractmethod
     def automaton(self, tokenizer: Tokenizer, *, may_end: bool = True) -> Automaton:
         """The rows of tokens that obey. may_end: end-of-text may be written; what follows it is not asked anything."""
+
+
+def _texts(name: str, given: Any) -> tuple[str, ...] | None:
+    """What was given where texts are asked for. One text alone is a list of one: letter by letter it means nothing."""
+    if given is None:
+        return None
+    texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, typing.Iterable) else (None,)
+    if not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{name} must be a text or a list of texts, got {str(given)[:40]!r}")
+    return texts
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from unmask.canvas import Canvas
 from unmask.constraints._automaton import Automaton
-from unmask.constraints._conditioning import Spans, Tables, draw, possible
+from unmask.constraints._conditioning import Spans, draw, possible
+from unmask.constraints._tables import Tables, tables_of
 from unmask.errors import UsageError
 from unmask.predictor import Query
 from unmask.samplers import Sampler, Step
@@ -83,7 +84,7 @@ class Constrained(Sampler):
         never = torch.tensor([canvas.mask_id, *canvas.forbidden], device=device)
         state = ConstrainedState(
             self.inner.start(replace(canvas, end_id=None)),
-            Tables.of(automaton, device),
+            tables_of(automaton, device),
             never,
             row_G,
             column_GM,

@@ -9,7 +9,6 @@ from typing import Any
 from unmask.cli._sampling import make_sampler
 from unmask.config import from_dict
 from unmask.constraints import Constraint
-from unmask.constraints.choices import Choices
 from unmask.constraints.json_schema import JsonSchema
 from unmask.constraints.regex import Regex
 from unmask.editing import MAX_CANDIDATES
@@ -57,7 +56,7 @@ def constraints_of(asked: Constrained) -> list[Constraint] | None:
     if asked.json_schema is not None:
         found.append(schema_of(asked.json_schema, **over))
     if asked.choices is not None:
-        found.append(Choices(options=tuple(asked.choices), **over))
+        found.append(from_dict(Constraint, over | {"name": "choices", "options": asked.choices}))
     for given in asked.constraints or ():
         if len(json.dumps(given)) > MAX_SCHEMA:
             raise UsageError(f"a constraint may have {MAX_SCHEMA} characters: use a shorter one")

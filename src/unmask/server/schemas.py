@@ -20,6 +20,7 @@ SamplerName = Annotated[
     str, Field(max_length=40), WithJsonSchema({"type": "string", "enum": [*room.names()], "title": "Sampler"})
 ]
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
+Choice = Annotated[str, Field(min_length=1, max_length=1000)]
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Scalar = Annotated[str, Field(max_length=200)] | bool | int | float
@@ -44,8 +45,8 @@ class Constrained(Request):
 
     regex: Pattern | None = Field(None, description="all of it matches this regular expression")
     json_schema: dict[str, Any] | None = Field(None, description="it is JSON that this schema allows")
-    choices: list[Annotated[str, Field(min_length=1, max_length=1000)]] | None = Field(
-        None, min_length=1, max_length=100, fail_fast=True, description="it is one of these"
+    choices: Annotated[list[Choice], Field(min_length=1, max_length=100, fail_fast=True)] | Choice | None = Field(
+        None, description="it is one of these; a text alone is the only one"
     )
     constraints: list[dict[str, Any]] | None = Field(
         None, max_length=MAX_CONSTRAINTS, fail_fast=True, description="any constraints by name with their options"

@@ -1,0 +1,45 @@
+"""What a draw under an automaton costs, known before the first one: for those who hold others to a budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unmask.constraints._ways import Ways
+
+CELLS = 1 << 23  # float64 numbers that a draw holds at a time of what grows with spans × positions × states
+LINES = 1 << 19  # the same of vocabulary × positions: what a processor's cache holds
+# Nanoseconds, about, on one core: of a position in itself, of an id, of a class in a set, of a way between two states,
+# and of a state's way on by one class where a token is drawn.
+_POSITION, _ID, _CLASS, _WAY, _DRAWN = 300_000, 17, 2, 100, 26
+_LIKELIEST = 6  # times as much for a class where the largest is looked for, not the sum
+
+
+@dataclass(frozen=True)
+class Cost:
+    """call: of one network call for one row, whatever it opens; token: of each token written. Both in nanoseconds on
+    one core, good within a factor of a few. A row's whole text takes calls × call + tokens × token.
+
+    shared_bytes: of the automaton and its tables, once for all rows and requests. row_bytes: the most that a row holds
+    while it draws; between its draws it holds next to nothing.
+    """
+
+    call: int
+    token: int
+    shared_bytes: int
+    row_bytes: int
+
+    @classmethod
+    def of(cls, num_states: int, num_classes: int, num_ids: int, ways: Ways, length: int, likeliest: bool) -> Cost:
+        S, C, P, U, E = num_states, num_classes, ways.num_pairs, ways.num_sets, len(ways.class_E)
+        line = _POSITION + _ID * num_ids + _CLASS * (_LIKELIEST if likeliest else 1) * E + _WAY * P
+        block = max(1, CELLS // (U + S))  # positions whose weights and messages are kept at a time
+        twice = length > block  # then they are computed again on the way forward
+        kept = min(length, block) * (U + S) + -(-length // block) * S
+        # The ways once more, padded and by state; a few numbers for each way at a time; a few chunks of lines; and the
+        # network's prediction in float32.
+        return cls(
+            call=length * line * (2 if twice else 1),
+            token=_ID * num_ids + _DRAWN * S * C,
+            shared_bytes=4 * S * C + 12 * E + 8 * (9 * P + 4096) + 16 * num_ids,
+            row_bytes=8 * (kept + 8 * P + 8 * max(LINES, C, U) + 4 * num_ids) + 4 * length * num_ids,
+        )

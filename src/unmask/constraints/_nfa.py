@@ -1,0 +1,192 @@
+"""Nondeterministic automata over bytes, with conditions on a place in the text, and how they become deterministic.
+
+A condition such as $ or \\b asks about the character before, which is known, and about what follows, which is not yet.
+So each state carries what may still follow it; a byte that may not is no way on.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unmask.constraints._dfa import Dfa
+
+# What may follow a place: nothing, one line end and nothing more, a line end and more, a word's letter, anything else.
+END, LAST_LINE, LINE, WORD, OTHER = (1 << i for i in range(5))
+ANYTHING = END | LAST_LINE | LINE | WORD | OTHER
+START = 0  # of the text: what stands before its first character, beside LINE, WORD and OTHER
+MAX_CODE = 0x10FFFF
+_WORD_RANGES = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+_KINDS = [LINE if b == 0x0A else WORD if any(lo <= b <= hi for lo, hi in _WORD_RANGES) else OTHER for b in range(256)]
+_SIZES = ((0x00, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, MAX_CODE))  # no half characters
+
+Ranges = Sequence[tuple[int, int]]  # of characters, first and last of each
+Guard = tuple[tuple[int, int], ...]  # for each kind of character before the place what may follow; else nothing may
+_States = frozenset[tuple[int, int]]  # each with what may follow it
+
+
+class TooLarge(Exception):
+    """More states or steps than allowed."""
+
+
+class Nfa:
+    """States are numbers; 0 is the start, `final` the end.
+
+    >>> nfa = Nfa()
+    >>> nfa.read(0, [(97, 99)], nfa.final)
+    >>> nfa.determinised(max_states=10, max_steps=100).accept_S.tolist()
+    [False, True]
+    """
+
+    def __init__(self) -> None:
+        self._bytes: list[list[tuple[int, int, int]]] = [[], []]
+        self._free: list[list[tuple[int, Guard | None]]] = [[], []]
+        self.final = 1
+        self._guarded = False
+
+    def state(self) -> int:
+        self._bytes.append([])
+        self._free.append([])
+        return len(self._bytes) - 1
+
+    def go(self, here: int, there: int, guard: Guard | None = None) -> None:
+        """A way that reads nothing, open where the guard lets it be."""
+        self._free[here].append((there, guard))
+        self._guarded |= guard is not None
+
+    def read(self, here: int, ranges: Ranges, there: int) -> None:
+        """A way that reads one character of these, as UTF-8."""
+        known: dict[tuple[tuple[int, int], ...], int] = {(): there}
+
+        def before(tail: tuple[tuple[int, int], ...]) -> int:
+            if tail not in known:
+                known[tail] = self.state()
+                self._bytes[known[tail]].append((*tail[0], before(tail[1:])))
+            return known[tail]
+
+        for lo, hi in ranges:
+            for parts in _utf8(lo, hi):
+                self._bytes[here].append((*parts[0], before(parts[1:])))
+
+    def splice(self, here: int, dfa: Dfa, there: int) -> None:
+        """All of what the automaton accepts."""
+        names = [self.state() for _ in dfa.accept_S]
+        self.go(here, names[0])
+        for name, row, accepts in zip(names, dfa.next_SB, dfa.accept_S, strict=True):
+            edges = np.flatnonzero(np.diff(row, prepend=-2, append=-2)).tolist()
+            self._bytes[name] += [(lo, hi - 1, names[row[lo]]) for lo, hi in itertools.pairwise(edges) if row[lo] >= 0]
+            if accepts:
+                self.go(name, there)
+
+    def determinised(self, *, max_states: int, max_steps: int) -> Dfa:
+        """The same language, read by one state at a time; TooLarge where that takes too much."""
+        before = functools.cache(self._ways)
+        start = self._reached(0, ANYTHING, START)
+        names: dict[_States, int] = {start: 0}
+        queue, rows, steps = [start], [], 0
+        for states in queue:
+            row: NDArray[np.int32] = np.full(256, -1, dtype=np.int32)
+            ways = [way for state in states for way in before(state)]
+            cuts = sorted({cut for lo, hi, _ in ways for cut in (lo, hi + 1)})
+            place = {cut: i for i, cut in enumerate(cuts)}
+            found: list[list[_States]] = [[] for _ in cuts]
+            for lo, hi, after in ways:
+                for i in range(place[lo], place[hi + 1]):
+                    found[i].append(after)
+                    steps += 1
+            for i, several in enumerate(found):
+                after = several[0].union(*several[1:]) if several else frozenset()
+                if not after:
+                    continue
+                if after not in names:
+                    names[after] = len(queue)
+                    queue.append(after)
+                row[cuts[i] : cuts[i + 1]] = names[after]
+                steps += len(after)
+            rows.append(row)
+            if len(queue) > max_states or steps > max_steps:
+                raise TooLarge
+        accept_S = [any(state == self.final and may & END for state, may in states) for states in queue]
+        return Dfa(np.stack(rows), np.array(accept_S)).reduced()
+
+    def _reached(self, state: int, may: int, before: int) -> _States:
+        """The states that read something, and the end, that are reached from here without reading."""
+        seen, queue = {(state, may)}, [(state, may)]
+        for here, left in queue:
+            for there, guard in self._free[here]:
+                still = left if guard is None else left & dict(guard).get(before, 0)
+                if still and (there, still) not in seen:
+                    seen.add((there, still))
+                    queue.append((there, still))
+        return frozenset(item for item in seen if self._bytes[item[0]] or item[0] == self.final)
+
+    def _ways(self, state: tuple[int, int]) -> list[tuple[int, int, _States]]:
+        """Bytes from and to, and the states after them."""
+        here, may = state
+        if not self._guarded:
+            return [(lo, hi, self._reached_cached(there, ANYTHING, OTHER)) for lo, hi, there in self._bytes[here]]
+        found = []
+        for first, last, there in self._bytes[here]:
+            for lo, hi in _alike(first, last):
+                kind = _KINDS[lo]
+                left = _left(may, kind)
+                if left:
+                    found.append((lo, hi, self._reached_cached(there, left, kind)))
+        return found
+
+    @functools.cached_property
+    def _reached_cached(self) -> functools._lru_cache_wrapper[_States]:
+        return functools.cache(self._reached)
+
+
+def _left(may: int, kind: int) -> int:
+    """What may follow a character of this kind where `may` might follow the place before it; 0: it may not stand here.
+
+    >>> _left(ANYTHING, WORD) == ANYTHING, _left(LAST_LINE | END, LINE) == END, _left(END, WORD)
+    (True, True, 0)
+    """
+    if kind != LINE:
+        return ANYTHING if may & kind else 0
+    return (END if may & LAST_LINE else 0) | (ANYTHING & ~END if may & LINE else 0)
+
+
+def _alike(first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Parts of a range of bytes that are all of one kind."""
+    lo = first
+    for b in range(first, last + 1):
+        if b == last or _KINDS[b + 1] != _KINDS[lo]:
+            yield lo, b
+            lo = b + 1
+
+
+def _utf8(lo: int, hi: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """A range of characters as ranges of their bytes, one after the other.
+
+    >>> [*_utf8(0x61, 0x7FF)]
+    [((97, 127),), ((194, 223), (128, 191))]
+    """
+    for first, last in _SIZES:
+        a, b = max(lo, first), min(hi, last)
+        if a <= b:
+            yield from _same_size(chr(a).encode(), chr(b).encode())
+
+
+def _same_size(a: bytes, b: bytes) -> Iterator[tuple[tuple[int, int], ...]]:
+    if len(a) == 1 or a[0] == b[0]:
+        tails = [()] if len(a) == 1 else _same_size(a[1:], b[1:])
+        yield from (((a[0], b[0]), *tail) for tail in tails)
+        return
+    least, most = b"\x80" * (len(a) - 1), b"\xbf" * (len(a) - 1)
+    lo, hi = a[0], b[0]
+    if a[1:] != least:
+        yield from (((lo, lo), *tail) for tail in _same_size(a[1:], most))
+        lo += 1
+    if b[1:] != most:
+        yield from (((hi, hi), *tail) for tail in _same_size(least, b[1:]))
+        hi -= 1
+    if lo <= hi:
+        yield from (((lo, hi), *tail) for tail in _same_size(least, most))

@@ -1,0 +1,77 @@
+"""The ways between an automaton's states, and what leads along them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unmask.errors import UsageError
+
+MAX_PAIRS = 1 << 19  # of states with a way between them
+_CELLS = 1 << 22  # states × classes that are sorted at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Ways:
+    """P: pairs of states with a way from one to the other, sorted. U: the sets of classes that lead along them, each
+    named once: in a pattern that repeats itself many pairs have the same one.
+
+    Set u has the classes class_E[start_U[u] : start_U[u + 1]]; start_U has one number more than there are sets.
+    """
+
+    from_P: NDArray[np.int64]
+    to_P: NDArray[np.int64]
+    set_P: NDArray[np.int64]
+    start_U: NDArray[np.int32]
+    class_E: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, next_SC: NDArray[np.int32]) -> Ways:
+        """
+        >>> ways = Ways.of(np.array([[1, 1, -1], [0, 0, 1]], dtype=np.int32))
+        >>> [*zip(ways.from_P.tolist(), ways.to_P.tolist(), ways.set_P.tolist())], ways.class_E.tolist()
+        ([(0, 1, 0), (1, 0, 0), (1, 1, 1)], [0, 1, 2])
+        """
+        S, C = next_SC.shape
+        narrow: type[np.signedinteger[Any]] = np.int16 if S < 1 << 15 else np.int32  # few bytes are sorted faster
+        sets: dict[bytes, int] = {}
+        pairs: list[NDArray[np.int64]] = []
+        names: list[int] = []
+        num = max(1, _CELLS // max(1, C))
+        for lo in range(0, S, num):
+            to_SC = next_SC[lo : lo + num].astype(narrow)
+            order_SC = np.argsort(to_SC, axis=1, kind="stable").astype(np.int32)
+            to_SC = np.take_along_axis(to_SC, order_SC, axis=1)
+            row_E, column_E = np.nonzero(to_SC >= 0)
+            pair_E = (row_E + lo) * S + to_SC[row_E, column_E]
+            class_E = order_SC[row_E, column_E]
+            start = np.flatnonzero(np.diff(pair_E, prepend=-1))
+            pairs.append(pair_E[start])
+            edges = [*start.tolist(), len(pair_E)]
+            for a, b in itertools.pairwise(edges):
+                names.append(sets.setdefault(class_E[a:b].tobytes(), len(sets)))
+            if len(names) > MAX_PAIRS:
+                raise UsageError(
+                    f"the constraint has more than {MAX_PAIRS} ways between its {S} states: use a simpler one"
+                )
+        pair_P = np.concatenate(pairs)
+        size_U = np.array([0, *map(len, sets)], dtype=np.int64) // np.dtype(np.int32).itemsize
+        return cls(
+            from_P=pair_P // S,
+            to_P=pair_P % S,
+            set_P=np.array(names, dtype=np.int64),
+            start_U=np.cumsum(size_U).astype(np.int32),
+            class_E=np.frombuffer(bytearray().join(sets), dtype=np.int32),
+        )
+
+    @property
+    def num_pairs(self) -> int:
+        return len(self.to_P)
+
+    @property
+    def num_sets(self) -> int:
+        return len(self.start_U) - 1
