@@ -21,10 +21,11 @@ from unmask.errors import UnmaskError
 from unmask.model import Model
 from unmask.server import native, schemas
 from unmask.server.completions import complete
-from unmask.server.desk import Desk, gone
+from unmask.server.desk import Desk, Emit, gone
 from unmask.server.doors import Doors, Gate
 from unmask.server.limits import MAX_TEXTS, Limits
 from unmask.server.refusals import Refused, from_error, from_validation, internal, our_names
+from unmask.server.served import Served
 
 PAGE = Path(__file__).parent / "page"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -103,9 +104,12 @@ def _openai_routes(app: FastAPI, desk: Desk) -> None:
         check_name(asked.model)
         asked.model = desk.name
         if not asked.stream:
-            return JSONResponse(await desk.work(request, lambda served: complete(served, asked)))
-        events = desk.stream(request, lambda served, emit: complete(served, asked, emit))
-        return await _sse(request, events, _chunk, end="data: [DONE]\n\n")
+            return await desk.work(request, lambda served: JSONResponse(complete(served, asked)))
+
+        def job(served: Served, emit: Emit) -> str:
+            return _chunk(complete(served, asked, lambda chunk: emit(_chunk(chunk)))) + "data: [DONE]\n\n"
+
+        return await _sse(request, desk.stream(request, job))
 
     @app.post("/v1/chat/completions", tags=["OpenAI"], summary="Only for models with a chat template")
     async def chat(asked: schemas.Chat) -> Response:
@@ -116,30 +120,30 @@ def _openai_routes(app: FastAPI, desk: Desk) -> None:
 def _native_routes(app: FastAPI, desk: Desk) -> None:
     @app.post("/fill", tags=["unmask"], summary="Write every gap of a text")
     async def fill(asked: schemas.Fill, request: Request) -> Any:
-        return JSONResponse(await desk.work(request, lambda served: native.fill(served, asked)))
+        return await desk.work(request, lambda served: JSONResponse(native.fill(served, asked)))
 
     @app.post("/edit", tags=["unmask"], summary="Write a span of a text anew")
     async def edit(asked: schemas.EditSpan, request: Request) -> Any:
-        return JSONResponse(await desk.work(request, lambda served: native.edit(served, asked)))
+        return await desk.work(request, lambda served: JSONResponse(native.edit(served, asked)))
 
     @app.post("/score", tags=["unmask"], summary="The bound of texts, token by token")
     async def score(asked: schemas.Score, request: Request) -> Any:
-        return JSONResponse(await desk.work(request, lambda served: native.score(served, asked)))
+        return await desk.work(request, lambda served: JSONResponse(native.score(served, asked)))
 
     @app.post("/fit", tags=["unmask"], summary="Can a constraint hold in a gap?")
     async def fit(asked: schemas.Fit, request: Request) -> Any:
-        return JSONResponse(await desk.work(request, lambda served: native.fit(served, asked)))
+        return await desk.work(request, lambda served: JSONResponse(native.fit(served, asked)))
 
     @app.post("/tokenize", tags=["unmask"], summary="A text's tokens, and words turned into gaps")
     async def tokenize(asked: schemas.Tokenize, request: Request) -> Any:
-        return JSONResponse(await desk.work(request, lambda served: native.tokenize(served, asked)))
+        return await desk.work(request, lambda served: JSONResponse(native.tokenize(served, asked)))
 
     @app.post("/trace", tags=["unmask"], summary="As fill or generate, step by step (server-sent events)")
     async def trace(asked: schemas.Trace, request: Request) -> Response:
-        def job(served: Any, emit: Any) -> tuple[str, dict[str, Any]]:
-            return "end", native.trace(served, asked, lambda kind, event: emit((kind, event)))
+        def job(served: Served, emit: Emit) -> str:
+            return _event("end", native.trace(served, asked, lambda kind, event: emit(_event(kind, event))))
 
-        return await _sse(request, desk.stream(request, job), _event)
+        return await _sse(request, desk.stream(request, job))
 
 
 def _other_routes(app: FastAPI, desk: Desk) -> None:
@@ -188,7 +192,7 @@ def _other_routes(app: FastAPI, desk: Desk) -> None:
         return Response(files[name].read_bytes(), media_type=_KINDS[files[name].suffix])
 
 
-async def _sse(request: Request, events: AsyncGenerator[Any], spell: Any, end: str = "") -> Response:
+async def _sse(request: Request, events: AsyncGenerator[str]) -> Response:
     """Server-sent events. The first is awaited before the answer begins, so that what is refused has its status."""
     waiting, left = asyncio.ensure_future(anext(events, None)), asyncio.ensure_future(gone(request))
     try:
@@ -205,21 +209,19 @@ async def _sse(request: Request, events: AsyncGenerator[Any], spell: Any, end: s
     async def lines() -> AsyncIterator[str]:
         try:
             if first is not None:
-                yield spell(first)
+                yield first
             async for event in events:
-                yield spell(event)
-            if end:
-                yield end
+                yield event
         except Refused as e:  # the answer has begun: the error is its last event
-            yield f"event: error\ndata: {json.dumps(e.body)}\n\n"
+            yield _event("error", e.body)
         finally:
             await events.aclose()
 
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 
-def _event(event: tuple[str, dict[str, Any]]) -> str:
-    return f"event: {event[0]}\ndata: {json.dumps(event[1])}\n\n"
+def _event(kind: str, data: dict[str, Any]) -> str:
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
 
 
 def _chunk(chunk: dict[str, Any]) -> str:
