@@ -117,3 +117,40 @@ def test_a_head_that_never_ends_is_not_waited_for(small: Model) -> None:
         with closing(open_raw(server, "/trace", {**LONG, "runners_up": 0, "options": {"rounds": 2}})) as raw:
             time.sleep(0.5)  # a request that has come is not a head any more
             assert raw.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def answers(raw: socket.socket) -> list[bytes]:
+    """The status lines of all that comes until the server closes."""
+    whole = b""
+    while part := raw.recv(1 << 16):
+        whole += part
+    return [line for line in whole.split(b"\r\n") if line.startswith(b"HTTP/1.1")]
+
+
+@pytest.mark.parametrize("route", ["POST /tokenize", "GET /health"])
+def test_a_body_with_two_ends_is_refused(server: Running, route: str) -> None:
+    """One reader of it sees one request, another two: the second must not be answered."""
+    head = f"{route} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    for lengths in (
+        "content-length: 4\r\ntransfer-encoding: chunked",
+        "Transfer-Encoding: chunked\r\nContent-Length: 99",
+    ):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as raw:
+            body = 'e\r\n{"text": "ab"}\r\n0\r\n\r\nGET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n'
+            raw.sendall(f"{head}{lengths}\r\n\r\n{body}".encode())
+            assert answers(raw) == [b"HTTP/1.1 400 Bad Request"]
+
+
+@pytest.mark.parametrize("route", ["/", "/health", "/docs", "/v1/models"])
+def test_head_is_get_without_the_body(server: Running, route: str) -> None:
+    found = {}
+    for method in ("GET", "HEAD"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as raw:
+            raw.sendall(f"{method} {route} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+            whole = b""
+            while part := raw.recv(1 << 16):
+                whole += part
+            found[method] = whole.partition(b"\r\n\r\n")
+    assert found["HEAD"][0] == found["GET"][0]
+    assert found["HEAD"][0].startswith(b"HTTP/1.1 200")
+    assert found["HEAD"][2] == b"" != found["GET"][2]
