@@ -140,7 +140,8 @@ FILL_TEXTS = [
 ]
 
 ROUTE_CASES: list[tuple[str, dict[str, Any]]] = [
-    *(("/v1/completions", {"prompt": value}) for value in (1, None, [], [1, 2], [[1]], ["a"] * 9, {}, "[MASK]", True)),
+    *(("/v1/completions", {"prompt": value}) for value in (1, None, [], [257], [[1], [256]], ["a"] * 9, {}, "[MASK]")),
+    *(("/v1/completions", {"prompt": value}) for value in (True, [[]], [1, "a"], [-1], [10**30], [[1]] * 9, [1] * 129)),
     *(("/v1/completions", {"suffix": value}) for value in (1, [], "[MASK:3]")),
     *(("/v1/completions", {"max_tokens": value}) for value in (0, -1, "4", 1.5, 10**7, 4097, 129, True)),
     *(("/v1/completions", {"stop": value}) for value in (1, [1], ["a"] * 5, "", [""], "x" * 201, {}, [["a"]])),

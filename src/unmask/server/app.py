@@ -90,14 +90,20 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def _openai_routes(app: FastAPI, desk: Desk) -> None:
+    card = {"id": desk.name, "object": "model", "created": 0, "owned_by": "unmask", "window": desk.model.length}
+
     def check_name(given: str | None) -> None:
         if given not in (None, desk.name):
             raise Refused(404, "no such model here: see /v1/models", "model_not_found")
 
     @app.get("/v1/models", tags=["OpenAI"], summary="The model that is served")
     async def models() -> dict[str, Any]:
-        card = {"id": desk.name, "object": "model", "created": 0, "owned_by": "unmask"}
-        return {"object": "list", "data": [card | {"window": desk.model.length}]}
+        return {"object": "list", "data": [card]}
+
+    @app.get("/v1/models/{name:path}", tags=["OpenAI"], summary="One model, by its name")
+    async def model(name: str) -> dict[str, Any]:
+        check_name(name)
+        return card
 
     @app.post("/v1/completions", tags=["OpenAI"], summary="Write behind a prompt, or between prompt and suffix")
     async def completions(asked: schemas.Completion, request: Request) -> Response:

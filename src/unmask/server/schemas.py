@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from unmask.samplers import room
 from unmask.server.limits import MAX_CONSTRAINTS, MAX_OPTIONS, MAX_PATTERN, MAX_STOPS, MAX_TEXTS, MAX_VALUES
 
+T = TypeVar("T")
 Text = Annotated[str, Field(max_length=200_000)]
 # What the schema says more than is checked here: the library's own refusals tell more than a pattern's.
 Gaps = Annotated[
@@ -25,6 +26,8 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Scalar = Annotated[str, Field(max_length=200)] | bool | int | float
 # Of a list with many faults the first is told: a list of all of them would keep the event loop from its other work.
 Span = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=MAX_VALUES, fail_fast=True)]
+Several = Annotated[list[T], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
 Lengths = Annotated[list[Annotated[int, Field(ge=1, le=1_000_000)]], Field(fail_fast=True)]
 
 
@@ -33,6 +36,25 @@ def _few(given: Any) -> Any:
     if isinstance(given, dict) and len(given) > MAX_OPTIONS:
         raise PydanticCustomError("too_long", f"there may be {MAX_OPTIONS} of them")
     return given
+
+
+def _not_offered(given: Any) -> Any:
+    """OpenAI's fields that mean nothing here are taken at their defaults."""
+    if given:
+        raise PydanticCustomError("not_offered", "is not offered: leave it out")
+    return given
+
+
+Penalty = Annotated[
+    float | None,
+    AfterValidator(_not_offered),
+    WithJsonSchema({"anyOf": [{"type": "number", "enum": [0]}, {"type": "null"}]}),
+]
+NoBias = Annotated[
+    dict[str, Any] | None,
+    AfterValidator(_not_offered),
+    WithJsonSchema({"anyOf": [{"type": "object", "maxProperties": 0}, {"type": "null"}]}),
+]
 
 
 class Request(BaseModel):
@@ -152,22 +174,39 @@ class StreamOptions(BaseModel):
 class Completion(Sampling):
     """OpenAI's fields, and those of unmask's samplers and constraints."""
 
-    model: Annotated[str, Field(max_length=200)] | None = None
-    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)] = ""
-    suffix: Text | None = Field(None, description="what stands behind: then the gap between is filled")
-    max_tokens: int | None = Field(16, ge=1, le=1_000_000)
-    n: int | None = Field(1, ge=1, le=MAX_TEXTS)
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    logprobs: int | None = Field(None, ge=0, le=10)
-    echo: bool | None = False
-    seed: Seed | None = None
-    best_of: int | None = Field(None, ge=1, le=MAX_TEXTS)
-    user: Annotated[str, Field(max_length=1000)] | None = None
-    presence_penalty: float | None = Field(None, ge=0, le=0, description="diffusion has none: leave it out")
-    frequency_penalty: float | None = Field(None, ge=0, le=0, description="diffusion has none: leave it out")
-    response_format: ResponseFormat | None = None
+    model: Annotated[str, Field(max_length=200)] | None = Field(None, description="the served model's name, or none")
+    prompt: Text | Several[Text] | Ids | Several[Ids] = Field(
+        "", description="a text or several, or their token ids; of ids none may be the mask's or another special one's"
+    )
+    suffix: Text | None = Field(None, description="what stands after the gap: then the gap between is filled")
+    max_tokens: int | None = Field(
+        16, ge=0, le=1_000_000, description="tokens of the gap; 0, with echo, writes nothing and scores the prompt"
+    )
+    n: int | None = Field(1, ge=1, le=MAX_TEXTS, description="texts for each prompt")
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = Field(
+        None, description="the text ends before the first of these"
+    )
+    stream: bool | None = Field(
+        False,
+        description="send the text while it is written, from its beginning as far as no mask stands before it: the "
+        "samplers block and left_to_right write from the left and so stream evenly, a random order settles late",
+    )
+    stream_options: StreamOptions | None = Field(None, description="of a stream")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=10,
+        description="tell each token's log-probability and those of so many likeliest, all under the network's own "
+        "law when it was written: before temperature, cuts and constraints; with echo also the prompt's, left to right",
+    )
+    echo: bool | None = Field(False, description="repeat the prompt before the text; not with stream")
+    seed: Seed | None = Field(None, description="same seed, same text; drawn if none")
+    best_of: int | None = Field(None, ge=1, le=MAX_TEXTS, description="not offered: the same as n, or none")
+    user: Annotated[str, Field(max_length=1000)] | None = Field(None, description="not looked at")
+    presence_penalty: Penalty = Field(None, description="not offered: 0 or none")
+    frequency_penalty: Penalty = Field(None, description="not offered: 0 or none")
+    logit_bias: NoBias = Field(None, description="not offered: empty or none")
+    response_format: ResponseFormat | None = Field(None, description="a JSON schema that the text obeys, or text")
 
 
 class Chat(BaseModel):
