@@ -357,3 +357,25 @@ def test_our_own_names_are_not_hidden(client: TestClient) -> None:
         wrong = said(json_schema={"type": "object", "properties": {word: {"type": "strng"}}})
         assert wrong == f"schema.{'…' if word == 'a' else word}: needs a type, did you mean 'string'?"
     assert said(text="a", regex="a") == "no gap in '…': write [MASK] for one token, [MASK:5] for five"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "required": 5},
+        {"type": "object", "properties": [1]},
+        {"type": "array", "prefixItems": 5},
+        {"anyOf": 5},
+        {"$defs": 5, "$ref": "#/$defs/a"},
+        {"type": 5},
+    ],
+)
+def test_a_schema_that_is_none_is_refused_without_a_traceback(
+    client: TestClient, capfd: pytest.CaptureFixture[str], schema: dict[str, Any]
+) -> None:
+    for route, body in (
+        ("/fill", {"text": "[MASK:8]", "json_schema": schema}),
+        ("/v1/completions", {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}),
+    ):
+        check(client.post(route, json=body))
+    assert "Traceback" not in capfd.readouterr().err

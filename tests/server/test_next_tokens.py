@@ -229,3 +229,15 @@ def test_a_prompts_log_probabilities_are_the_exact_ones(causal: Model) -> None:
         both = client.post("/v1/completions", json=how | {"max_tokens": 4, "seed": 1}).json()["choices"][0]["logprobs"]
         assert both["token_logprobs"][1:7] == pytest.approx(others, rel=1e-5)
         assert len(both["tokens"]) > 7
+
+
+@pytest.mark.parametrize("num", [0, 3])
+def test_an_empty_prompt_has_no_log_probabilities(causal: Model, small: Model, num: int) -> None:
+    for model in (causal, small):
+        with TestClient(make_app(model), base_url="http://localhost") as client:
+            how = {"prompt": ["", "ab"], "echo": True, "max_tokens": num, "logprobs": 1, "suffix": None}
+            answer = client.post("/v1/completions", json=how)
+            assert answer.status_code == 200, answer.text
+            empty, other = (len(choice["logprobs"]["tokens"]) for choice in answer.json()["choices"])
+            assert empty <= num
+            assert 2 <= other <= 2 + num

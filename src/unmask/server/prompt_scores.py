@@ -38,7 +38,12 @@ def prompt_scores(
     >>> prompt_scores(served, [[104, 105]], [2], num=1)[0][1][0]  # doctest: +SKIP
     -5.1
     """
-    longest, begin = max(map(len, rows)), len(served.begin)
+    begin = len(served.begin)
+    if 0 in (sizes := [head - begin for head in heads]):  # of an empty prompt there is nothing to say
+        some = [i for i, tokens in enumerate(sizes) if tokens]
+        told = iter(prompt_scores(served, [rows[i] for i in some], [heads[i] for i in some], num) if some else ())
+        return [next(told) if tokens else [] for tokens in sizes]
+    longest = max(map(len, rows))
     if longest > served.length:
         raise UsageError(
             f"logprobs of a prompt are told within the model's window of {served.length} tokens, this takes {longest}: "
