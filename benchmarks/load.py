@@ -1,6 +1,7 @@
 """A server under load: many streams at once, clients that leave, more requests than it takes.
 
     python benchmarks/load.py --minutes 10
+    python benchmarks/load.py --model stories --throughput --clients 16 32 --length 64
 
 Starts `unmask serve` with a small network of random weights (or --model), measures, prints a line for each promise, and
 exits with 1 where one is not kept. Client and server share the machine.
@@ -90,22 +91,24 @@ class Report:
         print(f"{'ok    ' if kept else 'MISSED'}  {what}", flush=True)
 
 
-async def throughput(server: Server, length: int, report: Report) -> None:
-    """16 requests one after another, then the same at once, twice in turn; the better of each counts."""
+async def throughput(server: Server, clients: int, length: int, least: float, report: Report, rounds: int = 2) -> None:
+    """Requests one after another, then the same at once, in turn; the better of each counts."""
     alone, at_once = [], []
-    for _ in range(2):
+    for _ in range(rounds):
         began = time.perf_counter()
-        first = [await ask(server, "POST", "/v1/completions", story(i, length)) for i in range(16)]
+        first = [await ask(server, "POST", "/v1/completions", story(i, length)) for i in range(clients)]
         alone.append(time.perf_counter() - began)
         began = time.perf_counter()
-        both = await asyncio.gather(*(ask(server, "POST", "/v1/completions", story(i, length)) for i in range(16)))
+        both = await asyncio.gather(*(ask(server, "POST", "/v1/completions", story(i, length)) for i in range(clients)))
         at_once.append(time.perf_counter() - began)
-    texts = [[json.loads(a.body)["choices"][0]["text"] for a in answers] for answers in (first, both)]
+    answers = [[json.loads(a.body) for a in several] for several in (first, both)]
+    texts = [[answer["choices"][0]["text"] for answer in several] for several in answers]
     same = sum(a == b for a, b in zip(*texts, strict=True))
     ratio = min(alone) / min(at_once)
-    rates = f"{16 * length / min(alone):.0f} tokens/s one after another, {16 * length / min(at_once):.0f} at once"
-    report.say(ratio >= 3, f"16 requests at once: {ratio:.1f} times the throughput ({rates})")
-    report.say(same == 16, f"the same texts alone and at once: {same} of 16")
+    tokens = sum(answer["usage"]["completion_tokens"] for answer in answers[0])  # a text may end before its length
+    rates = f"{tokens / min(alone):.0f} tokens/s one after another, {tokens / min(at_once):.0f} at once"
+    report.say(ratio >= least, f"{clients} requests at once: {ratio:.1f} times the throughput ({rates})")
+    report.say(same == clients, f"the same texts alone and at once: {same} of {clients}")
 
 
 async def disconnects(server: Server, length: int, report: Report, num: int = 100) -> None:
@@ -214,7 +217,11 @@ async def measure(server: Server, args: argparse.Namespace) -> Report:
     report = Report()
     await ask(server, "POST", "/v1/completions", story(0, 16))  # the first call is slower than any other
     rest = server.handles(), (await server.metrics())["unmask_tasks"]
-    await throughput(server, args.length, report)
+    for clients in args.clients:
+        # What is shared between rows is a small network's overhead; a larger one is at work with a single row.
+        await throughput(server, clients, args.length, 1 if args.model else 3, report, 1 if args.throughput else 2)
+    if args.throughput:
+        return report
     await disconnects(server, args.length, report)
     await overload(server, args.length, report)
     await endurance(server, args.minutes, args.streams, args.drops, args.length, report)
@@ -271,6 +278,8 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=32, help="tokens of a text")
     parser.add_argument("--size", default="nano", help="of the random network")
     parser.add_argument("--model", help="a model's folder instead")
+    parser.add_argument("--clients", type=int, nargs="+", default=[16], help="requests at once, for the throughput")
+    parser.add_argument("--throughput", action="store_true", help="measure nothing else, and each once")
     parser.add_argument("--device")
     args = parser.parse_args()
     with serving(args) as server:

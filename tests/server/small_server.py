@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from unmask.server.app import make_app
 from unmask.server.desk import Desk
 from unmask.server.doors import Doors
 from unmask.server.limits import Limits
+from unmask.server.running import configure, listen
 from unmask.tokens import load_tokenizer
 
 WINDOW = 32
@@ -62,21 +62,17 @@ def running(
 ) -> Iterator[Running]:
     """port: 0 takes any that is free."""
     app = make_app(model, name=name, doors=doors, limits=limits, max_batch=max_batch)
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
-    listener.listen(512)
-    port = listener.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=20))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-        assert thread.is_alive()
-    try:
-        yield Running(f"http://127.0.0.1:{port}", port, app.desk, server, thread)
-    finally:
-        server.should_exit = True
-        thread.join(timeout=60)
-        listener.close()
-        assert not thread.is_alive()
+    with listen("127.0.0.1", port) as listener:
+        port = listener.getsockname()[1]
+        server = uvicorn.Server(configure(app, drain=20))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+            assert thread.is_alive()
+        try:
+            yield Running(f"http://127.0.0.1:{port}", port, app.desk, server, thread)
+        finally:
+            server.should_exit = True
+            thread.join(timeout=60)
+            assert not thread.is_alive()

@@ -158,7 +158,8 @@ FILL_TEXTS = [
 ]
 
 ROUTE_CASES: list[tuple[str, dict[str, Any]]] = [
-    *(("/v1/completions", {"prompt": value}) for value in (1, None, [], [1, 2], [[1]], ["a"] * 9, {}, "[MASK]", True)),
+    *(("/v1/completions", {"prompt": value}) for value in (1, None, [], [257], [[1], [256]], ["a"] * 9, {}, "[MASK]")),
+    *(("/v1/completions", {"prompt": value}) for value in (True, [[]], [1, "a"], [-1], [10**30], [[1]] * 9, [1] * 129)),
     *(("/v1/completions", {"suffix": value}) for value in (1, [], "[MASK:3]")),
     *(("/v1/completions", {"max_tokens": value}) for value in (0, -1, "4", 1.5, 10**7, 4097, 129, True)),
     *(("/v1/completions", {"stop": value}) for value in (1, [1], ["a"] * 5, "", [""], "x" * 201, {}, [["a"]])),
@@ -374,3 +375,25 @@ def test_our_own_names_are_not_hidden(client: TestClient) -> None:
         wrong = said(json_schema={"type": "object", "properties": {word: {"type": "strng"}}})
         assert wrong == f"schema.{'…' if word == 'a' else word}: needs a type, did you mean 'string'?"
     assert said(text="a", regex="a") == "no gap in '…': write [MASK] for one token, [MASK:5] for five"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "required": 5},
+        {"type": "object", "properties": [1]},
+        {"type": "array", "prefixItems": 5},
+        {"anyOf": 5},
+        {"$defs": 5, "$ref": "#/$defs/a"},
+        {"type": 5},
+    ],
+)
+def test_a_schema_that_is_none_is_refused_without_a_traceback(
+    client: TestClient, capfd: pytest.CaptureFixture[str], schema: dict[str, Any]
+) -> None:
+    for route, body in (
+        ("/fill", {"text": "[MASK:8]", "json_schema": schema}),
+        ("/v1/completions", {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}),
+    ):
+        check(client.post(route, json=body))
+    assert "Traceback" not in capfd.readouterr().err

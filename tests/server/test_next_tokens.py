@@ -210,3 +210,34 @@ def test_scores_are_exact_and_told_token_by_token(causal: Model, serve: Callable
     assert nats[0][:4] == pytest.approx(nats[1][:4])  # what comes later is not looked at
     assert nats[0][4:] != pytest.approx(nats[1][4:])
     assert 0 < sum(nats[0]) < cat["nats"]  # the end has its share as well
+
+
+def test_a_prompts_log_probabilities_are_the_exact_ones(causal: Model) -> None:
+    with TestClient(make_app(causal), base_url="http://localhost") as client:
+        how = {"prompt": "the cat", "echo": True, "max_tokens": 0, "logprobs": 3}
+        told = client.post("/v1/completions", json=how).json()["choices"][0]["logprobs"]
+        nats = [
+            token["nats"] for token in client.post("/score", json={"texts": ["the cat"]}).json()["texts"][0]["by_token"]
+        ]
+        first, *others = told["token_logprobs"]
+        assert first is told["top_logprobs"][0] is None  # before it stands nothing
+        assert others == pytest.approx([-x for x in nats[1:]], abs=2e-6)
+        for token, log_prob, top in zip(told["tokens"][1:], others, told["top_logprobs"][1:], strict=True):
+            assert top[token] == log_prob
+            assert 3 <= len(top) <= 4
+        assert told["text_offset"] == [*range(7)]
+        both = client.post("/v1/completions", json=how | {"max_tokens": 4, "seed": 1}).json()["choices"][0]["logprobs"]
+        assert both["token_logprobs"][1:7] == pytest.approx(others, rel=1e-5)
+        assert len(both["tokens"]) > 7
+
+
+@pytest.mark.parametrize("num", [0, 3])
+def test_an_empty_prompt_has_no_log_probabilities(causal: Model, small: Model, num: int) -> None:
+    for model in (causal, small):
+        with TestClient(make_app(model), base_url="http://localhost") as client:
+            how = {"prompt": ["", "ab"], "echo": True, "max_tokens": num, "logprobs": 1, "suffix": None}
+            answer = client.post("/v1/completions", json=how)
+            assert answer.status_code == 200, answer.text
+            empty, other = (len(choice["logprobs"]["tokens"]) for choice in answer.json()["choices"])
+            assert empty <= num
+            assert 2 <= other <= 2 + num

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +25,16 @@ def ai(server: Running) -> Iterator[openai.OpenAI]:
 
 def test_the_model_is_listed(ai: openai.OpenAI) -> None:
     assert [model.id for model in ai.models.list()] == ["small"]
+
+
+def test_a_model_is_found_by_its_name(ai: openai.OpenAI) -> None:
+    found = ai.models.retrieve("small")
+    assert (found.id, found.object) == ("small", "model")
+    for name in ("another", "small/../small", "a/b", "small "):
+        with pytest.raises(openai.NotFoundError) as refused:
+            ai.models.retrieve(name)
+        assert refused.value.code == "model_not_found"
+        assert refused.value.type == "invalid_request_error"
 
 
 def test_a_completion(ai: openai.OpenAI, small: Model) -> None:
@@ -123,6 +134,38 @@ def test_logprobs(ai: openai.OpenAI) -> None:
     assert streamed == found.tokens
 
 
+@pytest.mark.parametrize("how", [{"temperature": 0.3}, {"temperature": 0}, {"top_p": 0.5}, {"regex": "[xyz]+"}])
+def test_logprobs_are_of_one_law(ai: openai.OpenAI, how: dict[str, Any]) -> None:
+    """What is told of a token and what is told of those beside it can be compared, however it was drawn."""
+    plain: dict[str, Any] = {"model": "small", "prompt": "ab", "max_tokens": 8, "seed": 3}
+    found = (
+        ai.completions.create(**plain, logprobs=10, extra_body={**how, "sampler": "left_to_right"}).choices[0].logprobs
+    )
+    assert found is not None
+    for token, log_prob, top in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):  # type: ignore[arg-type]
+        assert top[token] == log_prob
+        assert sum(map(math.exp, top.values())) < 1.0001
+        assert len(top) in (10, 11)
+        if len(top) == 11:  # it is not among the ten
+            assert log_prob == min(top.values())
+
+
+def test_the_ids_of_a_prompt(ai: openai.OpenAI) -> None:
+    how: dict[str, Any] = {"model": "small", "max_tokens": 8, "seed": 3}
+    text = ai.completions.create(**how, prompt="abc")
+    ids = ai.completions.create(**how, prompt=[97, 98, 99], echo=True)
+    assert ids.choices[0].text == f"abc{text.choices[0].text}"
+    assert ids.usage == text.usage
+    both = [choice.text for choice in ai.completions.create(**how, prompt=["abc", "d"]).choices]
+    assert both == [choice.text for choice in ai.completions.create(**how, prompt=[[97, 98, 99], [100]]).choices]
+    for bad in ([256], [97, 257], [258], [10**30], [[97], [257]]):  # the end, the mask, none
+        with pytest.raises(openai.BadRequestError, match="below 258"):
+            ai.completions.create(**how, prompt=bad)
+    for bad in ([-1], [True], [1.5], [], [[]], [97, "a"], [[97], "a"], [[97], 97], [[[97]]]):  # type: ignore[list-item]
+        with pytest.raises(openai.BadRequestError):
+            ai.completions.create(**how, prompt=bad)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("stop", [2, 3])
 @pytest.mark.parametrize("sampler", ["ancestral", "left_to_right"])
 def test_logprobs_and_usage_end_where_a_stop_does(ai: openai.OpenAI, stop: int, sampler: str) -> None:
@@ -183,6 +226,66 @@ def test_echo(ai: openai.OpenAI) -> None:
     )
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_prompts_own_log_probabilities_are_those_with_which_left_to_right_writes_it(
+    ai: openai.OpenAI, n: int
+) -> None:
+    how: dict[str, Any] = {"model": "small", "logprobs": 4, "n": n}
+    written = ai.completions.create(
+        **how, prompt="ab", max_tokens=9, seed=3, extra_body={"sampler": "left_to_right"}
+    ).choices[0]
+    assert written.finish_reason == "length"
+    given = ai.completions.create(**how, prompt=f"ab{written.text}", max_tokens=0, echo=True)
+    for choice in given.choices:
+        assert (choice.text, choice.finish_reason) == (f"ab{written.text}", "length")
+        assert choice.logprobs is not None
+        assert written.logprobs is not None
+        assert "".join(choice.logprobs.tokens or []) == choice.text
+        assert choice.logprobs.text_offset == [*range(11)]
+        assert choice.logprobs.token_logprobs[2:] == pytest.approx(written.logprobs.token_logprobs, rel=1e-4)  # type: ignore[index]
+        for mine, theirs in zip(choice.logprobs.top_logprobs[2:], written.logprobs.top_logprobs or [], strict=True):  # type: ignore[index]
+            assert mine == pytest.approx(theirs, rel=1e-4)
+        assert all(value is not None for value in choice.logprobs.token_logprobs or [])
+    assert len(given.choices) == n
+    assert given.usage is not None
+    assert given.usage.model_dump(exclude_none=True) == {
+        "prompt_tokens": 11,
+        "completion_tokens": 0,
+        "total_tokens": 11,
+    }
+
+
+def test_a_prompts_log_probabilities_come_before_the_texts(ai: openai.OpenAI) -> None:
+    how: dict[str, Any] = {"model": "small", "prompt": ["é!", "z"], "max_tokens": 3, "seed": 3, "logprobs": 0}
+    plain, echoed = (ai.completions.create(**how, echo=echo).choices for echo in (False, True))
+    for one, both, num in zip(plain, echoed, (3, 1), strict=True):
+        assert one.logprobs is not None
+        assert both.logprobs is not None
+        assert (both.logprobs.tokens or [])[num:] == one.logprobs.tokens
+        assert (both.logprobs.text_offset or [])[num:] == one.logprobs.text_offset
+        assert (both.logprobs.token_logprobs or [])[num:] == one.logprobs.token_logprobs
+        assert both.logprobs.top_logprobs == [None] * (num + 3)
+    assert echoed[0].logprobs is not None
+    assert (echoed[0].logprobs.text_offset or [])[:3] == [0, 0, 1]  # two tokens of one letter
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "other"),
+    [
+        ("presence_penalty", 0, 0.5),
+        ("frequency_penalty", 0.0, -1),
+        ("logit_bias", {}, {"50256": -100}),
+        ("best_of", 1, 2),
+    ],
+)
+def test_what_is_not_offered_is_refused_by_its_name(ai: openai.OpenAI, name: str, default: Any, other: Any) -> None:
+    how: dict[str, Any] = {"model": "small", "prompt": "a", "max_tokens": 2}
+    for value in (default, None):
+        ai.completions.create(**how, **{name: value})
+    with pytest.raises(openai.BadRequestError, match=f"{name} is not offered: leave it out"):
+        ai.completions.create(**how, **{name: other})
+
+
 def test_what_is_refused_says_why(ai: openai.OpenAI) -> None:
     def refused(**how: Any) -> str:
         with pytest.raises(openai.BadRequestError) as found:
@@ -193,6 +296,8 @@ def test_what_is_refused_says_why(ai: openai.OpenAI) -> None:
     assert "n" in refused(stop=["a", "b", "c", "d", "e"])
     assert "ask for less" in refused(max_tokens=5000)
     assert "best_of" in refused(best_of=3)
+    assert "it is for echo" in refused(max_tokens=0)
+    assert "window of 32 tokens" in refused(prompt="x" * 33, max_tokens=0, echo=True, logprobs=1)
     assert "json_schema" in refused(extra_body={"response_format": {"type": "json_object"}})
     with pytest.raises(openai.NotFoundError):
         ai.completions.create(model="another", prompt="a")

@@ -12,22 +12,29 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 import unmask
 from unmask.errors import UnmaskError
 from unmask.model import Model
-from unmask.server import native, schemas
+from unmask.server import answers, native, schemas
 from unmask.server.completions import complete
-from unmask.server.desk import Desk, gone
+from unmask.server.desk import Desk, Emit, gone
+from unmask.server.docs import STREAM, TRACE_EVENTS, docs_page, openapi
 from unmask.server.doors import Doors, Gate
 from unmask.server.limits import MAX_TEXTS, Limits
 from unmask.server.refusals import Refused, from_error, from_validation, internal, our_names
+from unmask.server.served import Served
 
 PAGE = Path(__file__).parent / "page"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+STREAMS = (
+    "With stream, server-sent events: pieces of the answer, at the end [DONE]. A text is sent from its beginning as "
+    "far as no mask stands before it. For streams take the sampler block or left_to_right: a random order, as the "
+    "default one, settles late, and most of the text comes at the end."
+)
 
 
 def make_app(
@@ -54,6 +61,7 @@ def make_app(
 
     app = FastAPI(
         title="unmask",
+        description="Texts written, filled, edited and scored by a masked diffusion language model.",
         version=unmask.__version__,
         docs_url=None,
         redoc_url=None,
@@ -69,7 +77,7 @@ def make_app(
     _openai_routes(app, desk)
     _native_routes(app, desk)
     _other_routes(app, desk)
-    app.openapi = partial(_schema, app)  # type: ignore[method-assign]
+    app.openapi = partial(openapi, app)  # type: ignore[method-assign]
     return Gate(app, desk=desk, doors=doors)
 
 
@@ -88,76 +96,110 @@ async def _refused(request: Request, error: Exception) -> Response:
     return JSONResponse(error.body, error.status, error.headers)
 
 
+class EventStream(StreamingResponse):
+    media_type = "text/event-stream"
+
+
 def _openai_routes(app: FastAPI, desk: Desk) -> None:
+    card = {"id": desk.name, "object": "model", "created": 0, "owned_by": "unmask", "window": desk.model.length}
+
     def check_name(given: str | None) -> None:
         if given not in (None, desk.name):
             raise Refused(404, "no such model here: see /v1/models", "model_not_found")
 
-    @app.get("/v1/models", tags=["OpenAI"], summary="The model that is served")
-    async def models() -> dict[str, Any]:
-        card = {"id": desk.name, "object": "model", "created": 0, "owned_by": "unmask"}
-        return {"object": "list", "data": [card | {"window": desk.model.length}]}
+    @app.get("/v1/models", tags=["OpenAI"], summary="The model that is served", response_model=answers.ModelList)
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [card]})
 
-    @app.post("/v1/completions", tags=["OpenAI"], summary="Write behind a prompt, or between prompt and suffix")
+    @app.get(
+        "/v1/models/{name:path}", tags=["OpenAI"], summary="One model, by its name", response_model=answers.ModelCard
+    )
+    async def model(name: str) -> Response:
+        check_name(name)
+        return JSONResponse(card)
+
+    @app.post(
+        "/v1/completions",
+        tags=["OpenAI"],
+        summary="Write after a prompt, or between prompt and suffix",
+        description=STREAMS,
+        response_model=answers.CompletionAnswer,
+        responses={200: {"content": STREAM}},
+    )
     async def completions(asked: schemas.Completion, request: Request) -> Response:
         check_name(asked.model)
         asked.model = desk.name
         if not asked.stream:
-            return JSONResponse(await desk.work(request, lambda served: complete(served, asked)))
-        events = desk.stream(request, lambda served, emit: complete(served, asked, emit))
-        return await _sse(request, events, _chunk, end="data: [DONE]\n\n")
+            return await desk.work(request, lambda served: JSONResponse(complete(served, asked)))
 
-    @app.post("/v1/chat/completions", tags=["OpenAI"], summary="Only for models with a chat template")
+        def job(served: Served, emit: Emit) -> str:
+            return _chunk(complete(served, asked, lambda chunk: emit(_chunk(chunk)))) + "data: [DONE]\n\n"
+
+        return await _sse(request, desk.stream(request, job))
+
+    @app.post(
+        "/v1/chat/completions",
+        tags=["OpenAI"],
+        summary="Refused: no model here has a chat template",
+        response_class=JSONResponse,
+    )
     async def chat(asked: schemas.Chat) -> Response:
         check_name(asked.model)
         raise Refused(400, "this model has no chat template: use /v1/completions", "no_chat_template")
 
 
 def _native_routes(app: FastAPI, desk: Desk) -> None:
-    @app.post("/fill", tags=["unmask"], summary="Write every gap of a text")
-    async def fill(asked: schemas.Fill, request: Request) -> Any:
-        return JSONResponse(await desk.work(request, lambda served: native.fill(served, asked)))
+    post = partial(app.post, tags=["unmask"])
 
-    @app.post("/edit", tags=["unmask"], summary="Write a span of a text anew")
-    async def edit(asked: schemas.EditSpan, request: Request) -> Any:
-        return JSONResponse(await desk.work(request, lambda served: native.edit(served, asked)))
+    @post("/fill", summary="Write every gap of a text", response_model=answers.FillAnswer)
+    async def fill(asked: schemas.Fill, request: Request) -> Response:
+        return await desk.work(request, lambda served: JSONResponse(native.fill(served, asked)))
 
-    @app.post("/score", tags=["unmask"], summary="The bound of texts, token by token")
-    async def score(asked: schemas.Score, request: Request) -> Any:
-        return JSONResponse(await desk.work(request, lambda served: native.score(served, asked)))
+    @post("/edit", summary="Write a span of a text anew", response_model=answers.EditsAnswer)
+    async def edit(asked: schemas.EditSpan, request: Request) -> Response:
+        return await desk.work(request, lambda served: JSONResponse(native.edit(served, asked)))
 
-    @app.post("/fit", tags=["unmask"], summary="Can a constraint hold in a gap?")
-    async def fit(asked: schemas.Fit, request: Request) -> Any:
-        return JSONResponse(await desk.work(request, lambda served: native.fit(served, asked)))
+    @post("/score", summary="The bound of texts, token by token", response_model=answers.ScoreAnswer)
+    async def score(asked: schemas.Score, request: Request) -> Response:
+        return await desk.work(request, lambda served: JSONResponse(native.score(served, asked)))
 
-    @app.post("/tokenize", tags=["unmask"], summary="A text's tokens, and words turned into gaps")
-    async def tokenize(asked: schemas.Tokenize, request: Request) -> Any:
-        return JSONResponse(await desk.work(request, lambda served: native.tokenize(served, asked)))
+    @post("/fit", summary="Can a constraint hold in a gap?", response_model=answers.FitAnswer)
+    async def fit(asked: schemas.Fit, request: Request) -> Response:
+        return await desk.work(request, lambda served: JSONResponse(native.fit(served, asked)))
 
-    @app.post("/trace", tags=["unmask"], summary="As fill or generate, step by step (server-sent events)")
+    @post("/tokenize", summary="A text's tokens, and words turned into gaps", response_model=answers.TokenizeAnswer)
+    async def tokenize(asked: schemas.Tokenize, request: Request) -> Response:
+        return await desk.work(request, lambda served: JSONResponse(native.tokenize(served, asked)))
+
+    @post(
+        "/trace",
+        summary="As fill or generate, step by step (server-sent events)",
+        response_class=EventStream,
+        openapi_extra={"x-events": TRACE_EVENTS},
+    )
     async def trace(asked: schemas.Trace, request: Request) -> Response:
-        def job(served: Any, emit: Any) -> tuple[str, dict[str, Any]]:
-            return "end", native.trace(served, asked, lambda kind, event: emit((kind, event)))
+        def job(served: Served, emit: Emit) -> str:
+            return _event("end", native.trace(served, asked, lambda kind, event: emit(_event(kind, event))))
 
-        return await _sse(request, desk.stream(request, job), _event)
+        return await _sse(request, desk.stream(request, job))
 
 
 def _other_routes(app: FastAPI, desk: Desk) -> None:
-    @app.get("/health", tags=["server"], summary="Is it there?")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
+    @app.get("/health", tags=["server"], summary="Is it there?", response_model=answers.Health)
+    async def health() -> Response:
+        return JSONResponse({"status": "ok"})
 
     @app.get("/metrics", tags=["server"], summary="Prometheus text", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return PlainTextResponse(desk.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    @app.get("/info", tags=["server"], summary="What the page needs to know of model and limits")
-    async def info() -> dict[str, Any]:
+    @app.get("/info", tags=["server"], summary="Model and limits, as the page knows them", response_model=answers.Info)
+    async def info() -> Response:
         from unmask.samplers import room
 
         limits = {"budget": desk.limits.budget, "length": desk.limits.length, "texts": MAX_TEXTS}
         tokenizer = desk.model.tokenizer
-        return {
+        found = {
             "model": desk.name,
             "parameters": desk.model.num_parameters,
             "window": desk.model.length,
@@ -170,10 +212,11 @@ def _other_routes(app: FastAPI, desk: Desk) -> None:
             "limits": limits,
             "version": unmask.__version__,
         }
+        return JSONResponse(found)
 
     @app.get("/docs", tags=["server"], summary="These routes, as a page", response_class=HTMLResponse)
     async def docs() -> Response:
-        return HTMLResponse(_docs(app.openapi()))
+        return HTMLResponse(docs_page(app.openapi()))
 
     files = {path.name: path for path in PAGE.iterdir() if path.suffix in _KINDS}
 
@@ -181,14 +224,14 @@ def _other_routes(app: FastAPI, desk: Desk) -> None:
     async def index() -> Response:
         return HTMLResponse(files["index.html"].read_bytes())
 
-    @app.get("/page/{name}", tags=["server"], summary="What the page is made of")
+    @app.get("/page/{name}", tags=["server"], summary="What the page is made of", response_class=Response)
     async def page(name: str) -> Response:
         if name not in files:
             raise Refused(404, "there is no such file", "not_found")
         return Response(files[name].read_bytes(), media_type=_KINDS[files[name].suffix])
 
 
-async def _sse(request: Request, events: AsyncGenerator[Any], spell: Any, end: str = "") -> Response:
+async def _sse(request: Request, events: AsyncGenerator[str]) -> Response:
     """Server-sent events. The first is awaited before the answer begins, so that what is refused has its status."""
     waiting, left = asyncio.ensure_future(anext(events, None)), asyncio.ensure_future(gone(request))
     try:
@@ -205,53 +248,20 @@ async def _sse(request: Request, events: AsyncGenerator[Any], spell: Any, end: s
     async def lines() -> AsyncIterator[str]:
         try:
             if first is not None:
-                yield spell(first)
+                yield first
             async for event in events:
-                yield spell(event)
-            if end:
-                yield end
+                yield event
         except Refused as e:  # the answer has begun: the error is its last event
-            yield f"event: error\ndata: {json.dumps(e.body)}\n\n"
+            yield _event("error", e.body)
         finally:
             await events.aclose()
 
-    return StreamingResponse(lines(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+    return EventStream(lines(), headers={"x-accel-buffering": "no"})
 
 
-def _event(event: tuple[str, dict[str, Any]]) -> str:
-    return f"event: {event[0]}\ndata: {json.dumps(event[1])}\n\n"
+def _event(kind: str, data: dict[str, Any]) -> str:
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
 
 
 def _chunk(chunk: dict[str, Any]) -> str:
     return f"data: {json.dumps(chunk)}\n\n" if chunk else ""
-
-
-def _schema(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI schema, with the errors as we send them."""
-    if app.openapi_schema is None:
-        found = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        error = {"type": "object", "properties": {"error": {"type": "object"}}, "required": ["error"]}
-        content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-        shelf = found.setdefault("components", {}).setdefault("schemas", {})
-        shelf["Error"] = error
-        for name in ("HTTPValidationError", "ValidationError"):
-            shelf.pop(name, None)
-        for methods in found["paths"].values():
-            for about in methods.values():
-                about["responses"].pop("422", None)
-                about["responses"]["4XX"] = {"description": "Refused; the sentence says why.", "content": content}
-        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        app.openapi_schema = found
-    return app.openapi_schema
-
-
-def _docs(schema: dict[str, Any]) -> str:
-    """The routes as a plain page: nothing is loaded from elsewhere."""
-    rows = []
-    for path, methods in schema["paths"].items():
-        for method, about in methods.items():
-            rows.append(f"<tr><td><code>{method.upper()} {path}</code></td><td>{about['summary']}</td></tr>")
-    head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>unmask: routes</title>'
-    link = '<link rel="icon" href="/page/icon.svg"><link rel="stylesheet" href="/page/style.css"><main><h1>Routes</h1>'
-    tail = '<p>Every field is described in <a href="/openapi.json">openapi.json</a>.</p></main></html>'
-    return f"{head}{link}<table>{''.join(rows)}</table>{tail}"

@@ -129,7 +129,9 @@ def serve(handle: int) -> None:
             found = UsageError(str(e))
         except MemoryError:
             return
-        except Exception:
-            traceback.print_exc()  # ours, not the client's: it must be seen
+        except Exception as e:  # it must be seen, but a client cannot fill the log with it
+            place = traceback.extract_tb(e.__traceback__)[-1]
+            told = f"{type(e).__name__} in {place.name}, line {place.lineno}"
+            print(f"unmask: a constraint could not be prepared: {told}", file=sys.stderr, flush=True)
             found = UsageError("the constraint cannot be prepared: use a simpler one")
         pipe.send(found)

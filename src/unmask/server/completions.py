@@ -1,14 +1,15 @@
-"""Completions as OpenAI's clients know them: a gap behind the prompt, or between prompt and suffix."""
+"""Completions as OpenAI's clients know them: a gap after the prompt, or between prompt and suffix."""
 
 from __future__ import annotations
 
 import itertools
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from unmask.constraints import Constraint
 from unmask.errors import UsageError
 from unmask.prompts import Part, check_spelling, encode_fixed, row_of_parts, spelled
 from unmask.samplers import Sampler, Step
@@ -17,11 +18,14 @@ from unmask.samplers._planned import PlannedSampler
 from unmask.samplers._windowed import WindowedSampler
 from unmask.server.asking import constraints_of, sampler_of, schema_of
 from unmask.server.limits import MAX_TEXTS
+from unmask.server.native import spans
+from unmask.server.prompt_scores import Scored, prompt_scores
 from unmask.server.schemas import Completion
 from unmask.server.served import Served
 from unmask.tokens import Tokenizer
 
 Emit = Callable[[dict[str, Any]], None]
+LEAST_LOG_PROB = -1e4  # JSON has no infinity
 
 
 @dataclass
@@ -30,7 +34,8 @@ class _Choice:
 
     index: int
     prompt: str
-    head: list[int]
+    ids: list[int]  # of the prompt
+    head: list[int]  # the begin token and those ids
     num: int  # tokens of the gap
     stops: list[str]
     tokenizer: Tokenizer
@@ -82,7 +87,7 @@ class _Choice:
         return ids[:num]
 
     def logprobs(self, row: list[int]) -> dict[str, Any]:
-        """Of the tokens sent since the last look. What is told of a token is its chance when it was written."""
+        """Of the tokens sent since the last look, each when it was written."""
         ids = self.shown(row)[self.told :]
         names = [self.tokenizer.token_text(id) for id in ids]
         *offsets, self.spelled = itertools.accumulate(map(len, names), initial=self.spelled)
@@ -102,34 +107,28 @@ def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dic
 
     >>> complete(served, Completion(prompt="Once", max_tokens=8))["choices"][0]["text"]  # doctest: +SKIP
     """
-    prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
-    num, each = asked.max_tokens or 16, asked.n or 1
+    tokenizer = served.tokenizer
+    prompts = _prompts(asked, served)
+    num, each = 16 if asked.max_tokens is None else asked.max_tokens, asked.n or 1
     _check(asked, len(prompts) * each)
     served.limits.check_length(num)
-    constraint = constraints_of(asked) or []
-    if asked.response_format is not None and asked.response_format.type != "text":
-        if asked.response_format.json_schema is None:
-            raise UsageError("response_format needs a json_schema with its schema: a model must be told which JSON")
-        constraint.append(schema_of(asked.response_format.json_schema.schema_, over=asked.over))
-    tokenizer = served.tokenizer
+    constraint = _constraint(asked)
     tail = encode_fixed(asked.suffix or "", tokenizer, "suffix")
     stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     choices: list[_Choice] = []
     rows: list[list[int]] = []
-    for prompt in (prompt + served.separator for prompt in prompts):
-        ids = encode_fixed(prompt, tokenizer, "prompt")
+    for prompt, ids in prompts:
         parts, head = [Part(prompt, ids, num), Part(asked.suffix or "", tail, 0)], served.begin + ids
         served.limits.check_length(len(head) + num + len(tail) + len(served.end))
         check_spelling(parts, row_of_parts(parts, tokenizer), tokenizer, constraint)
         for _ in range(each):
-            choices.append(_Choice(len(choices), prompt, head, num, stops, tokenizer))
+            choices.append(_Choice(len(choices), prompt, ids, head, num, stops, tokenizer))
             rows.append([*head, *[tokenizer.mask_id] * num, *tail, *served.end])
-    seed = secrets.randbits(62) if asked.seed is None else asked.seed
-    sampler = sampler_of(asked, served)
-    canvas = served.canvas(rows, constraint or None, may_end=not tail, seed=seed)
     envelope = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
     envelope["model"] = asked.model or "unmask"
+    sampler = sampler_of(asked, served)
     streams = emit is not None and settles(sampler)
+    before = _of_prompts(served, asked, choices[::each], rows[::each]) if asked.echo else None
 
     def watch(step: Step) -> None:
         _note(choices, step, asked.logprobs, tokenizer)
@@ -140,13 +139,18 @@ def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dic
         if found := [piece for piece in pieces if piece is not None]:
             emit(envelope | {"choices": found})
 
-    watched = watch if emit is not None or asked.logprobs is not None else None
-    finished = served.run(canvas, sampler, guidance=asked.guidance, watch=watched, runners_up=asked.logprobs or 0)
+    finished = rows
+    if num:
+        seed = secrets.randbits(62) if asked.seed is None else asked.seed
+        canvas = served.canvas(rows, constraint or None, may_end=not tail, seed=seed)
+        watched = watch if emit is not None or asked.logprobs is not None else None
+        runners_up = 0 if asked.logprobs is None else max(1, asked.logprobs)
+        finished = served.run(canvas, sampler, guidance=asked.guidance, watch=watched, runners_up=runners_up)
     last = []
     for choice, row in zip(choices, finished, strict=True):
         if choice.finish is None or emit is None:
-            last.append(_whole(choice, row, asked, tokenizer, first=emit is None))
-    given = sum(len(tokenizer.encode(prompt + served.separator)) for prompt in prompts) + len(tail) * len(prompts)
+            last.append(_whole(choice, row, asked, None if before is None else before[choice.index // each]))
+    given = sum(len(ids) for _, ids in prompts) + len(tail) * len(prompts)
     written = sum(len(choice.shown(row)) for choice, row in zip(choices, finished, strict=True))
     usage = {"prompt_tokens": given, "completion_tokens": written, "total_tokens": given + written}
     if emit is None:
@@ -155,6 +159,62 @@ def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dic
         emit(envelope | {"choices": last})
     wants_usage = asked.stream_options is not None and asked.stream_options.include_usage
     return envelope | {"choices": [], "usage": usage} if wants_usage else {}
+
+
+def _prompts(asked: Completion, served: Served) -> list[tuple[str, list[int]]]:
+    """Each prompt's text and ids, whichever of them was given; a text gets the model's separator after it."""
+    tokenizer = served.tokenizer
+    given: Sequence[Any] = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt]
+    given = [given] if isinstance(given[0], int) else given
+    never = {tokenizer.mask_id, tokenizer.eot_id, *tokenizer.never_ids()}
+    found = []
+    for prompt in given:
+        if isinstance(prompt, str):
+            prompt += served.separator
+            found.append((prompt, encode_fixed(prompt, tokenizer, "prompt")))
+        elif any(id >= tokenizer.num_ids or id in never for id in prompt):
+            raise UsageError(f"the ids of a prompt lie below {tokenizer.num_ids}, without the mask and other specials")
+        else:
+            found.append((tokenizer.decode(prompt), prompt))
+    return found
+
+
+def _constraint(asked: Completion) -> list[Constraint]:
+    found = constraints_of(asked) or []
+    if asked.response_format is not None and asked.response_format.type != "text":
+        if asked.response_format.json_schema is None:
+            raise UsageError("response_format needs a json_schema with its schema: a model must be told which JSON")
+        found.append(schema_of(asked.response_format.json_schema.schema_, over=asked.over))
+    return found
+
+
+def _of_prompts(
+    served: Served, asked: Completion, choices: Sequence[_Choice], rows: list[list[int]]
+) -> list[dict[str, Any]] | None:
+    """The log-probabilities of each prompt's own tokens, where they are asked for."""
+    if asked.logprobs is None:
+        return None
+    scores = prompt_scores(served, rows, [len(choice.head) for choice in choices], asked.logprobs)
+    return [_of_prompt(choice, found, asked.logprobs) for choice, found in zip(choices, scores, strict=True)]
+
+
+def _of_prompt(choice: _Choice, scores: list[Scored | None], wanted: int) -> dict[str, Any]:
+    tokenizer, ids = choice.tokenizer, choice.ids
+    names = [tokenizer.token_text(id) for id in ids]
+    places = spans(choice.prompt, tokenizer)
+    if [place["token"] for place in places] == ids:
+        offsets = [place["start"] for place in places]
+    else:  # given as ids that nobody spells like this
+        offsets = [*itertools.accumulate(map(len, names), initial=0)][:-1]
+    told = [
+        {} if score is None else _told(tokenizer, id, *score, wanted) for id, score in zip(ids, scores, strict=True)
+    ]
+    return {
+        "tokens": names,
+        "token_logprobs": [one.get("log_prob") for one in told],
+        "top_logprobs": [one.get("top") for one in told],
+        "text_offset": offsets,
+    }
 
 
 def settles(sampler: Sampler) -> bool:
@@ -171,19 +231,34 @@ def _check(asked: Completion, texts: int) -> None:
         raise UsageError("best_of is not offered: leave it out and take n texts")
     if asked.echo and asked.stream:
         raise UsageError("echo is not offered with stream")
+    if asked.max_tokens == 0 and not asked.echo:
+        raise UsageError("max_tokens 0 writes nothing: it is for echo, which gives the prompt and its logprobs")
 
 
 def _note(choices: list[_Choice], step: Step, wanted: int | None, tokenizer: Tokenizer) -> None:
+    """What is told of the tokens of a step: the network's own law there, before temperature, cuts and constraints."""
     if wanted is None:
         return
     others = step.others
+    # Samplers that do not say which answer a token came from tell its chance alone, under the law it was drawn from.
+    own_N = step.log_prob_N if others is None else others.prob_N.clamp(min=1e-38).log()
     triples = zip(step.row_N.tolist(), step.position_N.tolist(), step.token_N.tolist(), strict=True)
-    for k, ((row, position, token), log_prob) in enumerate(zip(triples, step.log_prob_N.tolist(), strict=True)):
-        top = {tokenizer.token_text(token): max(log_prob, -1e4)}
+    for k, ((row, position, token), log_prob) in enumerate(zip(triples, own_N.tolist(), strict=True)):
+        beside: Iterable[tuple[int, float]] = ()
         if others is not None:
-            pairs = zip(others.token_NK[k].tolist(), others.prob_NK[k].clamp(min=1e-38).log().tolist(), strict=True)
-            top |= {tokenizer.token_text(id): log_p for id, log_p in pairs}
-        choices[row].about[position] = {"log_prob": max(log_prob, -1e4), "top": top if wanted else None}
+            beside = zip(others.token_NK[k].tolist(), others.prob_NK[k].clamp(min=1e-38).log().tolist(), strict=True)
+        choices[row].about[position] = _told(tokenizer, token, log_prob, beside, wanted)
+
+
+def _told(
+    tokenizer: Tokenizer, token: int, log_prob: float, others: Iterable[tuple[int, float]], wanted: int
+) -> dict[str, Any]:
+    """A token's log-probability; beside it those of the `wanted` likeliest tokens and its own, all under one law."""
+    log_probs = {id: max(value, LEAST_LOG_PROB) for id, value in (*others, (token, log_prob))}
+    best = sorted(log_probs, key=lambda id: log_probs[id], reverse=True)[:wanted]
+    # Several ids may be spelled alike: the likelier one is told, but of the token itself always its own.
+    top = {tokenizer.token_text(id): log_probs[id] for id in (*reversed(best), token)}
+    return {"log_prob": log_probs[token], "top": top if wanted else None}
 
 
 def _piece(choice: _Choice, row: list[int], asked: Completion) -> dict[str, Any] | None:
@@ -197,9 +272,12 @@ def _piece(choice: _Choice, row: list[int], asked: Completion) -> dict[str, Any]
     return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish}
 
 
-def _whole(choice: _Choice, row: list[int], asked: Completion, tokenizer: Tokenizer, *, first: bool) -> dict[str, Any]:
+def _whole(choice: _Choice, row: list[int], asked: Completion, before: dict[str, Any] | None) -> dict[str, Any]:
+    """All that was not sent yet. before: the log-probabilities of the prompt, which is repeated with them."""
     text = choice.advance(row, last=True)
-    if first and asked.echo:
-        text = choice.prompt + text
     logprobs = None if asked.logprobs is None else choice.logprobs(row)
+    if asked.echo:
+        text = choice.prompt + text
+    if before is not None and logprobs is not None:
+        logprobs = {name: before[name] + told for name, told in logprobs.items()}
     return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import traceback
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
 
@@ -21,8 +21,9 @@ from unmask.server.metrics import Gauge, Metrics
 from unmask.server.refusals import Refused, from_error, internal
 from unmask.server.served import Served
 
-Job = Callable[[Served], Any]
-Emit = Callable[[Any], None]
+T = TypeVar("T")
+Job = Callable[[Served], T]
+Emit = Callable[[str], None]
 
 
 class Desk:
@@ -48,16 +49,6 @@ class Desk:
         self.compiler.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    @contextmanager
-    def _seat(self) -> Iterator[Call]:
-        """A place among those at work, or 429."""
-        self.check_room()
-        self.active += 1
-        try:
-            yield Call()
-        finally:
-            self.active -= 1
-
     def check_room(self) -> None:
         """Refuse where all places are taken."""
         if self.active >= self.limits.requests:
@@ -69,52 +60,78 @@ class Desk:
         count, total = sum(sum(row[:-1]) for row in rows), sum(row[-1] for row in rows)
         return max(1, min(60, round(total / count / 2))) if count else 1
 
-    async def work(self, request: Request, job: Job) -> Any:
+    async def work(self, request: Request, job: Job[T]) -> T:
         """The job's result; it is cancelled when the client goes."""
-        with self._seat() as call:
-            work = self._begin(request, call, job)
-            watch = asyncio.ensure_future(gone(request))
-            try:
-                await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                watch.cancel()
-                if not work.done():
-                    call.cancel()
-                    with suppress(Exception):
-                        await asyncio.shield(work)
-            return _result(work)
+        call, work = self._begin(request, job)
+        watch = asyncio.ensure_future(gone(request))
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watch.cancel()
+            await _end(call, work)
+        return cast(T, _result(work))
 
-    async def stream(self, request: Request, job: Callable[[Served, Emit], Any]) -> AsyncGenerator[Any]:
-        """What the job emits, as it comes; the job's own result comes last. Closing it cancels the job."""
+    async def stream(self, request: Request, job: Callable[[Served, Emit], str]) -> AsyncGenerator[str]:
+        """What the job emits, as it comes; the job's own result comes last. Closing it cancels the job.
+
+        The job does not wait for its reader. What is not read yet is kept, `limits.unread` bytes at most: a reader
+        further behind gets these and then an error.
+        """
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Any] = asyncio.Queue()
-        end = object()
+        lines: asyncio.Queue[str | None] = asyncio.Queue()
+        unread = 0
+        too_slow = False
 
-        def emit(event: Any) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
+        def keep(line: str) -> None:
+            nonlocal unread, too_slow
+            too_slow = too_slow or unread + len(line) > self.limits.unread
+            if too_slow:
+                call.cancel()
+            else:
+                unread += len(line)
+                lines.put_nowait(line)
 
-        with self._seat() as call:
-            work = self._begin(request, call, lambda served: job(served, emit))
-            work.add_done_callback(lambda _: events.put_nowait(end))
-            try:
-                while (event := await events.get()) is not end:
-                    yield event
-                yield _result(work)
-            finally:
-                if not work.done():
-                    call.cancel()
-                    with suppress(Exception):
-                        await asyncio.shield(work)
+        def emit(line: str) -> None:
+            loop.call_soon_threadsafe(keep, line)
 
-    def _begin(self, request: Request, call: Call, job: Job) -> asyncio.Future[Any]:
+        call, work = self._begin(request, lambda served: job(served, emit))
+        work.add_done_callback(lambda _: lines.put_nowait(None))
+        try:
+            while (line := await lines.get()) is not None:
+                unread -= len(line)
+                yield line
+            if too_slow:
+                raise Refused(408, "the answer was read too slowly: read it while it is written", "slow_reader")
+            yield _result(work)
+        finally:
+            await _end(call, work)
+
+    def _begin(self, request: Request, job: Job[Any]) -> tuple[Call, asyncio.Future[Any]]:
+        """Take a place, or 429. It is free again when the job is done, however long its answer is being read."""
+        self.check_room()
+        call = Call()
         served = Served(self.engine, self.compiler, self.limits, call, self._turns)
         body = request.scope.get("unmask.body", b"")
         work = asyncio.get_running_loop().run_in_executor(self._pool, _outcome, served, job, body)
-        work.add_done_callback(_looked_at)
-        return work
+        self.active += 1
+        work.add_done_callback(self._free)
+        return call, work
+
+    def _free(self, work: asyncio.Future[Any]) -> None:
+        self.active -= 1
+        if not work.cancelled():
+            work.exception()  # of a job whose client has gone nobody asks how it ended; asyncio would complain
 
 
-def _outcome(served: Served, job: Job, body: bytes) -> Any:
+async def _end(call: Call, work: asyncio.Future[Any]) -> None:
+    """Nobody waits any more: what is not done is cancelled."""
+    if not work.done():
+        call.cancel()
+        with suppress(Exception):
+            await asyncio.shield(work)
+
+
+def _outcome(served: Served, job: Job[Any], body: bytes) -> Any:
     """The job's result, or how it is refused. In the job's own thread: to look for a large request's words in a message
     takes longer than the event loop may. And what was raised ends here, with the rows that its frames hold."""
     try:
@@ -136,12 +153,6 @@ def _result(work: asyncio.Future[Any]) -> Any:
     if isinstance(found, Refused):
         raise found
     return found
-
-
-def _looked_at(work: asyncio.Future[Any]) -> None:
-    """Of a job whose client has gone nobody asks how it ended; asyncio would complain."""
-    if not work.cancelled():
-        work.exception()
 
 
 async def gone(request: Request) -> None:

@@ -181,6 +181,8 @@ class Gate:
         began = time.perf_counter()
         status, begun = 500, False
         foreign: str | None = None
+        if bare := scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # what GET would answer, without its body
 
         async def answer(message: Message) -> None:
             nonlocal status, begun
@@ -194,9 +196,12 @@ class Gate:
                     *message["headers"],
                     *((n.encode(), v.encode("latin-1")) for n, v in extra.items() if n.encode() not in given),
                 ]
+            elif bare:
+                message = {**message, "body": b""}
             await send(message)
 
         try:
+            _check_framing(scope["headers"])
             foreign = self.doors.check(scope["method"], scope["path"], scope["headers"])
             if foreign and scope["method"] == "OPTIONS":
                 await _send_json(answer, 204, None, {})
@@ -257,6 +262,14 @@ class Gate:
             return {"type": "http.request", "body": whole, "more_body": False}
 
         return again
+
+
+def _check_framing(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse a body with two ends. A proxy in front may believe the one and we the other: what lies between would be a
+    request of its own to one of us."""
+    if {b"content-length", b"transfer-encoding"} <= {name.lower() for name, _ in headers}:
+        told = "content-length and transfer-encoding exclude each other: send one of them"
+        raise Refused(400, told, "two_lengths", {"connection": "close"})
 
 
 def _cors(origin: str) -> dict[str, str]:

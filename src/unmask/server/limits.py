@@ -30,7 +30,9 @@ ask for less
     budget: int = 1 << 22
     requests: int = 128
     length: int = 4096  # tokens of a row
-    body_seconds: float = 30.0  # for a body to arrive
+    body_seconds: float = 30.0  # for a body to arrive, and for the head before it
+    write_seconds: float = 30.0  # after which a client that reads nothing is dropped
+    unread: int = 1 << 22  # bytes of a stream that may wait for their reader
 
     def check(self, *, rows: int, length: int, calls: int) -> None:
         """Refuse what is beyond the budget."""

@@ -152,6 +152,8 @@ def from_validation(errors: Sequence[Any], fields: Collection[str]) -> Refused:
     elif first["type"] == "missing":
         message = f"the field {first['loc'][-1]!r} is missing" if first["loc"][-1] in fields else "a body is needed"
         where = where[:-1]
+    elif first["type"] == "not_offered" and where:
+        message, where = f"{where[-1]} {first['msg']}", []
     else:
         message = first["msg"] if len(first["msg"]) < MOST else "this is not valid"
     said = ".".join(where)

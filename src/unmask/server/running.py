@@ -19,10 +19,12 @@ import uvicorn
 from unmask.errors import UnmaskError, UsageError
 from unmask.model import load
 from unmask.server.app import make_app
-from unmask.server.doors import Doors, is_loopback
+from unmask.server.connection import connections
+from unmask.server.doors import Doors, Gate, is_loopback
 from unmask.server.limits import Limits
 
 LEAST_KEY = 16  # characters
+SEND_BUFFER = 1 << 18  # bytes that the system keeps for a client that does not read; by itself it would keep megabytes
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -34,7 +36,7 @@ def serve(args: argparse.Namespace) -> int:
         requests=_at_least_one(args.max_requests, "--max-requests"),
         length=_at_least_one(args.max_length, "--max-length"),
     )
-    with _listen(args.host, args.port) as listener:
+    with listen(args.host, args.port) as listener:
         model = load(args.model, device=args.device, dtype=args.dtype)
         name = args.name or Path(args.model).resolve().name
         app = make_app(
@@ -42,18 +44,28 @@ def serve(args: argparse.Namespace) -> int:
         )
         port = listener.getsockname()[1]
         host = f"[{args.host}]" if ":" in args.host else args.host
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            ws="none",
-            timeout_graceful_shutdown=args.drain,
-            proxy_headers=False,
+        _Server(configure(app, drain=args.drain), f"unmask serves {name} at http://{host}:{port}").run(
+            sockets=[listener]
         )
-        _Server(config, f"unmask serves {name} at http://{host}:{port}").run(sockets=[listener])
     return 0
+
+
+def configure(app: Gate, *, drain: int) -> uvicorn.Config:
+    """How uvicorn serves the app; drain: seconds to finish what is being written at the end.
+
+    >>> uvicorn.Server(configure(make_app(model), drain=20)).run(sockets=[listener])  # doctest: +SKIP
+    """
+    return uvicorn.Config(
+        app,
+        http=connections(app.limits),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        ws="none",
+        timeout_graceful_shutdown=drain,
+        proxy_headers=False,
+    )
 
 
 def _doors(args: argparse.Namespace) -> Doors:
@@ -84,13 +96,22 @@ def _at_least_one(number: int, name: str) -> int:
 
 
 @contextmanager
-def _listen(host: str, port: int) -> Iterator[socket.socket]:
+def listen(host: str, port: int) -> Iterator[socket.socket]:
+    """The socket that clients come to; port 0: any that is free.
+
+    >>> with listen("127.0.0.1", 0) as listener:
+    ...     listener.getsockname()[0]
+    '127.0.0.1'
+    """
     if not 0 <= port < 65536:
         raise UsageError(f"--port must lie in 0..65535, got {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # TCP by name: of a socket without a protocol asyncio does not know that it may send small answers at once
+    # (TCP_NODELAY), and each would wait for the client's acknowledgement of the one before.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # of each connection
         try:
             listener.bind((host, port))
         except OSError as e:

@@ -1,0 +1,115 @@
+"""How likely a prompt's own tokens are, from left to right: what `echo` tells with `logprobs`.
+
+Of an autoregressive model that is log p(x_l | x_<l), from one reading. A diffusion model has a law for every order:
+here it is the one of the sampler `left_to_right`, token l given those before it, with all from l on masked, and with
+what stands after the prompt, masks and suffix, as it is. It takes a network call for each token.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from unmask.canvas import Canvas
+from unmask.errors import UsageError
+from unmask.generate import check_pair
+from unmask.objectives._terms import subs_log_probs
+from unmask.predictor import Query
+from unmask.samplers._asking import ask_about, masked_share
+from unmask.samplers.left_to_right import LeftToRight
+from unmask.server.batching import LEAST, MAX_NUMBERS
+from unmask.server.served import Served
+from unmask.server.work import AT_ONCE, Calling, Work, row_of
+
+Scored = tuple[float, list[tuple[int, float]]]  # a token's log-probability, and the likeliest ids with theirs
+
+
+def prompt_scores(
+    served: Served, rows: Sequence[list[int]], heads: Sequence[int], num: int
+) -> list[list[Scored | None]]:
+    """For each row, of its first `heads` tokens: their log-probabilities and the `num` likeliest ids beside each.
+
+    The begin token is none of them. None: the first token of an autoregressive model, before which nothing stands.
+
+    >>> prompt_scores(served, [[104, 105]], [2], num=1)[0][1][0]  # doctest: +SKIP
+    -5.1
+    """
+    begin = len(served.begin)
+    if 0 in (sizes := [head - begin for head in heads]):  # of an empty prompt there is nothing to say
+        some = [i for i, tokens in enumerate(sizes) if tokens]
+        told = iter(prompt_scores(served, [rows[i] for i in some], [heads[i] for i in some], num) if some else ())
+        return [next(told) if tokens else [] for tokens in sizes]
+    longest = max(map(len, rows))
+    if longest > served.length:
+        raise UsageError(
+            f"logprobs of a prompt are told within the model's window of {served.length} tokens, this takes {longest}: "
+            "ask for less"
+        )
+    calls = 1 if served.engine.predictor.left_to_right else max(heads)
+    served.limits.check(rows=len(rows), length=longest, calls=calls)
+    if served.engine.predictor.left_to_right:
+        read = [Calling(partial(_read, served, row[:head], num)) for row, head in zip(rows, heads, strict=True)]
+        served._finish(read)
+        return [work.result[begin:] if begin else [None, *work.result[1:]] for work in read]
+    canvas = served.canvas([*rows], may_end=False).to("cpu")
+    check_pair(served.engine.predictor, LeftToRight(), canvas)
+    revealed = [Revealing(row_of(canvas, i), begin, head, num) for i, head in enumerate(heads)]
+    served._finish(revealed)
+    return [[*work.found] for work in revealed]
+
+
+@torch.no_grad()
+def _read(served: Served, ids: list[int], num: int) -> list[Scored]:
+    denoiser = served.denoiser
+    x_1L = torch.tensor([ids])
+    h_LD = denoiser.trunk(x_1L.to(denoiser.device_for(x_1L)))[0]
+    most = max(LEAST, MAX_NUMBERS // denoiser.num_ids)  # lines of the vocabulary at a time
+    found: list[Scored] = []
+    for h_ND, x_N in zip(torch.split(h_LD, most), torch.split(x_1L[0], most), strict=True):
+        found += _scored(subs_log_probs(denoiser.head(h_ND), denoiser.mask_id).cpu(), x_N, num)
+    return found
+
+
+def _scored(log_p_NI: Tensor, x_N: Tensor, num: int) -> list[Scored]:
+    own_N = log_p_NI.gather(1, x_N[:, None]).squeeze(1)
+    best = log_p_NI.topk(min(num, log_p_NI.shape[1]), dim=1)
+    beside = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [(own, list(zip(*pair, strict=True))) for own, pair in zip(own_N.tolist(), beside, strict=True)]
+
+
+class Revealing(Work):
+    """A row whose tokens from `first` to `last` are asked one by one as `left_to_right` would write them.
+
+    They are known, so that several are asked at once.
+    """
+
+    def __init__(self, canvas: Canvas, first: int, last: int, num: int) -> None:
+        self.canvas, self.num = canvas, num
+        self.found: list[Scored] = []
+        self._left = iter(range(first, last))
+        self._last = last
+        self._ask()
+
+    def _ask(self) -> None:
+        self._asked = [*itertools.islice(self._left, AT_ONCE)]
+        self.questions = [*self._queries()]
+        self.done = not self.questions
+
+    def _queries(self) -> Iterator[Query]:
+        for position in self._asked:
+            z_1L = self.canvas.tokens.clone()
+            z_1L[:, position : self._last] = self.canvas.mask_id
+            wanted_1L = torch.zeros_like(z_1L, dtype=torch.bool)
+            wanted_1L[:, position] = True
+            query = ask_about(self.canvas, z_1L, wanted_1L, masked_share(self.canvas, z_1L))
+            assert query is not None
+            yield query
+
+    def take(self, predictions: list[Tensor]) -> None:
+        for position, log_p_1I in zip(self._asked, predictions, strict=True):
+            self.found += _scored(log_p_1I, self.canvas.tokens[0, position : position + 1], self.num)
+        self._ask()
