@@ -1,13 +1,12 @@
 """Continuous batching for diffusion: one thread, one network, rows that join and leave at any step.
 
-At each step the engine takes rows from the requests in turn, asks the network once for each bucket of lengths, and
-hands every row its own answer. A row knows no other, so its text does not depend on what else is being written; an
-error in a row's step ends its request and nothing else.
+At each step the engine takes rows of the requests by their shares of its work (see shares.py), asks the network once
+for each bucket of lengths, and hands every row its own answer. A row knows no other, so its text does not depend on
+what else is being written; an error in a row's step ends its request and nothing else.
 """
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 import time
@@ -25,6 +24,7 @@ from unmask.samplers import Step
 from unmask.server.batching import answer, groups
 from unmask.server.metrics import Metrics
 from unmask.server.next_tokens import answer_next, next_groups
+from unmask.server.shares import Shares
 from unmask.server.work import Work, Writing, draw_together
 
 Told = list[tuple[int, Step | None]]  # which of a request's rows went a step, and what it wrote
@@ -47,6 +47,7 @@ class Call:
         self.steps_told = 0  # of them up to the last one that its owner was told of
         self.steps_at_end: int | None = None  # of them before it was cancelled
         self.tokens = 0
+        self.spent = 0.0  # of the engine's work, from a beginning that all requests share
         self._ticket: _Ticket | None = None
         self._lock = threading.Lock()
 
@@ -85,12 +86,31 @@ class _Ticket:
     left: int  # rows that are not done
     quiet: bool  # its owner waits for the end alone
     over: bool = False  # failed, or its owner has turned away
-    was_alone: int = 0  # a number that grows with every row that is alone with the network
     events: queue.SimpleQueue[tuple[Told, int] | BaseException | None] = field(default_factory=queue.SimpleQueue)
 
     @property
-    def next_is_alone(self) -> bool:
-        return bool(self.waiting) and not self.works[self.waiting[0]].questions
+    def spent(self) -> float:
+        return self.call.spent
+
+    @spent.setter
+    def spent(self, work: float) -> None:
+        self.call.spent = work
+
+    @property
+    def next_work(self) -> Work | None:
+        return self.works[self.waiting[0]] if self.waiting else None
+
+    def take_next(self) -> int:
+        return self.waiting.popleft()
+
+    def drop_stopped(self) -> None:
+        """Rows of which their owner wants no more leave; whoever waits for the last one is told."""
+        kept = deque(i for i in self.waiting if not self.works[i].stopped)
+        if len(kept) < len(self.waiting):
+            self.left -= len(self.waiting) - len(kept)
+            self.waiting = kept
+            if self.left == 0 and not self.over:
+                self.events.put(None)
 
 
 class Engine:
@@ -106,7 +126,7 @@ class Engine:
         self.metrics = metrics or Metrics()
         self.predictor = model.objective.predictor(model.denoiser)
         self._ring: deque[_Ticket] = deque()
-        self._turns = itertools.count(1)
+        self._shares = Shares(model.denoiser.num_ids)
         self._wake = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._loop, name="unmask-engine", daemon=True)
@@ -124,6 +144,7 @@ class Engine:
             with self._wake:
                 if self._closed:
                     raise Closed("the server is stopping")
+                self._shares.joins(ticket)
                 self._ring.append(ticket)
                 self._wake.notify()
             while (event := ticket.events.get()) is not None:
@@ -164,9 +185,9 @@ class Engine:
                         ticket.events.put(Closed("the server is stopping"))
                     self._ring.clear()
                     return
-                batch = self._pick()
+                batch, work = self._shares.pick(self._ring, self.max_batch)
             try:
-                self._step(batch)
+                self._step(batch, work)
             except Exception as e:  # nothing that a request brings may end the engine
                 for ticket in {id(t): t for t, _ in batch}.values():
                     self._fail(ticket, e)
@@ -176,34 +197,14 @@ class Engine:
         """Drop what is done, failed or cancelled."""
         for _ in range(len(self._ring)):
             ticket = self._ring.popleft()
+            ticket.drop_stopped()
             call = ticket.call
             if call.cancelled:
                 self.metrics.stopped(call.steps - (call.steps_at_end or 0))
             elif ticket.left and not ticket.over:
                 self._ring.append(ticket)
 
-    def _pick(self) -> list[tuple[_Ticket, int]]:
-        """Rows for the next step: one of each request in turn, beginning behind the last one served.
-
-        Of rows that must be alone with the network only one, as everybody waits for it: of the request that has waited
-        longest for that.
-        """
-        batch: list[tuple[_Ticket, int]] = []
-        idle = 0
-        lone = min((t for t in self._ring if t.next_is_alone), key=lambda t: t.was_alone, default=None)
-        while len(batch) < self.max_batch and idle < len(self._ring):
-            ticket = self._ring[0]
-            self._ring.rotate(-1)
-            if ticket.waiting and (ticket is lone or not ticket.next_is_alone):
-                if ticket is lone:
-                    lone, ticket.was_alone = None, next(self._turns)
-                batch.append((ticket, ticket.waiting.popleft()))
-                idle = 0
-            else:
-                idle += 1
-        return batch
-
-    def _step(self, batch: list[tuple[_Ticket, int]]) -> None:
+    def _step(self, batch: list[tuple[_Ticket, int]], work_of_all: int) -> None:
         began = time.perf_counter()
         told: dict[int, tuple[_Ticket, Told]] = {}
         opened = 0
@@ -242,7 +243,9 @@ class Engine:
                 ticket.events.put((event, ticket.call.steps))
             if ticket.left == 0:
                 ticket.events.put(None)
-        self.metrics.stepped(rows=len(batch), room=self.max_batch, tokens=opened, seconds=time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self._shares.took(work_of_all, seconds)
+        self.metrics.stepped(rows=len(batch), room=self.max_batch, tokens=opened, seconds=seconds)
 
     def _fail(self, ticket: _Ticket, error: Exception) -> None:
         ticket.over = True

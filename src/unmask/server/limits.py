@@ -15,6 +15,7 @@ MAX_STOPS = 4
 MAX_PATTERN = 2000
 MAX_CONSTRAINTS = 8
 MAX_OPTIONS = 20
+CELLS = 1 << 14  # numbers of a table that are gone through in the time in which the network reads a token
 
 
 @dataclass(frozen=True, kw_only=True)

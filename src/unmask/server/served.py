@@ -25,7 +25,7 @@ from unmask.samplers._planned import PlannedSampler
 from unmask.server.compiling import Compiler
 from unmask.server.engine import Call, Engine, Told
 from unmask.server.limits import Limits
-from unmask.server.work import Calling, Reading, Scoring, Work, Writing, row_of
+from unmask.server.work import Calling, Reading, Scoring, Work, Writing, draws_at_once, row_of
 
 Scored = Scoring | Reading
 
@@ -122,7 +122,8 @@ class Served(Model):
             return self._scored([Reading(x_1L, self.denoiser) for x_1L in rows], rows, how["first_row"], exact=True)
         plain = type(objective) is MDLM and objective.carry_over and objective.zero_masking
         if not plain or canvas.label_B is not None:
-            callings = [Calling(self._bound_of_row(row_of(canvas, i), i, **how)) for i in range(num)]
+            tokens = length * how["num_samples"]
+            callings = [Calling(self._bound_of_row(row_of(canvas, i), i, **how), tokens) for i in range(num)]
             self._finish(callings)
             return join([calling.result for calling in callings])
         assert isinstance(objective, MDLM)
@@ -130,7 +131,14 @@ class Served(Model):
         form.check(self.denoiser)
         draws: dict[str, Any] = {"seed": how["seed"], "num_samples": how["num_samples"]}
         works = [
-            Scoring(x_1L, form, self.tokenizer.mask_id, row=how["first_row"] + i, **draws)
+            Scoring(
+                x_1L,
+                form,
+                self.tokenizer.mask_id,
+                row=how["first_row"] + i,
+                at_once=draws_at_once(x_1L.shape[1], self.device),
+                **draws,
+            )
             for i, x_1L in enumerate(rows)
         ]
         return self._scored(works, rows, how["first_row"], exact=False)

@@ -23,11 +23,12 @@ from unmask.samplers import Sampler, Step
 from unmask.samplers._asking import ask_about
 from unmask.samplers._planned import PlannedSampler
 from unmask.seeing import seen
-from unmask.server.batching import LEAST, MAX_NUMBERS
+from unmask.server.batching import LEAST, MAX_NUMBERS, bucket
 from unmask.server.next_tokens import NextQuery
 
 Drawn = tuple[Tensor, Tensor]  # tokens and their log-probabilities
 AT_ONCE = 8  # draws of a bound that are asked in one step: they do not depend on each other
+AT_ONCE_TOKENS = 512  # of them on a CPU, where a step of many tokens keeps everybody waiting
 
 
 class Work(ABC):
@@ -39,6 +40,8 @@ class Work(ABC):
 
     questions: list[Query]
     done: bool = False
+    stopped: bool = False  # its owner wants no more of it; set from any thread, it leaves before its next step
+    extra: int = 0  # what a step costs besides the network's reading, in tokens that it would read meanwhile
 
     @abstractmethod
     def take(self, predictions: list[Tensor]) -> Step | None:
@@ -148,19 +151,38 @@ def draw_together(works: Sequence[Work], predictions: Sequence[list[Tensor] | No
     return found
 
 
+def draws_at_once(length: int, device: torch.device) -> int:
+    """How many draws of a bound are asked in one step.
+
+    >>> draws_at_once(256, torch.device("cpu")), draws_at_once(256, torch.device("cuda"))
+    (2, 8)
+    """
+    return max(1, min(AT_ONCE, AT_ONCE_TOKENS // bucket(length))) if device.type == "cpu" else AT_ONCE
+
+
 class Scoring(Work):
     """A row whose bound is estimated: `num_samples` draws of its masks, exactly those of `MDLM.bound`.
 
     nats_L: how much of the bound each token brings, in the mean over the draws.
     """
 
-    def __init__(self, x_1L: Tensor, objective: MDLM, mask_id: int, *, seed: int, row: int, num_samples: int) -> None:
+    def __init__(
+        self,
+        x_1L: Tensor,
+        objective: MDLM,
+        mask_id: int,
+        *,
+        seed: int,
+        row: int,
+        num_samples: int,
+        at_once: int = AT_ONCE,
+    ) -> None:
         assert objective.zero_masking
         assert objective.carry_over
         self.objective, self.mask_id, self.x_1L = objective, mask_id, x_1L
         self.nats_S: list[float] = []
         self.nats_L = torch.zeros(x_1L.shape[1], dtype=torch.float64)
-        self._num = num_samples
+        self._num, self._at_once = num_samples, at_once
         self._draws = self._noised(row_keys(seed, torch.tensor([row])))
         self._ask()
 
@@ -177,7 +199,7 @@ class Scoring(Work):
                     yield (g, len(group)), noised, query
 
     def _ask(self) -> None:
-        self._drawn = list(itertools.islice(self._draws, AT_ONCE))
+        self._drawn = list(itertools.islice(self._draws, self._at_once))
         self.questions = [query for _, _, query in self._drawn]
         self.done = not self._drawn
 
@@ -196,6 +218,7 @@ class Reading(Work):
 
     def __init__(self, x_1L: Tensor, denoiser: Network) -> None:
         self.questions = []
+        self.extra = x_1L.shape[1]
         self.x_1L, self.denoiser = x_1L, denoiser
         self.nats_S: list[float] = []
         self.nats_L = torch.zeros(x_1L.shape[1], dtype=torch.float64)
@@ -217,10 +240,11 @@ class Reading(Work):
 
 
 class Calling(Work):
-    """Anything else that needs the network, in one step."""
+    """Anything else that needs the network, in one step; tokens: how many it will read."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], Any], tokens: int) -> None:
         self.questions = []
+        self.extra = tokens
         self.function = function
         self.result: Any = None
 
