@@ -73,8 +73,10 @@ class Served(Model):
         guidance: float | None = None,
         watch: Watch | None = None,
         runners_up: int = 0,
+        enough: Callable[[int, list[int]], bool] | None = None,
     ) -> list[list[int]]:
-        """As the model's, row by row through the engine."""
+        """As the model's, row by row through the engine. enough: asked of a row and its tokens after each of its steps;
+        where it says so the row is not written on, and what is masked in it stays so."""
         num, length = canvas.tokens.shape
         fitted = self.fit_sampler(sampler, length)
         self.limits.check(rows=num, length=length, calls=self.calls(fitted, length, guidance))
@@ -86,13 +88,20 @@ class Served(Model):
         if self.on_canvas is not None:
             self.on_canvas(canvas)
         tokens_BL = canvas.tokens.clone()
-        for told in self._done(works, quiet=watch is None):
+        ended: dict[int, list[int]] = {}
+        for told in self._done(works, quiet=watch is None and enough is None):
+            told = [(i, step) for i, step in told if i not in ended]  # the engine may be a step ahead
             for i, step in told:
                 assert step is not None
                 tokens_BL[i, : step.tokens_BL.shape[1]] = step.tokens_BL[0]
-            if watch is not None:
+            if watch is not None and told:
                 watch(together(told, tokens_BL.clone()))
-        self.rows = [work.tokens_1L[0].tolist() for work in works]
+            for i, step in told:
+                assert step is not None
+                row = step.tokens_BL[0].tolist()
+                if enough is not None and enough(i, row):
+                    works[i].stopped, ended[i] = True, row
+        self.rows = [ended.get(i) or work.tokens_1L[0].tolist() for i, work in enumerate(works)]
         return self.rows
 
     def calls(self, sampler: Sampler, length: int, guidance: float | None) -> int:
