@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from unmask.errors import UnmaskError
 from unmask.model import Model
-from unmask.server.compiling import Compiler
+from unmask.server.compiling import Busy, Compiler
 from unmask.server.engine import Call, Cancelled, Closed, Engine
 from unmask.server.limits import Limits
 from unmask.server.metrics import Gauge, Metrics
@@ -123,6 +123,8 @@ def _outcome(served: Served, job: Job, body: bytes) -> Any:
         refused = Refused(499, "the client has gone", "cancelled")  # nobody reads it
     except Closed:
         refused = Refused(503, "the server is stopping", "stopping", {"retry-after": "5"})
+    except Busy as e:
+        refused = Refused(429, str(e), "busy", {"retry-after": "5"})
     except UnmaskError as e:
         refused = from_error(e, body)
     except Exception:
