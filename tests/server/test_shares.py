@@ -12,7 +12,7 @@ from test_engine import Steps, together
 
 from unmask.model import Model
 from unmask.predictor import Query
-from unmask.server.engine import Call, Engine
+from unmask.server.engine import Call, Cancelled, Closed, Engine
 from unmask.server.shares import LEAST_ROOM, LEAST_WORK, Shares
 from unmask.server.work import Work, draws_at_once
 
@@ -139,3 +139,90 @@ def test_a_row_of_which_no_more_is_wanted_leaves(small: Model) -> None:
         assert engine.waiting == 0
     finally:
         engine.close()
+
+
+class Long(Steps):
+    """Work that takes as long with its answers as it is told to, and notes in which thread."""
+
+    def __init__(self, name: str, num: int, log: list[str]) -> None:
+        super().__init__(name, num, log)
+        self.extra = 10_000
+        self.go = threading.Event()
+        self.threads: set[str] = set()
+
+    def take(self, predictions: list[torch.Tensor]) -> None:
+        assert self.go.wait(20)
+        self.threads.add(threading.current_thread().name)
+        super().take(predictions)
+
+
+def test_what_takes_long_with_its_answers_holds_nobody_up(small: Model) -> None:
+    engine = Engine(small, max_batch=8)
+    log: list[str] = []
+    works = [Long("long", 3, log) for _ in range(3)]
+    try:
+        waits = threading.Thread(target=lambda: list(engine.run(works, Call())))
+        waits.start()
+        while engine._beside_is_free:
+            time.sleep(0.001)
+        list(engine.run([Steps("short", 20, log)], Call()))
+        assert log == ["short"] * 20
+        assert engine.waiting == 3
+        for work in works:
+            work.go.set()
+        waits.join(20)
+        assert log.count("long") == 9
+        assert all(name.startswith("unmask-beside") for work in works for name in work.threads)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("end", ["cancelled", "failed", "closed"])
+def test_an_end_beside_the_engine_is_told(small: Model, end: str) -> None:
+    engine, call = Engine(small), Call()
+    log: list[str] = []
+    work = Long("long", 3, log)
+    work.fails_at = 2 if end == "failed" else None
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            list(engine.run([work], call))
+        except Exception as e:
+            errors.append(e)
+
+    waits = threading.Thread(target=wait)
+    try:
+        waits.start()
+        while engine._beside_is_free:
+            time.sleep(0.001)
+        if end == "cancelled":
+            call.cancel()
+            waits.join(10)  # before the row's step has ended
+        threading.Timer(0.2, work.go.set).start()
+        if end == "closed":
+            engine.close()
+        waits.join(10)
+        wanted = {"cancelled": Cancelled, "failed": RuntimeError, "closed": Closed}[end]
+        assert [type(error) for error in errors] == [wanted]
+        if end != "closed":
+            list(engine.run([Steps("after", 2, log)], Call()))
+            assert log[-2:] == ["after", "after"]
+    finally:
+        engine.close()
+
+
+def test_a_job_beside_the_engine_is_waited_for_as_long_as_somebody_is_there(small: Model) -> None:
+    engine, call, go = Engine(small), Call(), threading.Event()
+    try:
+        assert engine.do_beside(lambda: 7, call) == 7
+        with pytest.raises(ZeroDivisionError):
+            engine.do_beside(lambda: 1 / 0, call)
+        threading.Timer(0.2, call.cancel).start()
+        with pytest.raises(Cancelled):
+            engine.do_beside(lambda: go.wait(20), call)
+        go.set()
+    finally:
+        engine.close()
+    with pytest.raises(Closed):
+        engine.do_beside(lambda: 7, Call())

@@ -7,12 +7,17 @@ what else is being written; an error in a row's step ends its request and nothin
 
 from __future__ import annotations
 
+import os
 import queue
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +32,9 @@ from unmask.server.next_tokens import answer_next, next_groups
 from unmask.server.shares import Shares
 from unmask.server.work import Work, Writing, draw_together
 
+T = TypeVar("T")
+LOOK = 0.1  # seconds between two looks whether somebody still waits
+NICENESS = 5  # of the thread beside the engine's
 Told = list[tuple[int, Step | None]]  # which of a request's rows went a step, and what it wrote
 
 
@@ -113,6 +121,13 @@ class _Ticket:
                 self.events.put(None)
 
 
+def _yield_to_others() -> None:
+    """On Linux a thread may have a niceness of its own; elsewhere nothing happens."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
 class Engine:
     """The one thread that calls the network.
 
@@ -126,9 +141,14 @@ class Engine:
         self.metrics = metrics or Metrics()
         self.predictor = model.objective.predictor(model.denoiser)
         self._ring: deque[_Ticket] = deque()
+        self._work = 0  # of the step that is being made
         self._shares = Shares(model.denoiser.num_ids)
         self._wake = threading.Condition()
         self._closed = False
+        # What takes a row long with its answers, and what takes long before its first question: one at a time, so that
+        # it takes memory once, and no more of the processor than the engine.
+        self.beside = ThreadPoolExecutor(1, thread_name_prefix="unmask-beside", initializer=_yield_to_others)
+        self._beside_is_free = True
         self._thread = threading.Thread(target=self._loop, name="unmask-engine", daemon=True)
         self._thread.start()
 
@@ -158,12 +178,31 @@ class Engine:
             call.let_go()
             event = None  # an error that this frame held would hold this frame, and its rows
 
+    def do_beside(self, job: Callable[[], T], call: Call) -> T:
+        """Something that takes long and asks no network, in the thread beside the engine's. It blocks."""
+        with self._wake:
+            if self._closed:
+                raise Closed("the server is stopping")
+            future = self.beside.submit(job)
+        while True:
+            wait([future], timeout=LOOK)
+            if future.done() and not future.cancelled():
+                return future.result()
+            try:
+                call.check()
+                if future.cancelled():
+                    raise Closed("the server is stopping")
+            except UnmaskError:
+                future.cancel()
+                raise
+
     def close(self) -> None:
         """Stop; whoever still waits is told."""
         with self._wake:
             self._closed = True
             self._wake.notify()
         self._thread.join(timeout=30)
+        self.beside.shutdown(wait=True, cancel_futures=True)
 
     @property
     def waiting(self) -> int:
@@ -176,22 +215,24 @@ class Engine:
     def _loop(self) -> None:
         while True:
             with self._wake:
-                self._sweep()
-                while not self._ring and not self._closed:
+                while not (batch := self._picked()) and not self._closed:
                     self._wake.wait()
-                    self._sweep()
                 if self._closed:
                     for ticket in self._ring:
                         ticket.events.put(Closed("the server is stopping"))
                     self._ring.clear()
                     return
-                batch, work = self._shares.pick(self._ring, self.max_batch)
             try:
-                self._step(batch, work)
+                self._step(batch)
             except Exception as e:  # nothing that a request brings may end the engine
                 for ticket in {id(t): t for t, _ in batch}.values():
                     self._fail(ticket, e)
             batch = []  # a thread that waits holds no rows, nor their caches
+
+    def _picked(self) -> list[tuple[_Ticket, int]]:
+        self._sweep()
+        batch, self._work = self._shares.pick(self._ring, self.max_batch, beside=self._beside_is_free)
+        return batch
 
     def _sweep(self) -> None:
         """Drop what is done, failed or cancelled."""
@@ -204,10 +245,9 @@ class Engine:
             elif ticket.left and not ticket.over:
                 self._ring.append(ticket)
 
-    def _step(self, batch: list[tuple[_Ticket, int]], work_of_all: int) -> None:
+    def _step(self, batch: list[tuple[_Ticket, int]]) -> None:
         began = time.perf_counter()
         told: dict[int, tuple[_Ticket, Told]] = {}
-        opened = 0
         answers = self._answers(batch)
         drawn = draw_together(
             [ticket.works[i] for ticket, i in batch],
@@ -222,6 +262,10 @@ class Engine:
                 work = ticket.works[i]
                 if predictions is None:
                     step = work.alone()
+                elif work.beside:
+                    self._beside_is_free = False
+                    self.beside.submit(self._take_beside, ticket, i, predictions)
+                    continue
                 elif k in drawn:
                     assert isinstance(work, Writing)
                     step = work.take(predictions, drawn[k])
@@ -231,21 +275,44 @@ class Engine:
                 self._fail(ticket, e)
                 continue
             told.setdefault(id(ticket), (ticket, []))[1].append((i, step))
-            opened += 0 if step is None else len(step.token_N)
-            ticket.call.tokens += 0 if step is None else len(step.token_N)
-            if work.done:
+        with self._wake:
+            opened = sum(self._tell(ticket, event) for ticket, event in told.values())
+        seconds = time.perf_counter() - began
+        self._shares.took(self._work, seconds)
+        self.metrics.stepped(rows=len(batch), room=self.max_batch, tokens=opened, seconds=seconds)
+
+    def _take_beside(self, ticket: _Ticket, i: int, predictions: list[Tensor]) -> None:
+        """In the other thread: what takes long. The row waits for its next step afterwards."""
+        error: Exception | None = None
+        step: Step | None = None
+        try:
+            if not ticket.over:
+                step = ticket.works[i].take(predictions)
+        except Exception as e:
+            error = e
+        with self._wake:
+            self._beside_is_free = True
+            if error is not None:
+                self._fail(ticket, error)
+            elif not ticket.over:
+                self.metrics.tokens.add(self._tell(ticket, [(i, step)]))
+            self._wake.notify()
+
+    def _tell(self, ticket: _Ticket, told: Told) -> int:
+        """The owner of rows that went a step, which then wait for the next one; how many tokens they wrote."""
+        opened = sum(len(step.token_N) for _, step in told if step is not None)
+        ticket.call.tokens += opened
+        ticket.call.steps += 1
+        for i, _ in told:
+            if ticket.works[i].done:
                 ticket.left -= 1
             else:
                 ticket.waiting.append(i)
-        for ticket, event in told.values():
-            ticket.call.steps += 1
-            if not ticket.over and not ticket.quiet:
-                ticket.events.put((event, ticket.call.steps))
-            if ticket.left == 0:
-                ticket.events.put(None)
-        seconds = time.perf_counter() - began
-        self._shares.took(work_of_all, seconds)
-        self.metrics.stepped(rows=len(batch), room=self.max_batch, tokens=opened, seconds=seconds)
+        if not ticket.over and not ticket.quiet:
+            ticket.events.put((told, ticket.call.steps))
+        if ticket.left == 0:
+            ticket.events.put(None)
+        return opened
 
     def _fail(self, ticket: _Ticket, error: Exception) -> None:
         ticket.over = True

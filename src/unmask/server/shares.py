@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
@@ -64,35 +65,42 @@ class Shares:
         self._seconds = each if not self._seconds else _MEMORY * self._seconds + (1 - _MEMORY) * each
         self.room = int(min(max(STEP_SECONDS / max(self._seconds, 1e-9), LEAST_ROOM), MOST_ROOM))
 
-    def pick(self, sharers: Iterable[T], most: int) -> tuple[list[tuple[T, int]], int]:
-        """The rows of the next step, at most so many, and their work.
+    def pick(self, sharers: Iterable[T], most: int, *, beside: bool = True) -> tuple[list[tuple[T, int]], int]:
+        """The rows of the next step, at most so many, and what work they are for the engine's thread. beside: whether
+        the thread beside it is free for what takes one of them long afterwards.
 
-        Of rows that must be alone with the network only one, as everybody waits for it.
+        Of rows that must be alone with the network there is only one, as everybody waits for it, and one of those that
+        take long afterwards. The rest of them hold nobody up.
         """
-        waiting = [sharer for sharer in sharers if sharer.next_work is not None]
-        self._now = max(self._now, min((sharer.spent for sharer in waiting), default=0.0))
-        lone = min((sharer for sharer in waiting if _alone(sharer)), key=lambda sharer: sharer.spent, default=None)
+        kinds: dict[str, list[T]] = {"together": [], "alone": [], "beside": []}
+        for sharer in sharers:
+            if sharer.next_work is not None:
+                kinds[_kind(sharer.next_work)].append(sharer)
+        alone, apart = ([min(kinds[kind], key=_spent)] if kinds[kind] else [] for kind in ("alone", "beside"))
+        line = kinds["together"] + alone + (apart if beside else [])
+        self._now = max(self._now, min(map(_spent, line), default=0.0))
         order = itertools.count()
-        line = [(sharer.spent, next(order), sharer) for sharer in waiting if sharer is lone or not _alone(sharer)]
-        heapq.heapify(line)
-        aside = min((sharer.spent for sharer in waiting if sharer is not lone and _alone(sharer)), default=float("inf"))
+        heap = [(sharer.spent, next(order), sharer) for sharer in line]
+        heapq.heapify(heap)
+        aside = min((_spent(sharer) for sharer in kinds["alone"] if sharer not in alone), default=math.inf)
         batch: list[tuple[T, int]] = []
         total = 0
-        while line and len(batch) < most:
-            spent, _, sharer = heapq.heappop(line)
+        while heap and len(batch) < most:
+            spent, _, sharer = heapq.heappop(heap)
             work = sharer.next_work
             assert work is not None
             price = self.price(work)
-            ahead = spent > min(aside, line[0][0] if line else float("inf"))
-            if batch and (ahead or total + price > self.room):
+            here = price - work.extra if work.beside else price
+            ahead = spent > min(aside, heap[0][0] if heap else math.inf)
+            if batch and (ahead or total + here > self.room):
                 break
             batch.append((sharer, sharer.take_next()))
-            total += price
+            total += here
             sharer.spent = spent + price
-            if sharer.next_work is None or _alone(sharer):
-                aside = min(aside, sharer.spent)
+            if sharer.next_work is not None and _kind(sharer.next_work) == "together":
+                heapq.heappush(heap, (sharer.spent, next(order), sharer))
             else:
-                heapq.heappush(line, (sharer.spent, next(order), sharer))
+                aside = min(aside, sharer.spent)
         return batch, total
 
     def price(self, work: Work) -> int:
@@ -102,8 +110,13 @@ class Shares:
         return max(LEAST_WORK, read + work.extra)
 
 
-def _alone(sharer: Sharer) -> bool:
-    return sharer.next_work is not None and not sharer.next_work.questions
+def _spent(sharer: Sharer) -> float:
+    return sharer.spent
+
+
+def _kind(work: Work) -> str:
+    """With whom its next step can be."""
+    return "alone" if not work.questions else "beside" if work.beside else "together"
 
 
 def _tokens(query: Query) -> int:

@@ -27,6 +27,7 @@ from unmask.server.batching import LEAST, MAX_NUMBERS, bucket
 from unmask.server.next_tokens import NextQuery
 
 Drawn = tuple[Tensor, Tensor]  # tokens and their log-probabilities
+LONG = 128  # tokens that the network could read while a row's own work keeps it waiting
 AT_ONCE = 8  # draws of a bound that are asked in one step: they do not depend on each other
 AT_ONCE_TOKENS = 512  # of them on a CPU, where a step of many tokens keeps everybody waiting
 
@@ -42,6 +43,11 @@ class Work(ABC):
     done: bool = False
     stopped: bool = False  # its owner wants no more of it; set from any thread, it leaves before its next step
     extra: int = 0  # what a step costs besides the network's reading, in tokens that it would read meanwhile
+
+    @property
+    def beside(self) -> bool:
+        """Whether what it does with its answers takes so long that it is done beside the engine's thread."""
+        return bool(self.questions) and self.extra > LONG
 
     @abstractmethod
     def take(self, predictions: list[Tensor]) -> Step | None:
