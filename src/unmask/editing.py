@@ -305,7 +305,7 @@ def _possible(
         seen = row[slice(*views[i])]
         canvas = model.canvas([seen], constraint, may_end=False, key_B=key_B[i : i + 1])
         try:
-            constrained(model.fit_sampler(sampler, len(seen))).start(canvas)
+            model.check_possible(canvas, sampler)
             keep.append(i)
             if len(keep) == enough:
                 return keep

@@ -28,6 +28,7 @@ from unmask.model_folder import FILES, read_folder, write_folder
 from unmask.objectives import Objective
 from unmask.prompts import encode_fixed, to_text
 from unmask.samplers import Sampler, Step
+from unmask.samplers._constrained import constrained
 from unmask.samplers._drawing import Drawing
 from unmask.samplers.refine import Refine
 from unmask.samplers.semi_ar import SemiAR
@@ -326,6 +327,13 @@ class Model:
                 tokens = step.tokens_BL
                 watch(step)
         return self._rows(canvas, tokens)
+
+    def check_possible(self, canvas: Canvas, sampler: Sampler | None = None) -> None:
+        """Raise where no writing of the canvas's masks meets its constraint. No network is asked.
+
+        >>> model.check_possible(model.canvas(rows, unmask.constraints.Length(most=3), may_end=False))  # doctest: +SKIP
+        """
+        constrained(self.fit_sampler(sampler, canvas.tokens.shape[1])).start(canvas)
 
     @staticmethod
     def _rows(canvas: Canvas, tokens_BL: Tensor) -> list[list[int]]:

@@ -23,8 +23,8 @@ from unmask.errors import UnmaskError, UsageError
 from unmask.tokens import Tokenizer, tokenizer_from_json
 
 MEMORY = 2 << 30  # that compiling may take besides what is there before it
-MAX_RESULT = 1 << 26  # bytes of an automaton
-NICENESS = 10  # whoever is written for goes first
+MAX_RESULT = 1 << 27  # bytes of an automaton
+NICENESS = 5  # whoever is written for goes first
 
 Task = tuple[int, tuple[Constraint, ...] | None, bool]  # its number, what to compile (None: no more of it), may_end
 Found = Automaton | UsageError

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
+from weakref import WeakValueDictionary
 
 from unmask.constraints import Constraint
 from unmask.constraints._automaton import Automaton
@@ -28,7 +29,7 @@ from unmask.tokens import Tokenizer
 SECONDS = 10.0
 START_SECONDS = 60.0  # for their process to begin
 END_SECONDS = 5.0  # for it to end by itself
-KEPT = 16  # automata that are remembered
+MEMORY = 1 << 29  # bytes of all automata that are there: in use, or remembered
 REFUSALS = 256  # that are remembered,
 REFUSED_SECONDS = 600.0  # for so long: a machine that was busy may have more time by then
 QUEUE = 8  # constraints that wait while another is compiled
@@ -51,7 +52,8 @@ class Compiler:
         self.tokenizer, self.seconds = tokenizer, seconds
         self._lock = threading.Lock()  # whose constraint is being compiled
         self._memory = threading.Lock()  # of what is remembered; nobody holds it for long
-        self._kept: OrderedDict[bytes, Automaton] = OrderedDict()
+        self._alive: WeakValueDictionary[bytes, Automaton] = WeakValueDictionary()
+        self._kept: OrderedDict[bytes, Automaton] = OrderedDict()  # of them those that stay when nobody uses them
         self._refused: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
         self._waiting = 0
         self._numbers = itertools.count(1)
@@ -91,15 +93,26 @@ class Compiler:
             message, until = self._refused.get(key, ("", 0.0))
             if time.monotonic() < until:
                 raise UsageError(message)
-            if key in self._kept:
+            found = self._alive.get(key)
+            if found is not None:
+                self._kept[key] = found
                 self._kept.move_to_end(key)
-            return self._kept.get(key)
+            return found
 
     def _keep(self, key: bytes, automaton: Automaton) -> None:
+        """There is room for so many bytes: those that nobody has asked for of late go first, if nobody uses them."""
+        size = automaton.cost(1).shared_bytes
+        if size > MEMORY:
+            raise UsageError(TOO_MUCH)
         with self._memory:
-            self._kept[key] = automaton
-            while len(self._kept) > KEPT:
+            while self._kept and self._bytes() + size > MEMORY:
                 self._kept.popitem(last=False)
+            if self._bytes() + size > MEMORY:
+                raise Busy("constraints of other requests take all the memory that there is for them: try again later")
+            self._alive[key] = self._kept[key] = automaton
+
+    def _bytes(self) -> int:
+        return sum(automaton.cost(1).shared_bytes for automaton in list(self._alive.values()))
 
     def _refuse(self, key: bytes, message: str) -> None:
         with self._memory:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Semaphore
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,14 +20,15 @@ from unmask.model import Model, Watch
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
 from unmask.samplers import RunnersUp, Sampler, Step
-from unmask.samplers._constrained import constrained
+from unmask.samplers._constrained import constrained, takes_likeliest
 from unmask.samplers._planned import PlannedSampler
 from unmask.server.compiling import Compiler
 from unmask.server.engine import Call, Engine, Told
-from unmask.server.limits import Limits
-from unmask.server.work import Calling, Reading, Scoring, Work, Writing, draws_at_once, row_of
+from unmask.server.limits import Holding, Limits
+from unmask.server.work import LONG, Calling, Reading, Scoring, Work, Writing, draws_at_once, row_of
 
 Scored = Scoring | Reading
+T = TypeVar("T")
 
 
 class Served(Model):
@@ -47,6 +48,7 @@ class Served(Model):
         self.scorings: list[Scored] = []  # of the last score, window by window
         self._known: dict[Any, tuple[Bound, list[Scored]]] = {}
         self._has_turn = False
+        self._looked = 0  # what it has cost so far to see whether constraints can hold
         self.rows: list[list[int]] = []  # that the last run wrote
         self.on_canvas: Callable[[Canvas], None] | None = None  # told of each canvas before it is written
 
@@ -79,12 +81,14 @@ class Served(Model):
         where it says so the row is not written on, and what is masked in it stays so."""
         num, length = canvas.tokens.shape
         fitted = self.fit_sampler(sampler, length)
-        self.limits.check(rows=num, length=length, calls=self.calls(fitted, length, guidance))
+        holding = self._holding(canvas, fitted)
+        self.limits.check(rows=num, length=length, calls=self.calls(fitted, length, guidance), holding=holding)
         check_pair(self.engine.predictor, fitted, canvas)
         held = fitted if canvas.constraint is None else constrained(fitted)
         if isinstance(fitted, PlannedSampler):
             canvas = canvas.to("cpu")  # it has few numbers to look at, and a GPU's small steps are slow
-        works = [self._writing(row_of(canvas, i), held, guidance, runners_up if watch else 0) for i in range(num)]
+        how: dict[str, Any] = {"guidance": guidance, "runners_up": runners_up if watch else 0}
+        works = [self._begun(row_of(canvas, i), held, holding, **how) for i in range(num)]
         if self.on_canvas is not None:
             self.on_canvas(canvas)
         tokens_BL = canvas.tokens.clone()
@@ -116,11 +120,38 @@ class Served(Model):
         bound, self.scorings = self._known[key]
         return bound
 
-    def _writing(self, row: Canvas, sampler: Sampler, guidance: float | None, runners_up: int) -> Writing:
+    def check_possible(self, canvas: Canvas, sampler: Sampler | None = None) -> None:
+        """As the model's; what all these looks of a request cost is counted."""
+        holding = self._holding(canvas, self.fit_sampler(sampler, canvas.tokens.shape[1]), steps=0)
+        self._looked += len(canvas.tokens) * holding.text
+        self.limits.check_step(holding)
+        self.limits.check_looks(self._looked)
+        self._maybe_beside(lambda: super(Served, self).check_possible(canvas, sampler), holding)
+
+    def _holding(self, canvas: Canvas, sampler: Sampler, steps: int | None = None) -> Holding:
+        """What the canvas's constraint costs each of its rows at most, in as many steps as the sampler may take."""
+        if canvas.constraint is None:
+            return Holding()
+        length = canvas.tokens.shape[1]
+        positions = int(canvas.open_BL.sum(dim=1).max()) if canvas.constraint.over == "gap" else length
+        steps = sampler.max_calls(length) if steps is None else steps
+        return Holding.of(canvas.constraint, positions, steps, likeliest=takes_likeliest(sampler))
+
+    def _begun(
+        self, row: Canvas, sampler: Sampler, holding: Holding, *, guidance: float | None, runners_up: int
+    ) -> Writing:
         condition_1L = ~row.open_BL
         condition_1L[:, : len(self.begin)] = False  # the begin token is no wish of the user's
-        how = None if guidance is None else Guidance(guidance, condition_1L)
-        return Writing(row, sampler, self.engine.predictor, guidance=how, runners_up=runners_up)
+        how: dict[str, Any] = {"guidance": None if guidance is None else Guidance(guidance, condition_1L)}
+        how |= {"runners_up": runners_up, "extra": holding.step}
+        return self._maybe_beside(lambda: Writing(row, sampler, self.engine.predictor, **how), holding)
+
+    def _maybe_beside(self, job: Callable[[], T], holding: Holding) -> T:
+        """What takes long keeps nobody waiting for this request's turn, nor many processors busy."""
+        if holding.step <= LONG:
+            return job()
+        with self._waiting():
+            return self.engine.do_beside(job, self.call)
 
     def _bound(self, canvas: Canvas, **how: Any) -> Bound:
         num, length = canvas.tokens.shape

@@ -88,8 +88,9 @@ class Writing(Work):
         *,
         guidance: Guidance | None = None,
         runners_up: int = 0,
+        extra: int = 0,
     ) -> None:
-        self.canvas, self.sampler, self.runners_up = canvas, sampler, runners_up
+        self.canvas, self.sampler, self.runners_up, self.extra = canvas, sampler, runners_up, extra
         self.kind = predictor.kind
         self._relay = _Relay(predictor)
         self._seen_by: Predictor = self._relay if guidance is None else Guided(self._relay, canvas, guidance)
