@@ -3,8 +3,8 @@
     python benchmarks/fairness.py --count 20
 
 Starts `unmask serve` with the built-in model `stories`, asks for a small fill again and again, alone and beside each of
-six heavy requests, and prints a line for each: median, 95th percentile, and how many times the latter is what it is
-alone. It exits with 1 where that is more than four times. Client and server share the machine.
+six heavy requests, and prints a line for each: median, 95th percentile, and how many times the latter is what it was
+alone just before. It exits with 1 where that is more than four times. Client and server share the machine.
 """
 
 from __future__ import annotations
@@ -32,37 +32,23 @@ def classes(count: int) -> str:
     return "".join(f"[ -{chr(ord(c) - 1)}{chr(ord(c) + 1)}-~]" for c in (letters * 8)[:count])
 
 
-def patterns() -> list[Body]:
-    """From what is far too much down to what is allowed."""
-    found: list[Body] = []
-    for length in (200, 100, 50, 25):
-        for repeats in (10, 5, 2):
-            for n in (8, 4, 2, 1):
-                pattern = f"(?:{classes(150)}){{0,{repeats}}}"
-                how = {"max_tokens": length, "n": n, "steps": "inf", "regex": pattern, "suffix": " The end."}
-                found.append(("/v1/completions", {"prompt": "Once", **how}))
-    return found
+def under(**constraint: Any) -> list[Body]:
+    """A text of 200 tokens, a token a call, under a constraint: as many of them as are allowed."""
+    how = {"prompt": "Once", "suffix": " The end.", "max_tokens": 200, "steps": "inf", **constraint}
+    return [("/v1/completions", {**how, "n": n}) for n in (8, 4, 2, 1)]
 
 
-def schemas() -> list[Body]:
-    found: list[Body] = []
-    for length in (200, 100, 50):
-        for num in (40, 20, 10, 5):
-            for n in (8, 4, 2, 1):
-                words = {"type": "string", "maxLength": 40}
-                fields = {f"field_{i}": {"anyOf": [words, {"type": "integer"}]} for i in range(num)}
-                schema = {"type": "object", "properties": fields}
-                how = {"max_tokens": length, "n": n, "steps": "inf", "json_schema": schema, "suffix": " "}
-                found.append(("/v1/completions", {"prompt": "", **how}))
-    return found
-
-
+SCHEMA = {
+    "type": "object",
+    "properties": {f"field_{i}": {"type": "string", "maxLength": 40} for i in range(4)},
+    "required": [f"field_{i}" for i in range(4)],
+}
 BESIDE: dict[str, Callable[[], list[Body]]] = {
-    "n = 8, 250 tokens, T = ∞": lambda: [
+    "n = 8 of 250 tokens, T = ∞": lambda: [
         ("/v1/completions", {"prompt": "Once", "max_tokens": 250, "n": 8, "steps": "inf"})
     ],
-    "the costliest regex allowed": patterns,
-    "the costliest schema allowed": schemas,
+    "the costliest regex allowed": lambda: under(regex=f"({classes(200)}){{10}}"),
+    "the costliest schema allowed": lambda: under(json_schema=SCHEMA),
     "a long score": lambda: [("/score", {"texts": [STORY * 60] * 8, "num_samples": 128 // k}) for k in (1, 2, 4, 8)],
     "an edit of 256 candidates": lambda: [
         (
@@ -86,7 +72,7 @@ async def small(server: Server, count: int) -> list[float]:
 
 @asynccontextmanager
 async def beside(server: Server, bodies: list[Body]) -> AsyncIterator[str]:
-    """The first of the requests that is not refused, again and again; what it is."""
+    """The first of the requests that is not refused, again and again; says how many rows it has."""
 
     async def forever(route: str, body: dict[str, Any]) -> None:
         seed = 0
@@ -107,7 +93,7 @@ async def beside(server: Server, bodies: list[Body]) -> AsyncIterator[str]:
             refusal = task.exception()
             continue
         try:
-            yield f"{body.get('n', 1)} rows of {body.get('max_tokens', '')}" if "max_tokens" in body else ""
+            yield f" ({body['n']} rows)" if "max_tokens" in body else ""
         finally:
             refused = task.done()
             task.cancel()
@@ -137,27 +123,22 @@ async def quiet(server: Server) -> None:
 
 async def measure(server: Server, count: int, only: str) -> bool:
     await small(server, 3)  # the first calls are slower than any other
-    alone = await small(server, count)
-
-    def line(name: str, seconds: list[float]) -> float:
-        p95 = seconds[round(0.95 * (len(seconds) - 1))]
-        times = p95 / alone[round(0.95 * (len(alone) - 1))]
-        print(f"| {name} | {statistics.median(seconds):.2f} s | {p95:.2f} s | {times:.1f} |", flush=True)
-        return times
-
-    print("| a small fill | median | 95% | times |\n| --- | --- | --- | --- |")
-    line("alone", alone)
+    cases = {name: beside(server, bodies()) for name, bodies in BESIDE.items()}
+    cases["a stream that nobody reads"] = unread(server)
+    print("| a small fill beside | alone: median | 95% | beside it: median | 95% | 95%, times |")
+    print("| --- | --- | --- | --- | --- | --- |")
     worst = 0.0
-    for name, bodies in BESIDE.items():
-        if only in name:
-            async with beside(server, bodies()) as what:
-                worst = max(worst, line(f"beside {name}{f' ({what})' if what else ''}", await small(server, count)))
-            await quiet(server)
-    if only in "a stream that nobody reads":
-        async with unread(server):
-            worst = max(worst, line("beside a stream that nobody reads", await small(server, count)))
+    for name, case in cases.items():
+        if only not in name:
+            continue
+        alone = await small(server, count)  # before each, as a machine may be slower at times
+        async with case as what:
+            found = await small(server, count)
         await quiet(server)
-    line("alone again", await small(server, count))
+        at = round(0.95 * (count - 1))
+        worst = max(worst, found[at] / alone[at])
+        times = [f"{1000 * x:.0f} ms" for one in (alone, found) for x in (statistics.median(one), one[at])]
+        print(f"| {name}{what} | {' | '.join(times)} | {found[at] / alone[at]:.1f} |", flush=True)
     print(f"\nmemory of the server at the end: {server.memory():.0f} MiB")
     return worst <= MOST
 

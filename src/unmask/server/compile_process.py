@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
@@ -18,7 +19,6 @@ from typing import NoReturn
 
 from unmask.constraints import Constraint
 from unmask.constraints._automaton import Automaton, compile_constraints
-from unmask.constraints._compile import die_with_parent, limit
 from unmask.errors import UnmaskError, UsageError
 from unmask.tokens import Tokenizer, tokenizer_from_json
 
@@ -105,6 +105,28 @@ def _work(pipe: Connection, task: Task, tokenizer: Tokenizer, seconds: float) ->
         pipe.send(found)
     finally:
         os._exit(0)
+
+
+def limit(memory: int, seconds: int) -> None:
+    """An end to this process's memory and CPU time, and to those of whatever it starts. A limit that holds already is
+    never raised, which the super-user could do."""
+    with suppress(ImportError):  # not on every system: there whoever waits is the only limit
+        import resource
+
+        for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, seconds)):
+            held = [n for n in resource.getrlimit(kind) if n != resource.RLIM_INFINITY]
+            least = min([most, *held])
+            with suppress(ValueError, OSError):
+                resource.setrlimit(kind, (least, least))
+
+
+def die_with_parent() -> None:
+    """Linux ends this process as soon as the thread that started it ends; elsewhere nothing happens."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _address_space() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import traceback
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from unmask.server.limits import Limits
 from unmask.server.metrics import Gauge, Metrics
 from unmask.server.refusals import Refused, from_error, internal
 from unmask.server.served import Served
+from unmask.server.turns import Turns
 
 Job = Callable[[Served], Any]
 Emit = Callable[[Any], None]
@@ -34,7 +34,7 @@ class Desk:
         self.engine = Engine(model, max_batch=max_batch, metrics=self.metrics)
         self.compiler = Compiler(model.tokenizer)
         self.active = 0
-        self._turns = threading.Semaphore()
+        self._turns = Turns()
         self._pool = ThreadPoolExecutor(limits.requests, thread_name_prefix="unmask-request")
         self.metrics.gauges += [
             Gauge("unmask_requests_active", "Requests at work.", lambda: self.active),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import Semaphore
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +24,7 @@ from unmask.samplers._planned import PlannedSampler
 from unmask.server.compiling import Compiler
 from unmask.server.engine import Call, Engine, Told
 from unmask.server.limits import Holding, Limits
+from unmask.server.turns import Turns
 from unmask.server.work import LONG, Calling, Reading, Scoring, Work, Writing, draws_at_once, row_of
 
 Scored = Scoring | Reading
@@ -38,13 +38,13 @@ class Served(Model):
     """
 
     def __init__(
-        self, engine: Engine, compiler: Compiler, limits: Limits, call: Call, turns: Semaphore | None = None
+        self, engine: Engine, compiler: Compiler, limits: Limits, call: Call, turns: Turns | None = None
     ) -> None:
         vars(self).update(vars(engine.model))  # the same parts, whatever a model is made of
         self.engine, self.compiler, self.limits, self.call = engine, compiler, limits, call
         # Of many threads that have something to do one does it at a time: all at once would keep the event loop and the
         # engine from their turns. Whoever waits for the engine gives its turn away.
-        self.turns = turns or Semaphore()
+        self.turns = turns or Turns()
         self.scorings: list[Scored] = []  # of the last score, window by window
         self._known: dict[Any, tuple[Bound, list[Scored]]] = {}
         self._has_turn = False
@@ -149,6 +149,9 @@ class Served(Model):
     def _maybe_beside(self, job: Callable[[], T], holding: Holding) -> T:
         """What takes long keeps nobody waiting for this request's turn, nor many processors busy."""
         if holding.step <= LONG:
+            if self._has_turn:
+                self.turns.give_way()  # a request may have hundreds of rows
+            self.call.check()
             return job()
         with self._waiting():
             return self.engine.do_beside(job, self.call)
