@@ -236,11 +236,13 @@ async def measure(server: Server, args: argparse.Namespace) -> Report:
 
 
 @contextmanager
-def serving(args: argparse.Namespace) -> Iterator[Server]:
+def serving(args: argparse.Namespace, budget: int | None = 1 << 40) -> Iterator[Server]:
+    """budget: of a request; None: the server's own."""
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or random_model(Path(folder) / "random", args)
         words = [sys.executable, "-m", "unmask", "serve", str(model), "--port", "0", "--max-requests", str(PLACES)]
-        words += ["--budget", str(1 << 40), *(["--device", args.device] if args.device else [])]
+        words += [] if budget is None else ["--budget", str(budget)]
+        words += ["--device", args.device] if args.device else []
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         try:

@@ -329,7 +329,7 @@ def _possible(
         framed = len(seen) == len(row)
         canvas = model.canvas([seen], constraint, may_end=False, key_B=key_B[i : i + 1], framed=framed)
         try:
-            constrained(model.fit_sampler(sampler, len(seen))).start(canvas)
+            model.check_possible(canvas, sampler)
             keep.append(i)
             if len(keep) == enough:
                 return keep

@@ -30,6 +30,7 @@ from unmask.objectives import Objective
 from unmask.packing import Anchor, Policy, anchor_ids
 from unmask.prompts import Part, check_spelling, encode_fixed, filled_text, row_of_parts, until_end
 from unmask.samplers import Sampler, Step
+from unmask.samplers._constrained import constrained
 from unmask.samplers._drawing import Drawing
 from unmask.samplers.refine import Refine
 from unmask.samplers.semi_ar import SemiAR
@@ -400,6 +401,13 @@ class Model:
                 tokens = step.tokens_BL
                 watch(_unframed(step, canvas.frame))
         return self._rows(canvas, tokens)
+
+    def check_possible(self, canvas: Canvas, sampler: Sampler | None = None) -> None:
+        """Raise where no writing of the canvas's masks meets its constraint. No network is asked.
+
+        >>> model.check_possible(model.canvas(rows, unmask.constraints.Length(most=3), may_end=False))  # doctest: +SKIP
+        """
+        constrained(self.fit_sampler(sampler, canvas.tokens.shape[1])).start(canvas)
 
     @staticmethod
     def _rows(canvas: Canvas, tokens_BL: Tensor) -> list[list[int]]:

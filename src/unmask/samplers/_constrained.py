@@ -183,6 +183,18 @@ def constrained(sampler: Sampler) -> Sampler:
     return Constrained(inner=_holding(sampler))
 
 
+def takes_likeliest(sampler: Sampler) -> bool:
+    """Whether it takes the likeliest text that obeys instead of drawing one.
+
+    >>> from unmask.samplers.ancestral import Ancestral
+    >>> takes_likeliest(Ancestral(temperature=0.0)), takes_likeliest(Ancestral())
+    (True, False)
+    """
+    while isinstance(sampler, WindowedSampler):
+        sampler = sampler.inner
+    return isinstance(sampler, PlannedSampler | AdaptiveSampler) and sampler.takes_likeliest
+
+
 def _holding(sampler: Sampler) -> Sampler:
     if isinstance(sampler, WindowedSampler):
         return cast(Sampler, replace(sampler, inner=_holding(sampler.inner)))  # type: ignore[type-var]

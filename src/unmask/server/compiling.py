@@ -1,31 +1,43 @@
 """Constraints of strangers are compiled in a process of their own, with an end to its time and memory.
 
-A short pattern can ask for an automaton of millions of states; whoever waits for it must not be the server.
+A short pattern can ask for an automaton of millions of states; whoever waits for it must not be the server. What has
+been compiled, or refused, is remembered; of what has not, one is compiled at a time and a few wait.
 """
 
 from __future__ import annotations
 
-import contextlib
-import signal
+import hashlib
+import itertools
+import os
 import subprocess
 import sys
 import threading
-import traceback
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
+from weakref import WeakValueDictionary
 
 from unmask.constraints import Constraint
-from unmask.constraints._automaton import Automaton, compile_constraints
+from unmask.constraints._automaton import Automaton
 from unmask.errors import UnmaskError, UsageError
-from unmask.tokens import Tokenizer, tokenizer_from_json
+from unmask.server.compile_process import TOO_MUCH, Found
+from unmask.tokens import Tokenizer
 
 SECONDS = 10.0
 START_SECONDS = 60.0  # for their process to begin
-MEMORY = 2 << 30
-KEPT = 16  # automata that are remembered
+END_SECONDS = 5.0  # for it to end by itself
+MEMORY = 1 << 29  # bytes of all automata that are there: in use, or remembered
+REFUSALS = 256  # that are remembered,
+REFUSED_SECONDS = 600.0  # for so long: a machine that was busy may have more time by then
+QUEUE = 8  # constraints that wait while another is compiled
 LOOK = 0.1  # seconds between two looks whether somebody still waits
+
+
+class Busy(UnmaskError):
+    """Too many ask for the same at once; later there may be room."""
 
 
 class Compiler:
@@ -38,8 +50,14 @@ class Compiler:
 
     def __init__(self, tokenizer: Tokenizer, *, seconds: float = SECONDS) -> None:
         self.tokenizer, self.seconds = tokenizer, seconds
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, bool], Automaton] = OrderedDict()
+        self._lock = threading.Lock()  # whose constraint is being compiled
+        self._memory = threading.Lock()  # of what is remembered; nobody holds it for long
+        self._alive: WeakValueDictionary[bytes, Automaton] = WeakValueDictionary()
+        self._kept: OrderedDict[bytes, Automaton] = OrderedDict()  # of them those that stay when nobody uses them
+        self._refused: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+        self._waiting = 0
+        self._numbers = itertools.count(1)
+        self._closed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
 
@@ -52,86 +70,158 @@ class Compiler:
     ) -> Automaton:
         """check: asked now and then while others are served; it raises when nobody waits for this one any more."""
         several = (constraints,) if isinstance(constraints, Constraint) else tuple(constraints)
-        key = (repr(several), may_end)  # every option is in it, also one that cannot be a key itself
-        while not self._lock.acquire(timeout=LOOK):
-            check()
-        try:
-            check()
-            if key not in self._kept:
-                self._kept[key] = self._compile(several, may_end)
-                while len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        finally:
-            self._lock.release()
+        # Every option is in it, also one that cannot be a key itself; of long ones a digest is kept.
+        key = hashlib.sha256(repr((several, may_end)).encode("utf-8", "surrogatepass")).digest()
+        check()
+        if (known := self._known(key)) is not None:
+            return known
+        with self._turn(check):
+            if (known := self._known(key)) is not None:  # another one asked for the same
+                return known
+            try:
+                found = self._compile(several, may_end, check)
+            except UsageError as e:
+                self._refuse(key, str(e))
+                raise
+            self._keep(key, found)
+            return found
 
-    def _compile(self, several: tuple[Constraint, ...], may_end: bool) -> Automaton:
+    # --- what is remembered ---
+
+    def _known(self, key: bytes) -> Automaton | None:
+        with self._memory:
+            message, until = self._refused.get(key, ("", 0.0))
+            if time.monotonic() < until:
+                raise UsageError(message)
+            found = self._alive.get(key)
+            if found is not None:
+                self._kept[key] = found
+                self._kept.move_to_end(key)
+            return found
+
+    def _keep(self, key: bytes, automaton: Automaton) -> None:
+        """There is room for so many bytes: those that nobody has asked for of late go first, if nobody uses them."""
+        size = automaton.cost(1).shared_bytes
+        if size > MEMORY:
+            raise UsageError(TOO_MUCH)
+        with self._memory:
+            while self._kept and self._bytes() + size > MEMORY:
+                self._kept.popitem(last=False)
+            if self._bytes() + size > MEMORY:
+                raise Busy("constraints of other requests take all the memory that there is for them: try again later")
+            self._alive[key] = self._kept[key] = automaton
+
+    def _bytes(self) -> int:
+        return sum(automaton.cost(1).shared_bytes for automaton in list(self._alive.values()))
+
+    def _refuse(self, key: bytes, message: str) -> None:
+        with self._memory:
+            self._refused[key] = message, time.monotonic() + REFUSED_SECONDS
+            self._refused.move_to_end(key)
+            while len(self._refused) > REFUSALS:
+                self._refused.popitem(last=False)
+
+    # --- whose turn it is ---
+
+    @contextmanager
+    def _turn(self, check: Callable[[], None]) -> Iterator[None]:
+        with self._memory:
+            if self._waiting > QUEUE:  # one of them is being compiled
+                raise Busy("too many constraints wait to be prepared: try again later")
+            self._waiting += 1
+        try:
+            while not self._lock.acquire(timeout=LOOK):
+                self._check(check)
+            try:
+                self._check(check)
+                yield
+            finally:
+                self._lock.release()
+        finally:
+            with self._memory:
+                self._waiting -= 1
+
+    def _check(self, check: Callable[[], None]) -> None:
+        check()
+        if self._closed:
+            raise Busy("the server is stopping")
+
+    # --- the process ---
+
+    def _compile(self, several: tuple[Constraint, ...], may_end: bool, check: Callable[[], None]) -> Automaton:
         if self._process is None or self._process.poll() is not None:
             self._start()
         assert self._pipe is not None
+        number = next(self._numbers)
         try:
-            self._pipe.send((several, may_end))
-            found = self._pipe.recv() if self._pipe.poll(self.seconds) else None
-        except (EOFError, OSError):  # it died, for want of memory as a rule
+            self._pipe.send((number, several, may_end))
+            found: Found | None = None
+            while self._answer(self.seconds + END_SECONDS, check):
+                told = self._pipe.recv()  # of an earlier one, that nobody waited for, the number is another
+                found = self._pipe.recv()
+                if told == number:
+                    break
+                found = None
+        except (EOFError, OSError):  # it died
             found = None
+        except BaseException:  # nobody waits any more
+            with suppress(OSError):
+                self._pipe.send((number, None, False))
+            raise
         if found is None:
-            self.close()
-            raise UsageError("the constraint takes too long or too much memory to prepare: use a simpler one")
-        if isinstance(found, UnmaskError):
+            self._end()
+            raise UsageError(TOO_MUCH)
+        if isinstance(found, UsageError):
             raise found
-        assert isinstance(found, Automaton)
         return found
 
-    def _start(self) -> None:
-        self.close()
-        self._pipe, theirs = Pipe()
-        code = f"from unmask.server.compiling import serve; serve({theirs.fileno()})"
-        self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
-        theirs.close()
-        try:
-            self._pipe.send(self.tokenizer.to_json())
-            ready = self._pipe.poll(START_SECONDS) and self._pipe.recv()
-        except (EOFError, OSError):  # it died
-            ready = False
-        if not ready:
-            self.close()
-            raise UnmaskError("constraints cannot be prepared now: try again later")
+    def _answer(self, seconds: float, check: Callable[[], None]) -> bool:
+        """Whether something comes within so many seconds."""
+        assert self._pipe is not None
+        until = time.monotonic() + seconds
+        while not self._pipe.poll(min(LOOK, seconds)):
+            self._check(check)
+            if time.monotonic() >= until:
+                return False
+        return True
 
-    def close(self) -> None:
-        """End the process; the next constraint starts another."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+    def _start(self) -> None:
+        self._end()
+        self._pipe, theirs = Pipe()
+        code = f"from unmask.server.compile_process import serve; serve({theirs.fileno()}, {self.seconds})"
+        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # it forks
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=os.environ | one_thread,
+            start_new_session=True,  # signals to the server's group are the server's affair
+        )
+        theirs.close()
+        ready: Any = False
+        with suppress(EOFError, OSError):  # it died
+            self._pipe.send(self.tokenizer.to_json())
+            ready = self._answer(START_SECONDS, lambda: None) and self._pipe.recv()
+        if not ready:
+            self._process.kill()  # it has begun nothing
+            self._end()
+            raise Busy("constraints cannot be prepared now: try again later")
+
+    def _end(self) -> None:
+        """The process ends by itself, with what it has begun, when the pipe is closed."""
         if self._pipe is not None:
             self._pipe.close()
+            self._pipe = None
+        if self._process is not None:
+            try:
+                self._process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
 
-
-def serve(handle: int) -> None:
-    """The process: reads constraints until nobody is there any more."""
-    pipe = Connection(handle)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends it
-    with contextlib.suppress(ImportError):  # where the system knows no such limit, time is the only one
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    tokenizer = tokenizer_from_json(pipe.recv())
-    pipe.send("ready")
-    while True:
-        try:
-            several, may_end = pipe.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            found: Any = compile_constraints(several, tokenizer, may_end=may_end)
-        except UnmaskError as e:
-            found = UsageError(str(e))
-        except MemoryError:
-            return
-        except Exception as e:  # it must be seen, but a client cannot fill the log with it
-            place = traceback.extract_tb(e.__traceback__)[-1]
-            told = f"{type(e).__name__} in {place.name}, line {place.lineno}"
-            print(f"unmask: a constraint could not be prepared: {told}", file=sys.stderr, flush=True)
-            found = UsageError("the constraint cannot be prepared: use a simpler one")
-        pipe.send(found)
+    def close(self) -> None:
+        """End the process. Whoever waits is told."""
+        self._closed = True
+        with self._lock:
+            self._end()

@@ -59,18 +59,24 @@ class _Choice:
         ids = self.settled(row)
         text = spelled(self.tokenizer, self.head, ids, self.prompt)
         ended = len(ids) < self.num and row[len(self.head) + len(ids)] == self.tokenizer.eot_id
-        cut = min((at for stop in self.stops if (at := text.find(stop)) >= 0), default=-1)
+        if not last and not ended:
+            text = text.rstrip("\ufffd")  # half a character waits
+        cut = first_stop(text, self.stops, last=last or ended)
         if cut >= 0:
             text, self.finish, self.cut = text[:cut], "stop", True
         elif last or ended:
             self.finish = "stop" if ended else "length"
-        else:  # half a character, or what may become the beginning of a stop, waits
-            text = text.rstrip("\ufffd")
+        else:  # what may become the beginning of a stop waits
             held = max((len(stop) - 1 for stop in self.stops), default=0)
             text = text[: max(0, len(text) - held)]
         new = text[self.sent :]
         self.sent = max(self.sent, len(text))
         return new
+
+    def has_stop(self, row: list[int]) -> bool:
+        """Whether what is settled holds the stop that will cut it: nothing that follows is shown."""
+        text = spelled(self.tokenizer, self.head, self.settled(row), self.prompt)
+        return first_stop(text.rstrip("\ufffd"), self.stops, last=False) >= 0
 
     def shown(self, row: list[int]) -> list[int]:
         """The tokens of what was sent; of what a stop cut, the last may reach beyond it."""
@@ -127,7 +133,8 @@ def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dic
     envelope = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
     envelope["model"] = asked.model or "unmask"
     sampler = sampler_of(asked, served)
-    streams = emit is not None and settles(sampler)
+    stays = settles(sampler)
+    streams = emit is not None and stays
     before = _of_prompts(served, asked, choices[::each], rows[::each]) if asked.echo else None
 
     def watch(step: Step) -> None:
@@ -143,9 +150,11 @@ def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dic
     if num:
         seed = secrets.randbits(62) if asked.seed is None else asked.seed
         canvas = served.canvas(rows, constraint or None, may_end=not tail, seed=seed)
+        enough = (lambda i, row: choices[i].has_stop(row)) if stops and stays else None
         watched = watch if emit is not None or asked.logprobs is not None else None
         runners_up = 0 if asked.logprobs is None else max(1, asked.logprobs)
-        finished = served.run(canvas, sampler, guidance=asked.guidance, watch=watched, runners_up=runners_up)
+        how: dict[str, Any] = {"guidance": asked.guidance, "runners_up": runners_up}
+        finished = served.run(canvas, sampler, watch=watched, enough=enough, **how)
     last = []
     for choice, row in zip(choices, finished, strict=True):
         if choice.finish is None or emit is None:
@@ -215,6 +224,17 @@ def _of_prompt(choice: _Choice, scores: list[Scored | None], wanted: int) -> dic
         "top_logprobs": [one.get("top") for one in told],
         "text_offset": offsets,
     }
+
+
+def first_stop(text: str, stops: list[str], *, last: bool) -> int:
+    """Where the first of the stops begins; -1: nowhere, or, as more is to come, one may begin before it.
+
+    >>> [first_stop(text, ["bcd", "c"], last=False) for text in ("abc", "abcd", "abce")]
+    [-1, 1, 2]
+    """
+    first = min((at for stop in stops if (at := text.find(stop)) >= 0), default=-1)
+    begun = range(max(0, len(text) + 1 - max(map(len, stops), default=0)), first)
+    return -1 if not last and any(stop.startswith(text[at:]) for at in begun for stop in stops) else first
 
 
 def settles(sampler: Sampler) -> bool:

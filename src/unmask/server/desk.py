@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import traceback
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +13,13 @@ from starlette.requests import Request
 
 from unmask.errors import UnmaskError
 from unmask.model import Model
-from unmask.server.compiling import Compiler
+from unmask.server.compiling import Busy, Compiler
 from unmask.server.engine import Call, Cancelled, Closed, Engine
 from unmask.server.limits import Limits
 from unmask.server.metrics import Gauge, Metrics
 from unmask.server.refusals import Refused, from_error, internal
 from unmask.server.served import Served
+from unmask.server.turns import Turns
 
 T = TypeVar("T")
 Job = Callable[[Served], T]
@@ -35,7 +35,7 @@ class Desk:
         self.engine = Engine(model, max_batch=max_batch, metrics=self.metrics)
         self.compiler = Compiler(model.tokenizer)
         self.active = 0
-        self._turns = threading.Semaphore()
+        self._turns = Turns()
         self._pool = ThreadPoolExecutor(limits.requests, thread_name_prefix="unmask-request")
         self.metrics.gauges += [
             Gauge("unmask_requests_active", "Requests at work.", lambda: self.active),
@@ -140,6 +140,8 @@ def _outcome(served: Served, job: Job[Any], body: bytes) -> Any:
         refused = Refused(499, "the client has gone", "cancelled")  # nobody reads it
     except Closed:
         refused = Refused(503, "the server is stopping", "stopping", {"retry-after": "5"})
+    except Busy as e:
+        refused = Refused(429, str(e), "busy", {"retry-after": "5"})
     except UnmaskError as e:
         refused = from_error(e, body)
     except Exception:

@@ -1,19 +1,23 @@
 """Continuous batching for diffusion: one thread, one network, rows that join and leave at any step.
 
-At each step the engine takes rows from the requests in turn, asks the network once for each bucket of lengths, and
-hands every row its own answer. A row knows no other, so its text does not depend on what else is being written; an
-error in a row's step ends its request and nothing else.
+At each step the engine takes rows of the requests by their shares of its work (see shares.py), asks the network once
+for each bucket of lengths, and hands every row its own answer. A row knows no other, so its text does not depend on
+what else is being written; an error in a row's step ends its request and nothing else.
 """
 
 from __future__ import annotations
 
-import itertools
+import os
 import queue
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,8 +29,12 @@ from unmask.samplers import Step
 from unmask.server.batching import answer, groups
 from unmask.server.metrics import Metrics
 from unmask.server.next_tokens import answer_next, next_groups
+from unmask.server.shares import Shares
 from unmask.server.work import Work, Writing, draw_together
 
+T = TypeVar("T")
+LOOK = 0.1  # seconds between two looks whether somebody still waits
+NICENESS = 5  # of the thread beside the engine's
 Told = list[tuple[int, Step | None]]  # which of a request's rows went a step, and what it wrote
 
 
@@ -47,6 +55,7 @@ class Call:
         self.steps_told = 0  # of them up to the last one that its owner was told of
         self.steps_at_end: int | None = None  # of them before it was cancelled
         self.tokens = 0
+        self.spent = 0.0  # of the engine's work, from a beginning that all requests share
         self._ticket: _Ticket | None = None
         self._lock = threading.Lock()
 
@@ -85,12 +94,38 @@ class _Ticket:
     left: int  # rows that are not done
     quiet: bool  # its owner waits for the end alone
     over: bool = False  # failed, or its owner has turned away
-    was_alone: int = 0  # a number that grows with every row that is alone with the network
     events: queue.SimpleQueue[tuple[Told, int] | BaseException | None] = field(default_factory=queue.SimpleQueue)
 
     @property
-    def next_is_alone(self) -> bool:
-        return bool(self.waiting) and not self.works[self.waiting[0]].questions
+    def spent(self) -> float:
+        return self.call.spent
+
+    @spent.setter
+    def spent(self, work: float) -> None:
+        self.call.spent = work
+
+    @property
+    def next_work(self) -> Work | None:
+        return self.works[self.waiting[0]] if self.waiting else None
+
+    def take_next(self) -> int:
+        return self.waiting.popleft()
+
+    def drop_stopped(self) -> None:
+        """Rows of which their owner wants no more leave; whoever waits for the last one is told."""
+        kept = deque(i for i in self.waiting if not self.works[i].stopped)
+        if len(kept) < len(self.waiting):
+            self.left -= len(self.waiting) - len(kept)
+            self.waiting = kept
+            if self.left == 0 and not self.over:
+                self.events.put(None)
+
+
+def _yield_to_others() -> None:
+    """On Linux a thread may have a niceness of its own; elsewhere nothing happens."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 class Engine:
@@ -106,9 +141,14 @@ class Engine:
         self.metrics = metrics or Metrics()
         self.predictor = model.objective.predictor(model.denoiser)
         self._ring: deque[_Ticket] = deque()
-        self._turns = itertools.count(1)
+        self._work = 0  # of the step that is being made
+        self._shares = Shares(model.denoiser.num_ids)
         self._wake = threading.Condition()
         self._closed = False
+        # What takes a row long with its answers, and what takes long before its first question: one at a time, so that
+        # it takes memory once, and no more of the processor than the engine.
+        self.beside = ThreadPoolExecutor(1, thread_name_prefix="unmask-beside", initializer=_yield_to_others)
+        self._beside_is_free = True
         self._thread = threading.Thread(target=self._loop, name="unmask-engine", daemon=True)
         self._thread.start()
 
@@ -124,6 +164,7 @@ class Engine:
             with self._wake:
                 if self._closed:
                     raise Closed("the server is stopping")
+                self._shares.joins(ticket)
                 self._ring.append(ticket)
                 self._wake.notify()
             while (event := ticket.events.get()) is not None:
@@ -137,12 +178,31 @@ class Engine:
             call.let_go()
             event = None  # an error that this frame held would hold this frame, and its rows
 
+    def do_beside(self, job: Callable[[], T], call: Call) -> T:
+        """Something that takes long and asks no network, in the thread beside the engine's. It blocks."""
+        with self._wake:
+            if self._closed:
+                raise Closed("the server is stopping")
+            future = self.beside.submit(job)
+        while True:
+            wait([future], timeout=LOOK)
+            if future.done() and not future.cancelled():
+                return future.result()
+            try:
+                call.check()
+                if future.cancelled():
+                    raise Closed("the server is stopping")
+            except UnmaskError:
+                future.cancel()
+                raise
+
     def close(self) -> None:
         """Stop; whoever still waits is told."""
         with self._wake:
             self._closed = True
             self._wake.notify()
         self._thread.join(timeout=30)
+        self.beside.shutdown(wait=True, cancel_futures=True)
 
     @property
     def waiting(self) -> int:
@@ -155,16 +215,13 @@ class Engine:
     def _loop(self) -> None:
         while True:
             with self._wake:
-                self._sweep()
-                while not self._ring and not self._closed:
+                while not (batch := self._picked()) and not self._closed:
                     self._wake.wait()
-                    self._sweep()
                 if self._closed:
                     for ticket in self._ring:
                         ticket.events.put(Closed("the server is stopping"))
                     self._ring.clear()
                     return
-                batch = self._pick()
             try:
                 self._step(batch)
             except Exception as e:  # nothing that a request brings may end the engine
@@ -172,41 +229,25 @@ class Engine:
                     self._fail(ticket, e)
             batch = []  # a thread that waits holds no rows, nor their caches
 
+    def _picked(self) -> list[tuple[_Ticket, int]]:
+        self._sweep()
+        batch, self._work = self._shares.pick(self._ring, self.max_batch, beside=self._beside_is_free)
+        return batch
+
     def _sweep(self) -> None:
         """Drop what is done, failed or cancelled."""
         for _ in range(len(self._ring)):
             ticket = self._ring.popleft()
+            ticket.drop_stopped()
             call = ticket.call
             if call.cancelled:
                 self.metrics.stopped(call.steps - (call.steps_at_end or 0))
             elif ticket.left and not ticket.over:
                 self._ring.append(ticket)
 
-    def _pick(self) -> list[tuple[_Ticket, int]]:
-        """Rows for the next step: one of each request in turn, beginning behind the last one served.
-
-        Of rows that must be alone with the network only one, as everybody waits for it: of the request that has waited
-        longest for that.
-        """
-        batch: list[tuple[_Ticket, int]] = []
-        idle = 0
-        lone = min((t for t in self._ring if t.next_is_alone), key=lambda t: t.was_alone, default=None)
-        while len(batch) < self.max_batch and idle < len(self._ring):
-            ticket = self._ring[0]
-            self._ring.rotate(-1)
-            if ticket.waiting and (ticket is lone or not ticket.next_is_alone):
-                if ticket is lone:
-                    lone, ticket.was_alone = None, next(self._turns)
-                batch.append((ticket, ticket.waiting.popleft()))
-                idle = 0
-            else:
-                idle += 1
-        return batch
-
     def _step(self, batch: list[tuple[_Ticket, int]]) -> None:
         began = time.perf_counter()
         told: dict[int, tuple[_Ticket, Told]] = {}
-        opened = 0
         answers = self._answers(batch)
         drawn = draw_together(
             [ticket.works[i] for ticket, i in batch],
@@ -221,6 +262,10 @@ class Engine:
                 work = ticket.works[i]
                 if predictions is None:
                     step = work.alone()
+                elif work.beside:
+                    self._beside_is_free = False
+                    self.beside.submit(self._take_beside, ticket, i, predictions)
+                    continue
                 elif k in drawn:
                     assert isinstance(work, Writing)
                     step = work.take(predictions, drawn[k])
@@ -230,19 +275,44 @@ class Engine:
                 self._fail(ticket, e)
                 continue
             told.setdefault(id(ticket), (ticket, []))[1].append((i, step))
-            opened += 0 if step is None else len(step.token_N)
-            ticket.call.tokens += 0 if step is None else len(step.token_N)
-            if work.done:
+        with self._wake:
+            opened = sum(self._tell(ticket, event) for ticket, event in told.values())
+        seconds = time.perf_counter() - began
+        self._shares.took(self._work, seconds)
+        self.metrics.stepped(rows=len(batch), room=self.max_batch, tokens=opened, seconds=seconds)
+
+    def _take_beside(self, ticket: _Ticket, i: int, predictions: list[Tensor]) -> None:
+        """In the other thread: what takes long. The row waits for its next step afterwards."""
+        error: Exception | None = None
+        step: Step | None = None
+        try:
+            if not ticket.over:
+                step = ticket.works[i].take(predictions)
+        except Exception as e:
+            error = e
+        with self._wake:
+            self._beside_is_free = True
+            if error is not None:
+                self._fail(ticket, error)
+            elif not ticket.over:
+                self.metrics.tokens.add(self._tell(ticket, [(i, step)]))
+            self._wake.notify()
+
+    def _tell(self, ticket: _Ticket, told: Told) -> int:
+        """The owner of rows that went a step, which then wait for the next one; how many tokens they wrote."""
+        opened = sum(len(step.token_N) for _, step in told if step is not None)
+        ticket.call.tokens += opened
+        ticket.call.steps += 1
+        for i, _ in told:
+            if ticket.works[i].done:
                 ticket.left -= 1
             else:
                 ticket.waiting.append(i)
-        for ticket, event in told.values():
-            ticket.call.steps += 1
-            if not ticket.over and not ticket.quiet:
-                ticket.events.put((event, ticket.call.steps))
-            if ticket.left == 0:
-                ticket.events.put(None)
-        self.metrics.stepped(rows=len(batch), room=self.max_batch, tokens=opened, seconds=time.perf_counter() - began)
+        if not ticket.over and not ticket.quiet:
+            ticket.events.put((told, ticket.call.steps))
+        if ticket.left == 0:
+            ticket.events.put(None)
+        return opened
 
     def _fail(self, ticket: _Ticket, error: Exception) -> None:
         ticket.over = True

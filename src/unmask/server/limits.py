@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unmask.errors import UsageError
+from unmask.constraints._automaton import Automaton
+from unmask.errors import UnmaskError, UsageError
 
 MAX_BODY = 1 << 20
 MAX_VALUES = 1 << 15  # of a body, in all its lists and objects
@@ -15,11 +16,43 @@ MAX_STOPS = 4
 MAX_PATTERN = 2000
 MAX_CONSTRAINTS = 8
 MAX_OPTIONS = 20
+# In the time in which a network of some twenty million weights reads a token on two cores:
+CELLS = 1 << 14  # numbers of a table that are gone through
+TOKEN_NANOSECONDS = 150_000
+MAX_STEP = 1 << 14  # of a row under a constraint, in tokens: nothing ends a step before its end
+
+
+class Beyond(UnmaskError):
+    """A constraint asks for more than the server allows: unlike one that cannot hold in a gap, it fits no other gap."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What it costs a row to hold a constraint, in tokens that a network would read meanwhile: a step, the whole text.
+
+    >>> Holding(step=3, text=12).step
+    3
+    """
+
+    step: int = 0
+    text: int = 0
+
+    @classmethod
+    def of(cls, automaton: Automaton, positions: int, steps: int, *, likeliest: bool) -> Holding:
+        """Of so many positions in at most so many steps; before them it is looked whether it can hold at all, which
+        costs as much as one."""
+        cost = automaton.cost(positions, likeliest=likeliest)
+        tokens = -(-positions // max(1, steps))
+        return cls(
+            step=-(-(cost.call + tokens * cost.token) // TOKEN_NANOSECONDS),
+            text=-(-((steps + 1) * cost.call + positions * cost.token) // TOKEN_NANOSECONDS),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """budget: rows × length × network calls of one request. requests: at work at a time; more are answered with 429.
+    """budget: rows × length × network calls of one request, and what its constraint costs besides.
+    requests: at work at a time; more are answered with 429.
 
     >>> Limits(budget=1000).check(rows=2, length=100, calls=10)
     Traceback (most recent call last):
@@ -34,12 +67,32 @@ ask for less
     write_seconds: float = 30.0  # after which a client that reads nothing is dropped
     unread: int = 1 << 22  # bytes of a stream that may wait for their reader
 
-    def check(self, *, rows: int, length: int, calls: int) -> None:
-        """Refuse what is beyond the budget."""
+    def check(self, *, rows: int, length: int, calls: int, holding: Holding = Holding()) -> None:
+        """Refuse what is beyond the budget. holding: of the constraint that every row is under."""
+        asked = f"this asks for {rows} rows x {length} tokens x {calls} network calls"
         if rows * length * calls > self.budget:
+            raise UsageError(f"{asked}, the server allows {self.budget} in all: ask for less")
+        self.check_step(holding)
+        if rows * (length * calls + holding.text) > self.budget:
             raise UsageError(
-                f"this asks for {rows} rows x {length} tokens x {calls} network calls, the server allows {self.budget} "
-                "in all: ask for less"
+                f"{asked}, and of each row the constraint takes as long as {holding.text} tokens more; the server "
+                f"allows {self.budget} in all: use a simpler constraint, or ask for less"
+            )
+
+    def check_step(self, holding: Holding) -> None:
+        """Refuse a constraint that would keep all others waiting in every step."""
+        if holding.step > MAX_STEP:
+            raise Beyond(
+                f"a step under this constraint takes as long as {holding.step} tokens here, {MAX_STEP} are allowed: "
+                "use a simpler constraint, or a shorter gap"
+            )
+
+    def check_looks(self, tokens: int) -> None:
+        """Refuse more looks whether a constraint can hold, one for each length of a gap, than the budget allows."""
+        if tokens > self.budget:
+            raise Beyond(
+                f"to try the constraint in so many lengths takes as long as {tokens} tokens, the server allows "
+                f"{self.budget}: use a simpler constraint, or give fewer lengths"
             )
 
     def check_length(self, length: int) -> None:

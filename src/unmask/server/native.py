@@ -167,7 +167,7 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
         else:
             row = served.begin + [served.tokenizer.mask_id] * (asked.length or 1) + served.end
             canvas = served.canvas([row], constraint, may_end=True).to("cpu")  # it may end before its length
-            constrained(served.fit_sampler(None, len(row))).start(canvas)
+            served.check_possible(canvas)
     except UsageError as e:
         reason = hide(str(e), asked.model_dump_json(exclude_defaults=True).encode())
         return {"fits": False, "reason": reason, "samplers": samplers}

@@ -23,7 +23,7 @@ from unmask.samplers._asking import ask_about, masked_share
 from unmask.samplers.left_to_right import LeftToRight
 from unmask.server.batching import LEAST, MAX_NUMBERS
 from unmask.server.served import Served
-from unmask.server.work import AT_ONCE, Calling, Work, row_of
+from unmask.server.work import Calling, Work, draws_at_once, row_of
 
 Scored = tuple[float, list[tuple[int, float]]]  # a token's log-probability, and the likeliest ids with theirs
 
@@ -52,12 +52,13 @@ def prompt_scores(
     calls = 1 if served.engine.predictor.left_to_right else max(heads)
     served.limits.check(rows=len(rows), length=longest, calls=calls)
     if served.engine.predictor.left_to_right:
-        read = [Calling(partial(_read, served, row[:head], num)) for row, head in zip(rows, heads, strict=True)]
+        read = [Calling(partial(_read, served, row[:head], num), head) for row, head in zip(rows, heads, strict=True)]
         served._finish(read)
         return [work.result[begin:] if begin else [None, *work.result[1:]] for work in read]
     canvas = served.canvas([*rows], may_end=False).to("cpu")
     check_pair(served.engine.predictor, LeftToRight(), canvas)
-    revealed = [Revealing(row_of(canvas, i), begin, head, num) for i, head in enumerate(heads)]
+    at_once = draws_at_once(longest, served.device)
+    revealed = [Revealing(row_of(canvas, i), begin, head, num, at_once) for i, head in enumerate(heads)]
     served._finish(revealed)
     return [[*work.found] for work in revealed]
 
@@ -87,15 +88,15 @@ class Revealing(Work):
     They are known, so that several are asked at once.
     """
 
-    def __init__(self, canvas: Canvas, first: int, last: int, num: int) -> None:
-        self.canvas, self.num = canvas, num
+    def __init__(self, canvas: Canvas, first: int, last: int, num: int, at_once: int) -> None:
+        self.canvas, self.num, self._at_once = canvas, num, at_once
         self.found: list[Scored] = []
         self._left = iter(range(first, last))
         self._last = last
         self._ask()
 
     def _ask(self) -> None:
-        self._asked = [*itertools.islice(self._left, AT_ONCE)]
+        self._asked = [*itertools.islice(self._left, self._at_once)]
         self.questions = [*self._queries()]
         self.done = not self.questions
 

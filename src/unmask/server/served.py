@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import Semaphore
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,14 +19,16 @@ from unmask.model import Model, Watch
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
 from unmask.samplers import RunnersUp, Sampler, Step
-from unmask.samplers._constrained import constrained
+from unmask.samplers._constrained import constrained, takes_likeliest
 from unmask.samplers._planned import PlannedSampler
 from unmask.server.compiling import Compiler
 from unmask.server.engine import Call, Engine, Told
-from unmask.server.limits import Limits
-from unmask.server.work import Calling, Reading, Scoring, Work, Writing, row_of
+from unmask.server.limits import Holding, Limits
+from unmask.server.turns import Turns
+from unmask.server.work import LONG, Calling, Reading, Scoring, Work, Writing, draws_at_once, row_of
 
 Scored = Scoring | Reading
+T = TypeVar("T")
 
 
 class Served(Model):
@@ -37,16 +38,17 @@ class Served(Model):
     """
 
     def __init__(
-        self, engine: Engine, compiler: Compiler, limits: Limits, call: Call, turns: Semaphore | None = None
+        self, engine: Engine, compiler: Compiler, limits: Limits, call: Call, turns: Turns | None = None
     ) -> None:
         vars(self).update(vars(engine.model))  # the same parts, whatever a model is made of
         self.engine, self.compiler, self.limits, self.call = engine, compiler, limits, call
         # Of many threads that have something to do one does it at a time: all at once would keep the event loop and the
         # engine from their turns. Whoever waits for the engine gives its turn away.
-        self.turns = turns or Semaphore()
+        self.turns = turns or Turns()
         self.scorings: list[Scored] = []  # of the last score, window by window
         self._known: dict[str, tuple[Bound, list[Scored]]] = {}
         self._has_turn = False
+        self._looked = 0  # what it has cost so far to see whether constraints can hold
         self.rows: list[list[int]] = []  # that the last run wrote
         self.on_canvas: Callable[[Canvas], None] | None = None  # told of each canvas before it is written
 
@@ -73,26 +75,37 @@ class Served(Model):
         guidance: float | None = None,
         watch: Watch | None = None,
         runners_up: int = 0,
+        enough: Callable[[int, list[int]], bool] | None = None,
     ) -> list[list[int]]:
-        """As the model's, row by row through the engine."""
+        """As the model's, row by row through the engine. enough: asked of a row and its tokens after each of its steps;
+        where it says so the row is not written on, and what is masked in it stays so."""
         num, length = canvas.tokens.shape
         fitted = self.fit_sampler(sampler, length)
-        self.limits.check(rows=num, length=length, calls=self.calls(fitted, length, guidance))
+        holding = self._holding(canvas, fitted)
+        self.limits.check(rows=num, length=length, calls=self.calls(fitted, length, guidance), holding=holding)
         check_pair(self.engine.predictor, fitted, canvas)
         held = fitted if canvas.constraint is None else constrained(fitted)
         if isinstance(fitted, PlannedSampler):
             canvas = canvas.to("cpu")  # it has few numbers to look at, and a GPU's small steps are slow
-        works = [self._writing(row_of(canvas, i), held, guidance, runners_up if watch else 0) for i in range(num)]
+        how: dict[str, Any] = {"guidance": guidance, "runners_up": runners_up if watch else 0}
+        works = [self._begun(row_of(canvas, i), held, holding, **how) for i in range(num)]
         if self.on_canvas is not None:
             self.on_canvas(canvas)
         tokens_BL = canvas.tokens.clone()
-        for told in self._done(works, quiet=watch is None):
+        ended: dict[int, list[int]] = {}
+        for told in self._done(works, quiet=watch is None and enough is None):
+            told = [(i, step) for i, step in told if i not in ended]  # the engine may be a step ahead
             for i, step in told:
                 assert step is not None
                 tokens_BL[i, : step.tokens_BL.shape[1]] = step.tokens_BL[0]
-            if watch is not None:
+            if watch is not None and told:
                 watch(together(told, tokens_BL.clone()))
-        self.rows = [work.tokens_1L[0].tolist() for work in works]
+            for i, step in told:
+                assert step is not None
+                row = step.tokens_BL[0].tolist()
+                if enough is not None and enough(i, row):
+                    works[i].stopped, ended[i] = True, row
+        self.rows = [ended.get(i) or work.tokens_1L[0].tolist() for i, work in enumerate(works)]
         return self.rows
 
     def calls(self, sampler: Sampler, length: int, guidance: float | None) -> int:
@@ -107,9 +120,39 @@ class Served(Model):
         bound, self.scorings = self._known[key]
         return bound
 
-    def _writing(self, row: Canvas, sampler: Sampler, guidance: float | None, runners_up: int) -> Writing:
-        how = None if guidance is None else Guidance(guidance)
-        return Writing(row, sampler, self.engine.predictor, guidance=how, runners_up=runners_up)
+    def check_possible(self, canvas: Canvas, sampler: Sampler | None = None) -> None:
+        """As the model's; what all these looks of a request cost is counted."""
+        holding = self._holding(canvas, self.fit_sampler(sampler, canvas.tokens.shape[1]), steps=0)
+        self._looked += len(canvas.tokens) * holding.text
+        self.limits.check_step(holding)
+        self.limits.check_looks(self._looked)
+        self._maybe_beside(lambda: super(Served, self).check_possible(canvas, sampler), holding)
+
+    def _holding(self, canvas: Canvas, sampler: Sampler, steps: int | None = None) -> Holding:
+        """What the canvas's constraint costs each of its rows at most, in as many steps as the sampler may take."""
+        if canvas.constraint is None:
+            return Holding()
+        length = canvas.tokens.shape[1]
+        positions = int(canvas.open_BL.sum(dim=1).max()) if canvas.constraint.over == "gap" else length
+        steps = sampler.max_calls(length) if steps is None else steps
+        return Holding.of(canvas.constraint, positions, steps, likeliest=takes_likeliest(sampler))
+
+    def _begun(
+        self, row: Canvas, sampler: Sampler, holding: Holding, *, guidance: float | None, runners_up: int
+    ) -> Writing:
+        how: dict[str, Any] = {"guidance": None if guidance is None else Guidance(guidance)}
+        how |= {"runners_up": runners_up, "extra": holding.step}
+        return self._maybe_beside(lambda: Writing(row, sampler, self.engine.predictor, **how), holding)
+
+    def _maybe_beside(self, job: Callable[[], T], holding: Holding) -> T:
+        """What takes long keeps nobody waiting for this request's turn, nor many processors busy."""
+        if holding.step <= LONG:
+            if self._has_turn:
+                self.turns.give_way()  # a request may have hundreds of rows
+            self.call.check()
+            return job()
+        with self._waiting():
+            return self.engine.do_beside(job, self.call)
 
     def _bound(self, canvas: Canvas, scored_BL: Tensor, **how: Any) -> Bound:
         num, length = canvas.tokens.shape
@@ -122,7 +165,8 @@ class Served(Model):
             return self._scored(readings, how["first_row"], exact=True)
         plain = type(objective) is MDLM and objective.carry_over and objective.zero_masking
         if not plain or canvas.label_B is not None:
-            callings = [Calling(self._bound_of_row(row_of(canvas, i), scored[i], i, **how)) for i in range(num)]
+            tokens = length * how["num_samples"]
+            callings = [Calling(self._bound_of_row(row_of(canvas, i), scored[i], i, **how), tokens) for i in range(num)]
             self._finish(callings)
             return join([calling.result for calling in callings])
         assert isinstance(objective, MDLM)
@@ -130,7 +174,15 @@ class Served(Model):
         form.check(self.denoiser)
         draws: dict[str, Any] = {"seed": how["seed"], "num_samples": how["num_samples"]}
         works = [
-            Scoring(x_1L, form, self.tokenizer.mask_id, scored_1L=scored[i], row=how["first_row"] + i, **draws)
+            Scoring(
+                x_1L,
+                form,
+                self.tokenizer.mask_id,
+                scored_1L=scored[i],
+                row=how["first_row"] + i,
+                at_once=draws_at_once(x_1L.shape[1], self.device),
+                **draws,
+            )
             for i, x_1L in enumerate(rows)
         ]
         return self._scored(works, how["first_row"], exact=False)

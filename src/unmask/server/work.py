@@ -23,11 +23,13 @@ from unmask.samplers import Sampler, Step
 from unmask.samplers._asking import ask_about
 from unmask.samplers._planned import PlannedSampler
 from unmask.seeing import seen
-from unmask.server.batching import LEAST, MAX_NUMBERS
+from unmask.server.batching import LEAST, MAX_NUMBERS, bucket
 from unmask.server.next_tokens import NextQuery
 
 Drawn = tuple[Tensor, Tensor]  # tokens and their log-probabilities
+LONG = 128  # tokens that the network could read while a row's own work keeps it waiting
 AT_ONCE = 8  # draws of a bound that are asked in one step: they do not depend on each other
+AT_ONCE_TOKENS = 512  # of them on a CPU, where a step of many tokens keeps everybody waiting
 
 
 class Work(ABC):
@@ -39,6 +41,13 @@ class Work(ABC):
 
     questions: list[Query]
     done: bool = False
+    stopped: bool = False  # its owner wants no more of it; set from any thread, it leaves before its next step
+    extra: int = 0  # what a step costs besides the network's reading, in tokens that it would read meanwhile
+
+    @property
+    def beside(self) -> bool:
+        """Whether what it does with its answers takes so long that it is done beside the engine's thread."""
+        return bool(self.questions) and self.extra > LONG
 
     @abstractmethod
     def take(self, predictions: list[Tensor]) -> Step | None:
@@ -79,8 +88,9 @@ class Writing(Work):
         *,
         guidance: Guidance | None = None,
         runners_up: int = 0,
+        extra: int = 0,
     ) -> None:
-        self.canvas, self.sampler, self.runners_up = canvas, sampler, runners_up
+        self.canvas, self.sampler, self.runners_up, self.extra = canvas, sampler, runners_up, extra
         self.kind = predictor.kind
         self._relay = _Relay(predictor)
         self._seen_by: Predictor = self._relay if guidance is None else Guided(self._relay, canvas, guidance)
@@ -148,6 +158,15 @@ def draw_together(works: Sequence[Work], predictions: Sequence[list[Tensor] | No
     return found
 
 
+def draws_at_once(length: int, device: torch.device) -> int:
+    """How many questions of a row that do not depend on each other are asked in one step.
+
+    >>> draws_at_once(256, torch.device("cpu")), draws_at_once(256, torch.device("cuda"))
+    (2, 8)
+    """
+    return max(1, min(AT_ONCE, AT_ONCE_TOKENS // bucket(length))) if device.type == "cpu" else AT_ONCE
+
+
 class Scoring(Work):
     """A row whose bound is estimated: `num_samples` draws of its masks, exactly those of `MDLM.bound`.
 
@@ -164,13 +183,14 @@ class Scoring(Work):
         seed: int,
         row: int,
         num_samples: int,
+        at_once: int = AT_ONCE,
     ) -> None:
         assert objective.zero_masking
         assert objective.carry_over
         self.objective, self.mask_id, self.x_1L, self.scored_1L = objective, mask_id, x_1L, scored_1L
         self.nats_S: list[float] = []
         self.nats_L = torch.zeros(x_1L.shape[1], dtype=torch.float64)
-        self._num = num_samples
+        self._num, self._at_once = num_samples, at_once
         self._draws = self._noised(row_keys(seed, torch.tensor([row])))
         self._ask()
 
@@ -186,7 +206,7 @@ class Scoring(Work):
                     yield (g, len(group)), noised, query
 
     def _ask(self) -> None:
-        self._drawn = list(itertools.islice(self._draws, AT_ONCE))
+        self._drawn = list(itertools.islice(self._draws, self._at_once))
         self.questions = [query for _, _, query in self._drawn]
         self.done = not self._drawn
 
@@ -205,6 +225,7 @@ class Reading(Work):
 
     def __init__(self, x_1L: Tensor, denoiser: Network, *, scored_1L: Tensor) -> None:
         self.questions = []
+        self.extra = x_1L.shape[1]
         self.x_1L, self.scored_1L, self.denoiser = x_1L, scored_1L, denoiser
         self.nats_S: list[float] = []
         self.nats_L = torch.zeros(x_1L.shape[1], dtype=torch.float64)
@@ -227,10 +248,11 @@ class Reading(Work):
 
 
 class Calling(Work):
-    """Anything else that needs the network, in one step."""
+    """Anything else that needs the network, in one step; tokens: how many it will read."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], Any], tokens: int) -> None:
         self.questions = []
+        self.extra = tokens
         self.function = function
         self.result: Any = None
 

@@ -1,0 +1,55 @@
+"""One at a time, in the order of coming: of many threads with something to do, who does it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from types import TracebackType
+
+
+class Turns:
+    """A lock that whoever lets it go cannot take again before those who wait for it.
+
+    >>> turns = Turns()
+    >>> with turns:
+    ...     turns.give_way()
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = False
+        self._line: deque[threading.Event] = deque()
+
+    def acquire(self) -> None:
+        """Wait for it."""
+        with self._lock:
+            if not self._taken:
+                self._taken = True
+                return
+            mine = threading.Event()
+            self._line.append(mine)
+        mine.wait()  # whoever lets it go hands it over
+
+    def release(self) -> None:
+        """Let it go: to the one who has waited longest."""
+        with self._lock:
+            if self._line:
+                self._line.popleft().set()
+            else:
+                self._taken = False
+
+    def give_way(self) -> None:
+        """To those who wait, and then wait behind them."""
+        with self._lock:
+            nobody = not self._line
+        if not nobody:
+            self.release()
+            self.acquire()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
