@@ -7,7 +7,7 @@ export const EXAMPLES = {
   },
   generate: {
     tab: "generate",
-    text: "Once upon a time, a little dragon",
+    text: "Once upon a time, a little dog named Max",
   },
   choices: {
     tab: "fill",

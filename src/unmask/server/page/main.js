@@ -98,7 +98,7 @@ function request(of) {
   const more = { ...how, ...musts() };
   if (of === "edit") return { route: "/edit", body: { ...edit.fields(), ...more } };
   if (of === "fill") return { route: "/fill", body: { text: settled(text("fill").value).text, ...more, ...(scored ? { score: true } : {}) } };
-  return { route: COMPLETIONS, body: { model: info.model, prompt: text("generate").value, max_tokens: settings.maxTokens, ...more } };
+  return { route: COMPLETIONS, body: { ...(info.model && { model: info.model }), prompt: text("generate").value, max_tokens: settings.maxTokens, ...more } };
 }
 
 /** The same for /trace, which tells every step: it counts the prompt's tokens as well. */
