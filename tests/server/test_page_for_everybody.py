@@ -373,6 +373,8 @@ def test_it_is_accessible_and_fits(page: Page, scheme: Any, width: int) -> None:
     look()
     page.keyboard.press("Escape")
     page.click("#tab-edit")
+    page.fill("#edit-text", "in the garden")
+    page.fill("#edit-span", "the")
     part(panel(page, "edit"), "go").click()
     expect(page.locator(".edits li")).to_have_count(3)
     look()
