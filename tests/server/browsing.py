@@ -24,18 +24,37 @@ def panel(page: Page, name: str) -> Locator:
     return page.locator(f"#panel-{name}")
 
 
+def said(page: Page, name: str = "fill") -> Locator:
+    """What is said at a tab's own button."""
+    return part(panel(page, name), "notice")
+
+
 def done(page: Page, name: str = "fill") -> Locator:
-    """The finished result of a tab."""
+    """A tab whose text is written."""
     expect(part(panel(page, name), "go")).not_to_have_text("Stop")
-    result = panel(page, name).locator(".result:not(.running)")
-    expect(result.locator(".cell").first).to_be_visible()
-    return result
+    expect(panel(page, name)).not_to_have_class(re.compile("running"))
+    expect(panel(page, name).locator(".texts .cell").first).to_be_visible()
+    return panel(page, name)
+
+
+def put(page: Page, text: str, name: str = "fill") -> None:
+    """The text typed, if need be in the place of one that was written."""
+    back = part(panel(page, name), "edit-text")
+    if back.is_visible():
+        back.click()
+    page.fill(f"#{name}-text", text)
 
 
 def fill(page: Page, text: str) -> Locator:
-    page.fill("#fill-text", text)
+    put(page, text)
     part(panel(page, "fill"), "go").click()
     return done(page)
+
+
+def pin(page: Page, seed: int = 1) -> None:
+    """From now on every text is written with this seed."""
+    page.fill("#seed", str(seed))
+    expect(page.locator("#pin")).to_be_checked()
 
 
 def shown(result: Locator, row: int = 0) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from browsing import act, done, fill, heard, levels, listen_in, panel, part, select, shown
+from browsing import act, done, fill, heard, levels, listen_in, panel, part, pin, put, said, select, shown
 from playwright.sync_api import Browser, Page, expect
 from small_server import Running, random_model, running
 from starlette.testclient import TestClient
@@ -45,34 +46,50 @@ def test_selected_words_become_a_gap(page: Page) -> None:
     page.fill("#fill-text", "😀 the old café is open")
     select(page, 12, 14)  # some letters of a word are the word
     part(page, "mask").click()
-    expect(page.locator("#fill-text")).to_have_value("😀 the old [MASK:5] is open")
-    expect(page.locator(".behind mark").first).to_have_text("[MASK:5]")
-    select(page, 4, 4)  # so is a caret in it
+    expect(page.locator("#fill-text")).to_have_value("😀 the old [MASK:1..8] is open")
+    expect(page.locator(".chip")).to_have_text("[MASK:1..8]as long as fits")
+    select(page, 4, 4)  # so is a caret in it; both together may be so long in 32 ways
     part(page, "mask").click()
-    expect(page.locator("#fill-text")).to_have_value("😀 [MASK:3] old [MASK:5] is open")
+    expect(page.locator("#fill-text")).to_have_value("😀 [MASK:1..4] old [MASK:1..8] is open")
     select(page, 0, 30)
     part(page, "mask").click()
-    expect(part(page, "notice")).to_contain_text("a gap in this selection already")
+    expect(said(page)).to_contain_text("a gap in this selection already")
     part(panel(page, "fill"), "undo").click()
-    expect(page.locator("#fill-text")).to_have_value("😀 the old [MASK:5] is open")
+    expect(page.locator("#fill-text")).to_have_value("😀 the old [MASK:1..8] is open")
+    page.fill("#fill-text", "a [MASK:1..8] and a [MASK:1..4] in one text")
+    select(page, 35, 38)  # no more can be tried: as long as it was
+    part(page, "mask").click()
+    expect(page.locator("#fill-text")).to_have_value("a [MASK:1..8] and a [MASK:1..4] in [MASK:3] text")
 
 
-def test_the_built_in_model_fills_the_first_text_with_whole_sentences() -> None:
-    page = (PAGE / "index.html").read_text(encoding="utf-8")
-    [text] = re.findall(r'<textarea id="fill-text"[^>]*>(.*?)</textarea>', page)
+def test_the_built_in_model_does_the_examples_well() -> None:
+    """As the page would ask it, over several seeds: whole sentences, the right choice."""
+    page, examples = ((PAGE / name).read_text(encoding="utf-8") for name in ("index.html", "examples.js"))
     how = {name: float(re.findall(rf'id="{name}"[^>]* value="([\d.]+)"', page)[0]) for name in ("steps", "temperature")}
-    ask = {"text": re.sub("__+", lambda run: f"[MASK:{len(run[0])}]", text), **how, "steps": int(how["steps"])}
+    how["steps"] = int(how["steps"])
+    gap, prompt, choice = (json.loads(text) for text in re.findall(r'^    text: (".*"),$', examples, re.MULTILINE))
+    [first] = re.findall(r'<textarea id="fill-text"[^>]*>(.*?)</textarea>', page)
+    assert first == gap  # what stands there before anything is clicked
     with TestClient(make_app(load("stories", device="cpu"), name="stories"), base_url="http://localhost") as client:
-        for seed in range(6):
-            written = client.post("/fill", json=ask | {"seed": seed}).json()["texts"][0]["text"]
-            assert re.fullmatch(r"([A-Z][^.!?]*[a-z]\.( |$))+", written), written
-            assert not re.search(r"\b(\w+) \1\b", written), written
+
+        def ask(route: str, **body: Any) -> Any:
+            return client.post(route, json=how | body).json()
+
+        written = [one["text"] for one in ask("/fill", text=gap, n=3, seed=1)["texts"]]
+        for text in written:
+            assert re.fullmatch(r"([A-Z][^.!?]*[a-z]\.( |$))+", text), text
+            assert not re.search(r"\b(\w+) \1\b", text), text
+        assert len(set(written)) > 1
+        for one in ask("/fill", text=choice, choices=["Yes", "No"], n=3, seed=1)["texts"]:
+            assert '"No," said Mom' in one["text"]
+        story = ask("/v1/completions", prompt=prompt, max_tokens=48, seed=1)["choices"][0]["text"]
+        assert len(re.findall(r"[a-z][.!?]", story)) >= 2, story
 
 
 def test_a_text_without_a_gap_is_answered_kindly(page: Page) -> None:
     page.fill("#fill-text", "nothing is missing")
     part(panel(page, "fill"), "go").click()
-    expect(part(page, "notice")).to_contain_text("There is no gap yet")
+    expect(said(page)).to_contain_text("There is no gap yet")
     assert page.input_value("#fill-text") == "nothing is missing"
 
 
@@ -81,11 +98,12 @@ def test_fill_shows_every_step(page: Page, small: Model) -> None:
     page.evaluate("""() => {
         window.seen = [];
         new MutationObserver(() => window.seen.push(document.querySelectorAll('#panel-fill .cell.mask').length))
-            .observe(document.querySelector('#panel-fill .result'), { childList: true, subtree: true });
+            .observe(document.querySelector('#panel-fill .texts'), { childList: true, subtree: true });
     }""")
+    pin(page)
     page.fill("#temperature", "1")
     page.fill("#steps", "8")
-    result = fill(page, "ab __________ yz")  # ten tokens
+    result = fill(page, "ab [MASK:10] yz")  # ten tokens
     [wanted] = small.fill("ab [MASK:10] yz", sampler=Ancestral(steps=8, temperature=1.0), seed=1)
     assert shown(result) == wanted
     counts = page.evaluate("window.seen")
@@ -112,7 +130,7 @@ def test_tokens_are_coloured_by_how_likely_they_were(browser: Browser) -> None:
         assert set(wanted) == {0, 1, 2, 3, 4}
         assert levels(result.locator(".cell.written"), "sure") == wanted
         look = "all => all.map(e => getComputedStyle(e).backgroundColor)"
-        legend = result.locator(".legend i").evaluate_all(look)
+        legend = result.locator('[data-legend="sure"] i').evaluate_all(look)
         assert len(set(legend)) == 5
         assert result.locator(".cell.written").evaluate_all(look) == [legend[level] for level in wanted]
 
@@ -121,14 +139,14 @@ def test_tokens_are_coloured_by_how_likely_they_were(browser: Browser) -> None:
 def test_the_meter_runs_while_it_writes(page: Page) -> None:
     page.evaluate("""() => {
         window.seen = [];
-        const result = document.querySelector('#panel-fill .result');
+        const result = document.querySelector('#panel-fill');
         const read = (name) => parseFloat(result.querySelector(`[data-part="${name}"]`).textContent);
         const look = () => result.matches('.running') && window.seen.push(['seconds', 'calls', 'left'].map(read));
         new MutationObserver(look).observe(result.querySelector('.meter'), { childList: true, subtree: true });
     }""")
     page.fill("#steps", "8")
     listen_in(page)
-    result = fill(page, "ab __________ yz")
+    result = fill(page, "ab [MASK:10] yz")
     end = heard(page)
     seen = page.evaluate("window.seen")
     seconds, calls, left = ([row[k] for row in seen if row[k] is not None] for k in range(3))
@@ -145,7 +163,7 @@ def test_the_meter_runs_while_it_writes(page: Page) -> None:
 
 
 def test_runners_up_by_mouse_and_by_keys(page: Page) -> None:
-    result = fill(page, "ab____yz")
+    result = fill(page, "ab[MASK:4]yz")
     card = page.get_by_role("dialog", name="About this token")
     result.locator(".cell.written").first.hover()
     expect(card.get_by_role("list", name="Runners-up").locator("li")).to_have_count(5)
@@ -166,7 +184,7 @@ def test_runners_up_by_mouse_and_by_keys(page: Page) -> None:
 
 
 def test_a_runner_up_is_taken(page: Page) -> None:
-    result = fill(page, "ab____yz")
+    result = fill(page, "ab[MASK:4]yz")
     result.locator('[data-at="3"]').click()
     other = page.locator(".about .other").first
     letter = other.locator("span").first.inner_text()
@@ -176,7 +194,7 @@ def test_a_runner_up_is_taken(page: Page) -> None:
 
 
 def test_mask_again_lock_write_anew_undo(page: Page) -> None:
-    result = fill(page, "ab________yz")
+    result = fill(page, "ab[MASK:8]yz")
     first = shown(result)
     act(page, result.locator('[data-at="4"]'), "Mask again")
     assert shown(result) == first[:4] + "_" + first[5:]
@@ -193,7 +211,6 @@ def test_mask_again_lock_write_anew_undo(page: Page) -> None:
     third = shown(result)
     assert third != second
     assert [third[k] for k in (0, 1, 3, 5, 10, 11)] == [second[k] for k in (0, 1, 3, 5, 10, 11)]
-    assert page.input_value("#seed") == "3"  # another each time
     expect(result.locator(".cell.locked")).to_have_count(2)
 
     undo = part(panel(page, "fill"), "undo")
@@ -202,19 +219,19 @@ def test_mask_again_lock_write_anew_undo(page: Page) -> None:
     for _ in range(3):
         undo.click()
     assert shown(result)[4] == "_"
-    page.fill("#fill-text", "typed meanwhile")
+    put(page, "typed meanwhile")
     undo.click()
     assert shown(result) == first
     undo.click()
-    expect(panel(page, "fill").locator(".result")).to_be_hidden()
+    expect(result.locator(".texts")).to_be_hidden()
     expect(undo).to_be_disabled()
     assert page.input_value("#fill-text") == "typed meanwhile"
     part(panel(page, "fill"), "redo").click()
-    assert shown(panel(page, "fill").locator(".result")) == first
+    assert shown(result) == first
 
 
 def test_a_given_token_may_be_masked_and_put_back(page: Page) -> None:
-    result = fill(page, "ab__yz")
+    result = fill(page, "ab[MASK:2]yz")
     before = shown(result)
     act(page, result.locator('[data-at="5"]'), "Mask again")
     assert shown(result) == before[:5] + "_"
@@ -223,7 +240,7 @@ def test_a_given_token_may_be_masked_and_put_back(page: Page) -> None:
 
 
 def test_replay(page: Page) -> None:
-    result = fill(page, "ab________yz")
+    result = fill(page, "ab[MASK:8]yz")
     end = shown(result)
     slider = part(result, "replay")
     steps = int(slider.get_attribute("max") or 0)
@@ -245,15 +262,16 @@ def test_replay(page: Page) -> None:
 def test_three_alternatives_with_their_bounds(page: Page, tab: str, small: Model) -> None:
     page.click(f"#tab-{tab}")
     page.check(f"#{tab}-three")
+    pin(page)
     page.fill("#temperature", "1")
     page.fill("#steps", "4")
     sampler = Ancestral(steps=4, temperature=1.0)
     if tab == "fill":
-        page.fill("#fill-text", "ab________yz")
+        page.fill("#fill-text", "ab[MASK:8]yz")
         texts = small.fill(["ab[MASK:8]yz"] * 3, sampler=sampler, seed=1)
     else:
         page.fill("#generate-text", "ab")
-        page.fill("#length", "10")
+        page.fill("#max-tokens", "8")
         texts = small.generate(3, 10, "ab", sampler=sampler, seed=1)
     part(panel(page, tab), "go").click()
     result = done(page, tab)
@@ -275,6 +293,7 @@ def test_three_alternatives_with_their_bounds(page: Page, tab: str, small: Model
 
 
 def test_gaps_of_unknown_length(page: Page, small: Model) -> None:
+    pin(page)
     page.fill("#temperature", "1")
     page.fill("#steps", "1")
     result = fill(page, "ab[MASK:1..2]yz")
@@ -312,6 +331,7 @@ def test_gaps_of_unknown_length(page: Page, small: Model) -> None:
 
 def test_three_of_unknown_length(page: Page, small: Model) -> None:
     page.check("#fill-three")
+    pin(page)
     page.fill("#temperature", "1")
     page.fill("#steps", "2")
     result = fill(page, "ab[MASK:1..3]yz")
@@ -324,43 +344,58 @@ def test_three_of_unknown_length(page: Page, small: Model) -> None:
 
 
 @pytest.mark.usefixtures("slow")
-def test_stop_keeps_what_was_there(page: Page) -> None:
-    before = shown(fill(page, "ab__yz"))
-    page.fill("#fill-text", "[MASK:30]")
-    go = part(panel(page, "fill"), "go")
+def test_stop_keeps_the_half_written_text(page: Page) -> None:
+    before = shown(fill(page, "ab[MASK:2]yz"))
+    put(page, "AB [MASK:30] YZ")
+    page.fill("#steps", "30")
+    go, undo = part(panel(page, "fill"), "go"), part(panel(page, "fill"), "undo")
     go.click()
-    expect(go).to_have_text("Stop")
-    part(panel(page, "fill"), "undo").click()  # nothing to take back yet
+    result = panel(page, "fill")
+    expect(result.locator(".cell").first).to_have_text("A")
+    expect(result.locator(".cell.written").first).to_be_visible()
+    undo.click()  # nothing to take back yet
     go.click()
-    assert shown(done(page)) == before
-    part(panel(page, "fill"), "undo").click()
-    expect(panel(page, "fill").locator(".result")).to_be_hidden()
+    half = shown(done(page))
+    assert half.startswith("AB ")
+    assert half.endswith(" YZ")
+    assert 0 < half.count("_") < 30
+    # It can be edited: masks that stand together are one gap of so many tokens,
+    part(result, "use").click()
+    typed = page.input_value("#fill-text")
+    assert re.sub(r"\[MASK:(\d+)\]", lambda gap: "_" * int(gap[1]), typed) == half
+    undo.click()
+    # or written to its end: what stands there stays.
+    part(result, "masks").click()
+    whole = shown(done(page))
+    assert len(whole) == len(half) == 36
+    assert all(a in ("_", b) for a, b in zip(half, whole, strict=True))
+    undo.click()
+    assert shown(result) == half
+    for _ in range(2):  # what was typed meanwhile is not thrown away
+        undo.click()
+    assert shown(result) == before
 
 
 @pytest.mark.usefixtures("slow")
-@pytest.mark.parametrize("stopped", [True, False])
-def test_words_masked_while_it_writes_come_back(page: Page, stopped: bool) -> None:
+def test_words_masked_while_three_are_written_come_back(page: Page) -> None:
     typed = "ab [MASK:12] yz"
     page.fill("#fill-text", typed)
+    page.check("#fill-three")  # these leave the text field where it is
     go, undo = part(panel(page, "fill"), "go"), part(panel(page, "fill"), "undo")
-    result = panel(page, "fill").locator(".result")
+    texts = panel(page, "fill").locator(".texts")
     go.click()
-    expect(result.locator(".cell.written").first).to_be_visible()
+    expect(texts.locator(".cell.written").first).to_be_visible()
     select(page, 13, 15)
     part(page, "mask").click()
-    expect(page.locator("#fill-text")).to_have_value("ab [MASK:12] [MASK:2]")
-    if stopped:
-        go.click()
-        expect(go).to_have_text("Fill")
-        expect(result).to_be_hidden()
-    else:
-        whole = shown(done(page))
+    expect(page.locator("#fill-text")).to_have_value("ab [MASK:12] [MASK:1..8]")
+    whole = shown(done(page))
+    expect(panel(page, "fill")).to_have_class(re.compile("stale"))
     undo.click()
     expect(page.locator("#fill-text")).to_have_value(typed)
-    if not stopped:
-        assert shown(result) == whole  # the text alone was taken back
-        undo.click()
-    expect(result).to_be_hidden()
+    assert shown(panel(page, "fill")) == whole  # the text alone was taken back
+    expect(panel(page, "fill")).not_to_have_class(re.compile("stale"))
+    undo.click()
+    expect(texts).to_be_hidden()
     expect(undo).to_be_disabled()
 
 
@@ -369,11 +404,12 @@ def test_words_masked_while_it_writes_come_back(page: Page, stopped: bool) -> No
 
 def test_generate_with_its_controls(page: Page, small: Model) -> None:
     page.click("#tab-generate")
-    for field, value in {"length": "20", "steps": "5", "temperature": "0.5", "seed": "7"}.items():
+    for field, value in {"steps": "5", "temperature": "0.5", "seed": "7"}.items():
         page.fill(f"#{field}", value)
     page.select_option("#sampler", "left_to_right")
     for prompt in ("", "ab"):
-        page.fill("#generate-text", prompt)
+        put(page, prompt, "generate")
+        page.fill("#max-tokens", str(20 - len(prompt)))  # a token is a letter here
         part(panel(page, "generate"), "go").click()
         result = done(page, "generate")
         expect(part(result, "calls")).to_have_text("5 network calls")
@@ -385,24 +421,29 @@ def test_generate_with_its_controls(page: Page, small: Model) -> None:
     expect(panel(page, "fill")).to_be_visible()
 
 
-@pytest.mark.parametrize("tab", ["fill", "generate", "score"])
+@pytest.mark.parametrize("tab", ["fill", "generate", "edit", "score"])
 def test_the_same_in_code(page: Page, tab: str, tmp_path: Path) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.click(f"#tab-{tab}")
-    page.fill(f"#{tab}-text", 'It\'s "é" \\ __' if tab == "fill" else 'It\'s "é" \\')
-    page.fill("#length", "16", force=True) if tab == "generate" else None
+    page.fill("#steps", "4") if tab != "score" else None
+    page.fill(f"#{tab}-text", 'It\'s "é" \\ [MASK:2]' if tab == "fill" else 'It\'s "é" \\')
+    page.fill("#max-tokens", "9") if tab == "generate" else None
+    page.fill("#edit-span", "t's") if tab == "edit" else None
     part(panel(page, tab), "go").click()
     if tab == "score":
         expect(panel(page, tab).locator(".scored")).to_be_visible()
         wanted = part(panel(page, tab), "bits").inner_text()
+    elif tab == "edit":
+        expect(page.locator(".edits li")).to_have_count(3)
+        wanted = "\n".join(page.locator(".edits .canvas").all_text_contents())
     else:
         wanted = shown(done(page, tab))
-    page.get_by_text("The same in code").click()
+    page.get_by_text("API", exact=True).click()
     code = {}
     for language in ("python", "curl"):
         part(page, language).click()
-        part(page, "copy").click()
-        expect(part(page, "copy")).to_have_text("Copied")
+        part(page, "copy-code").click()
+        expect(part(page, "copy-code")).to_have_text("Copied")
         code[language] = page.evaluate("navigator.clipboard.readText()")
     program = tmp_path / "request.py"
     program.write_text(code["python"], encoding="utf-8")
@@ -410,38 +451,42 @@ def test_the_same_in_code(page: Page, tab: str, tmp_path: Path) -> None:
     printed = subprocess.run([sys.executable, "-X", "utf8", str(program)], check=True, **run).stdout
     if tab == "score":
         assert f"{float(printed):.2f}" == wanted
+    elif tab == "generate":
+        assert "openai.OpenAI(base_url=" in code["python"]
+        assert f'It\'s "é" \\{printed}' == f"{wanted}\n"  # the client is given what comes after the prompt
+        expect(part(page, "streams")).to_contain_text("block or left_to_right")
     else:
         assert printed == f"{wanted}\n"
     if shutil.which("curl"):
         answer = subprocess.run(["bash", "-c", code["curl"]], check=True, **run).stdout
         assert '"error"' not in answer
-        assert '"texts"' in answer
+        assert {"generate": '"choices"', "edit": '"edits"'}.get(tab, '"texts"') in answer
 
 
 # --- constraint, score ---
 
 
 def test_a_constraint_and_whether_it_can_fit(page: Page) -> None:
-    page.fill("#fill-text", "ab ____ yz")
+    page.fill("#fill-text", "ab [MASK:4] yz")
     page.select_option("#constraint-kind", "regex")
     fit = part(page, "fit")
     page.fill("#constraint", "[0-9]{5}")
     expect(fit).to_contain_text("This cannot fit")
     page.fill("#constraint", "[0-9]{4}")
     expect(fit).to_have_text("This can fit.")
-    assert re.fullmatch(r"ab \d{4} yz", shown(fill(page, "ab ____ yz")))
-    page.fill("#fill-text", "ab ___ yz")  # the room changes
+    assert re.fullmatch(r"ab \d{4} yz", shown(fill(page, "ab [MASK:4] yz")))
+    put(page, "ab [MASK:3] yz")  # the room changes
     expect(fit).to_contain_text("at least 4")
     page.select_option("#constraint-kind", "json_schema")
     page.fill("#constraint", '{"enum": ["x"')
     expect(fit).to_have_text("The schema is not JSON yet.")
     page.fill("#constraint", '{"enum": ["x"]}')
     expect(fit).to_have_text("This can fit.")
-    assert shown(fill(page, "ab ___ yz")) == 'ab "x" yz'
+    assert shown(fill(page, "ab [MASK:3] yz")) == 'ab "x" yz'
     page.click("#tab-generate")
-    page.fill("#length", "2")
+    page.fill("#max-tokens", "2")
     expect(fit).to_contain_text("This cannot fit")
-    page.fill("#length", "12")
+    page.fill("#max-tokens", "12")
     expect(fit).to_have_text("This can fit.")
     part(panel(page, "generate"), "go").click()
     assert shown(done(page, "generate")) == '"x"'
@@ -450,10 +495,10 @@ def test_a_constraint_and_whether_it_can_fit(page: Page) -> None:
 
 
 @pytest.mark.parametrize("tab", ["fill", "generate"])
-def test_an_order_that_holds_no_constraint_is_named_before_anything_is_pressed(page: Page, tab: str) -> None:
+def test_a_sampler_that_holds_no_constraint_is_named_before_anything_is_pressed(page: Page, tab: str) -> None:
     page.click(f"#tab-{tab}")
-    page.fill(f"#{tab}-text", "ab ____" if tab == "fill" else "")
-    page.fill("#length", "8") if tab == "generate" else None
+    page.fill(f"#{tab}-text", "ab [MASK:4]" if tab == "fill" else "")
+    page.fill("#max-tokens", "8") if tab == "generate" else None
     page.select_option("#constraint-kind", "regex")
     page.fill("#constraint", "[0-9]{4}")
     fit = part(page, "fit")
@@ -461,13 +506,13 @@ def test_an_order_that_holds_no_constraint_is_named_before_anything_is_pressed(p
     written: list[str] = []
     page.on("request", lambda request: written.append(request.url) if request.url.endswith("/trace") else None)
     page.select_option("#sampler", "predictor_corrector")
-    sentence = "The order “predictor corrector” can hold no constraint. Choose another, such as “ancestral”, or"
+    sentence = "The sampler “predictor corrector” can hold no constraint. Choose another, such as “ancestral”, or"
     expect(fit).to_contain_text(sentence)
     expect(fit).to_have_class("fit no")
     part(panel(page, tab), "go").click()
-    expect(part(page, "notice")).to_contain_text(sentence)
+    expect(said(page, tab)).to_contain_text(sentence)
     assert written == []
-    page.reload()  # the page remembers the order and asks again who holds one
+    page.reload()  # the page remembers the sampler and asks again who holds one
     expect(fit).to_contain_text(sentence)
     page.select_option("#constraint-kind", "")
     part(panel(page, tab), "go").click()
@@ -523,8 +568,8 @@ def test_what_was_written_is_scored(page: Page, tab: str, small: Model) -> None:
     page.click("#tab-score")
     page.fill("#score-text", "typed before")
     page.click(f"#tab-{tab}")
-    page.fill(f"#{tab}-text", "ab____yz" if tab == "fill" else "ab")
-    page.fill("#length", "10") if tab == "generate" else None
+    page.fill(f"#{tab}-text", "ab[MASK:4]yz" if tab == "fill" else "ab")
+    page.fill("#max-tokens", "8") if tab == "generate" else None
     part(panel(page, tab), "go").click()
     result = done(page, tab)
     text = shown(result)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
-from browsing import act, done, fill, listen, panel, part, select, shown, undo
+from browsing import act, done, fill, listen, panel, part, pin, said, select, shown, undo
 from playwright.sync_api import Browser, Page, Route, expect
 from small_server import Running, random_model, running
 
@@ -21,7 +21,7 @@ from unmask.server.doors import Doors
 
 
 def test_errors_are_told_kindly(page: Page, complaints: list[str]) -> None:
-    notice = part(page, "notice")
+    notice = said(page)
     page.fill("#steps", "2.5")
     part(panel(page, "fill"), "go").click()
     expect(notice).to_have_text("Steps must be a whole number.")
@@ -33,7 +33,7 @@ def test_errors_are_told_kindly(page: Page, complaints: list[str]) -> None:
     page.fill("#fill-text", "[MASK:99999]")
     part(panel(page, "fill"), "go").click()
     expect(notice).to_contain_text("ask for less")
-    fill(page, "ab__")
+    fill(page, "ab[MASK:2]")
     expect(notice).to_be_hidden()
     assert all("400 (Bad Request)" in complaint for complaint in complaints)  # the browser notes every refusal
     complaints.clear()
@@ -56,37 +56,37 @@ def restarting(model: Model, browser: Browser) -> Iterator[tuple[Page, Callable[
 def test_it_survives_a_restart(small: Model, browser: Browser) -> None:
     with restarting(small, browser) as (page, stop, start):
         expect(part(page, "model")).to_contain_text("small")
-        page.fill("#fill-text", "my own words ____")
+        page.fill("#fill-text", "my own words [MASK:4]")
         stop()
         part(panel(page, "fill"), "go").click()
-        expect(part(page, "notice")).to_contain_text("not answering. Your text is safe")
+        expect(said(page)).to_contain_text("not answering. Your text is safe")
         page.locator("#fill-text").press_sequentially("!")
         start(small)
-        expect(part(page, "notice")).to_have_text("The server is back.")
+        expect(said(page)).to_have_text("The server is back.")
         assert shown(done(page)).startswith("my own words ")
         page.click("#tab-score")
         page.reload()
         expect(panel(page, "score")).to_be_visible()
         page.click("#tab-fill")
-        expect(page.locator("#fill-text")).to_have_value("my own words ____!")
+        expect(page.locator("#fill-text")).to_have_value("my own words [MASK:4]!")
 
 
 def test_a_restart_with_another_model(small: Model, browser: Browser) -> None:
     """Its tokens are others: what stands there is still text, and nothing of the old model is sent to the new one."""
     with restarting(small, browser) as (page, stop, start):
-        result = fill(page, "ab____yz")
+        result = fill(page, "ab[MASK:4]yz")
         before = shown(result)
         act(page, result.locator('[data-at="3"]'), "Mask again")
         stop()
         page.click("#tab-score")
         part(panel(page, "score"), "go").click()
-        expect(part(page, "notice")).to_contain_text("not answering")
+        expect(said(page, "score")).to_contain_text("not answering")
         start(random_model(seed=1), name="other")
-        expect(part(page, "notice")).to_have_text("The server is back, with another model: other.")
+        expect(said(page, "score")).to_have_text("The server is back, with another model: other.")
         expect(part(page, "model")).to_contain_text("other")
         page.click("#tab-fill")
         part(result, "masks").click()
-        expect(part(page, "notice")).to_contain_text("The server has another model now")
+        expect(result.locator(".result .notice")).to_contain_text("The server has another model now")
         undo(page)
         assert shown(result) == before
         part(result, "use").click()
@@ -100,7 +100,7 @@ def test_a_score_can_be_stopped_while_the_server_is_away(small: Model, browser: 
         stop()
         go = part(panel(page, "score"), "go")
         go.click()
-        expect(part(page, "notice")).to_contain_text("not answering. Your text is safe")
+        expect(said(page, "score")).to_contain_text("not answering. Your text is safe")
         expect(go).to_have_text("Stop")
         go.click()
         expect(go).to_have_text("Score")
@@ -108,40 +108,40 @@ def test_a_score_can_be_stopped_while_the_server_is_away(small: Model, browser: 
         expect(go).to_have_text("Stop")
         start(small)
         expect(panel(page, "score").locator(".word").first).to_be_visible()
-        expect(part(page, "notice")).to_have_text("The server is back.")
+        expect(said(page, "score")).to_have_text("The server is back.")
 
 
 def test_nothing_typed_is_lost(page: Page, server: Running) -> None:
     # Not to another tab,
-    page.fill("#fill-text", "typed in the first tab __")
+    page.fill("#fill-text", "typed in the first tab [MASK:2]")
     second = page.context.new_page()
     second.goto(server.url)
-    expect(second.locator("#fill-text")).to_have_value("typed in the first tab __")
+    expect(second.locator("#fill-text")).to_have_value("typed in the first tab [MASK:2]")
     second.fill("#fill-text", "typed in the second")
     page.reload()
-    expect(page.locator("#fill-text")).to_have_value("typed in the first tab __")
+    expect(page.locator("#fill-text")).to_have_value("typed in the first tab [MASK:2]")
     second.close()
     # not to what takes its place, also over a reload,
     page.click("#tab-generate")
-    page.fill("#length", "8")
+    page.fill("#max-tokens", "8")
     part(panel(page, "generate"), "go").click()
     part(done(page, "generate"), "use").click()
     taken = page.input_value("#fill-text")
     assert taken != "typed in the first tab __"
     page.reload()
     undo(page)
-    expect(page.locator("#fill-text")).to_have_value("typed in the first tab __")
+    expect(page.locator("#fill-text")).to_have_value("typed in the first tab [MASK:2]")
     # and not to an undo that goes too far and is followed by something else.
     select(page, 0, 5)
     part(page, "mask").click()
-    expect(page.locator("#fill-text")).to_have_value("[MASK:5] in the first tab __")
-    page.fill("#fill-text", "[MASK:5] and a long way on")
+    expect(page.locator("#fill-text")).to_have_value("[MASK:1..8] in the first tab [MASK:2]")
+    page.fill("#fill-text", "[MASK:1..8] and a long way on")
     undo(page)
     select(page, 6, 8)
     part(page, "mask").click()
     undo(page)
     undo(page)
-    expect(page.locator("#fill-text")).to_have_value("[MASK:5] and a long way on")
+    expect(page.locator("#fill-text")).to_have_value("[MASK:1..8] and a long way on")
 
 
 def test_an_autoregressive_model(ar_model: Model, browser: Browser, complaints: list[str]) -> None:
@@ -152,10 +152,11 @@ def test_an_autoregressive_model(ar_model: Model, browser: Browser, complaints: 
         expect(part(page, "one-way")).to_be_visible()
         for hidden in ("#steps", "#sampler", "#constraint-kind"):
             expect(page.locator(hidden)).to_be_hidden()
+        pin(page)
         page.fill("#temperature", "1")
-        assert shown(fill(page, "the ____")) == ar_model.fill("the [MASK:4]", seed=1)[0]
+        assert shown(fill(page, "the [MASK:4]")) == ar_model.fill("the [MASK:4]", seed=1)[0]
         page.click("#tab-generate")
-        page.fill("#length", "12")
+        page.fill("#max-tokens", "10")
         page.fill("#generate-text", "a ")
         part(panel(page, "generate"), "go").click()
         assert shown(done(page, "generate")) == ar_model.generate(1, 12, "a ", seed=1)[0]
@@ -175,10 +176,10 @@ def test_what_is_cut_short_or_put_off_is_sent_again(page: Page, complaints: list
         {"status": 429, "content_type": "application/json", "headers": {"retry-after": "1"}, "body": busy},
     ]
     page.route("**/trace", lambda route: route.fulfill(**answers.pop(0)) if answers else route.continue_())
-    page.fill("#fill-text", "ab____yz")
+    page.fill("#fill-text", "ab[MASK:4]yz")
     part(panel(page, "fill"), "go").click()
-    expect(part(page, "notice")).to_contain_text("not answering")
-    expect(part(page, "notice")).to_contain_text("busy")
+    expect(said(page)).to_contain_text("not answering")
+    expect(said(page)).to_contain_text("busy")
     result = done(page)
     assert answers == []
     expect(result.locator(".cell.mask")).to_have_count(0)
@@ -225,10 +226,10 @@ def test_who_has_no_key_is_asked_by_our_own_page(small: Model, browser: Browser)
         assert not any("Content Security Policy" in complaint for complaint in complaints)
         sign_in(page, f" {OLD} ")
         expect(part(page, "model")).to_contain_text("small")  # it is not asked for twice
-        assert shown(fill(page, "ab__yz")).startswith("ab")
+        assert shown(fill(page, "ab[MASK:2]yz")).startswith("ab")
         page.reload()
         expect(part(page, "model")).to_contain_text("small")
-        page.get_by_role("link", name="Routes").click()
+        page.get_by_role("link", name="Docs").click()
         expect(page.get_by_role("heading", name="Routes")).to_be_visible()
         assert {challenge for _, challenge in refused} == {'Bearer realm="unmask"'}
         assert all(OLD not in cookie["value"] for cookie in context.cookies())  # type: ignore[typeddict-item]
@@ -268,7 +269,7 @@ def test_the_page_asks_for_a_key_that_has_changed(small: Model, browser: Browser
         expect(part(page, "model")).to_contain_text("small")
         first.close()
         stack.enter_context(running(small, doors=Doors(key=NEW), port=port))
-        page.fill("#fill-text", "my own words ____")
+        page.fill("#fill-text", "my own words [MASK:4]")
         part(panel(page, "fill"), "go").click()
         dialog = page.get_by_role("dialog", name="This server needs its API key")
         expect(dialog).to_be_visible()
@@ -280,11 +281,11 @@ def test_the_page_asks_for_a_key_that_has_changed(small: Model, browser: Browser
         assert shown(done(page)).startswith("my own words ")
         assert page.evaluate("sessionStorage.getItem('unmask-key')") == NEW
         assert page.evaluate("JSON.stringify({...localStorage})").find(NEW) < 0
-        page.get_by_text("The same in code").click()
+        page.get_by_text("API", exact=True).click()
         expect(part(page, "request")).to_contain_text("Bearer $UNMASK_API_KEY")
         assert NEW not in page.content()
         page.reload()  # the cookie is of the old server: the new key opens the page
-        expect(page.locator("#fill-text")).to_have_value("my own words ____")
+        expect(page.locator("#fill-text")).to_have_value("my own words [MASK:4]")
 
 
 def test_what_is_ticked_before_the_script_comes_stays(small: Model, browser: Browser) -> None:
@@ -307,7 +308,7 @@ def test_no_request_leaves_the_server(small: Model, browser: Browser) -> None:
         page.goto(server.url)
         sign_in(page, OLD)
         expect(part(page, "model")).to_contain_text("parameters")
-        page.get_by_text("The same in code").click()
+        page.get_by_text("API", exact=True).click()
         page.check("#fill-three")
         page.select_option("#constraint-kind", "regex")
         page.fill("#constraint", "[a-z]*")
@@ -318,10 +319,10 @@ def test_no_request_leaves_the_server(small: Model, browser: Browser) -> None:
         expect(page.locator(".word").first).to_be_visible()
         page.click("#tab-generate")
         page.select_option("#constraint-kind", "")
-        page.fill("#length", "8")
+        page.fill("#max-tokens", "8")
         part(panel(page, "generate"), "go").click()
         done(page, "generate")
-        page.get_by_role("link", name="Routes").click()
+        page.get_by_role("link", name="Docs").click()
         expect(page.get_by_role("heading", name="Routes")).to_be_visible()
         page.get_by_role("link", name="openapi.json").click()
         expect(page.locator("body")).to_contain_text("/fill")
@@ -345,21 +346,38 @@ def test_it_is_accessible_and_fits(page: Page, scheme: Any, width: int) -> None:
         assert said == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
-    page.get_by_text("The same in code").click()
+    page.get_by_text("API", exact=True).click()
     page.select_option("#constraint-kind", "regex")
     page.fill("#constraint", "[a-z]*")
     expect(part(page, "fit")).to_contain_text("fit")
     page.select_option("#constraint-kind", "")
     page.check("#fill-three")
-    fill(page, "ab____yz")
+    fill(page, "ab[MASK:4]yz")
     look()
     page.uncheck("#fill-three")
     page.fill("#steps", "2")
-    result = fill(page, "ab____yz" + "long" * 14)  # a word wider than a phone
+    result = fill(page, "ab[MASK:4]yz" + "long" * 14)  # a word wider than a phone
     result.locator(".cell.written").last.click()
-    expect(page.locator(".about")).to_be_visible()
+    expect(page.get_by_role("dialog", name="About this token")).to_be_visible()
     look()
     page.keyboard.press("Escape")
+    page.fill("#steps", "12")  # what was written is dimmed
+    expect(result).to_have_class(re.compile("stale"))
+    look()
+    fill(page, "ab[MASK:30]yz")
+    result.get_by_label("step", exact=True).check()
+    look()
+    part(result, "edit-text").click()
+    page.locator(".chip").click()
+    expect(page.get_by_role("dialog", name="Length of this gap")).to_be_visible()
+    look()
+    page.keyboard.press("Escape")
+    page.click("#tab-edit")
+    page.fill("#edit-text", "in the garden")
+    page.fill("#edit-span", "the")
+    part(panel(page, "edit"), "go").click()
+    expect(page.locator(".edits li")).to_have_count(3)
+    look()
     page.click("#tab-generate")
     look()
     page.click("#tab-score")
@@ -369,12 +387,12 @@ def test_it_is_accessible_and_fits(page: Page, scheme: Any, width: int) -> None:
     look()
     page.fill("#score-text", "")
     part(panel(page, "score"), "go").click()
-    expect(part(page, "notice")).to_contain_text("Type something")
+    expect(said(page, "score")).to_contain_text("Type something")
     look()
 
 
 def test_the_routes_are_a_page_too(page: Page) -> None:
-    page.get_by_role("link", name="Routes").click()
+    page.get_by_role("link", name="Docs").click()
     expect(page.get_by_role("heading", name="Routes")).to_be_visible()
     page.evaluate(Path(AXE_FILE_PATH).read_text(encoding="utf-8"))
     assert page.evaluate("axe.run()")["violations"] == []
@@ -388,14 +406,15 @@ def test_by_keys_alone(page: Page) -> None:
     page.keyboard.press("Tab")
     expect(page.locator("#fill-text")).to_be_focused()
     page.keyboard.press("Control+a")
-    page.keyboard.type("ab____yz")
+    page.keyboard.type("ab____yz")  # which becomes a chip
     page.keyboard.press("Control+Enter")
     result = done(page)
+    expect(part(result, "go")).to_be_focused()
     name = "(e => e.dataset.part ?? (e.id || e.className))(document.activeElement)"
     reached: list[str] = []
-    while "tab-fill" not in reached and len(reached) < 40:
+    while "go" not in reached and len(reached) < 40:
         page.keyboard.press("Tab")
         reached.append(page.evaluate(name))
-    assert {"go", "mask", "undo", "play", "replay", "anew", "use", "measure"} <= set(reached)
+    assert {"edit-text", "undo", "play", "replay", "seed", "copy", "use", "measure"} <= set(reached)
     assert sum("cell" in name for name in reached) == 1  # one stop for the whole text, arrows within
     expect(result).to_be_visible()

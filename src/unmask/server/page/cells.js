@@ -3,14 +3,6 @@
 // A cell: id (null: masked), text, given (typed, not written), prob, others (runners-up), step, locked, was (before it was
 // masked by hand).
 
-const GAP = /\[MASK(?::\d+(?:\.\.\d+)?)?\]|_{2,}/g;
-
-/** The text as the server reads it: a run of two or more underscores is a gap of so many tokens. */
-export const withGaps = (text) => text.replace(/_{2,}/g, (run) => `[MASK:${run.length}]`);
-
-/** The gaps of a text as [start, end]. */
-export const gapsIn = (text) => [...text.matchAll(GAP)].map((found) => [found.index, found.index + found[0].length]);
-
 export const masked = (cell) => cell.id === null;
 
 /** The canvas before the first step. carry: the row as it stood, of which this is a continuation. */
@@ -84,7 +76,23 @@ export function spelled(row) {
   return found;
 }
 
-export const textOf = (row) => spelled(row).map((text) => text ?? " [MASK]").join("");
+/** The row as text. Masks that stand together are one gap; where words bring their spaces, it has one before it. */
+export function textOf(row) {
+  const leads = row.some((cell) => !masked(cell) && /^ \S/.test(cell.text));
+  const texts = spelled(row);
+  let found = "";
+  for (let k = 0; k < row.length; k += 1) {
+    if (texts[k] !== null) {
+      found += texts[k];
+      continue;
+    }
+    let end = k;
+    while (end + 1 < row.length && texts[end + 1] === null) end += 1;
+    found += `${leads && found !== "" && !found.endsWith(" ") ? " " : ""}[MASK:${end + 1 - k}]`;
+    k = end;
+  }
+  return found;
+}
 
 /** Ids for the server, null for each mask. */
 export const ids = (row) => row.map((cell) => cell.id);
@@ -113,6 +121,11 @@ export function anew(row) {
 /** 0 (unlikely) to 4 (sure). */
 export function sureness(prob) {
   return [0.1, 0.3, 0.6, 0.9].filter((edge) => prob >= edge).length;
+}
+
+/** 0 (opened first) to 5 (opened last). */
+export function lateness(step, steps) {
+  return Math.max(0, Math.min(5, Math.floor((6 * (step - 1)) / Math.max(1, steps))));
 }
 
 /** Words of a scored text: tokens up to the next space, with their bits together. */

@@ -5,17 +5,24 @@ import { find } from "./make.js";
 import { keepField, kept, keep } from "./store.js";
 
 const WAIT = 300; // milliseconds without a key
-const EXAMPLES = { regex: " [A-Z][a-z]+ the (cat|dog)", json_schema: '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}' };
+const KINDS = {
+  choices: { name: "choices", label: "The choices, one a line", example: "cat\ndog" },
+  allow: { name: "words", label: "The words that may be used, one a line", example: "the\ncat\nsat" },
+  forbid: { name: "words", label: "The words that may not be used, one a line", example: "sad" },
+  regex: { name: "regex", label: "All of it matches", example: " [A-Z][a-z]+ the (cat|dog)" },
+  json_schema: { name: "JSON schema", label: "It is JSON that this schema allows", example: '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}' },
+};
 
 export class ConstraintBox {
-  /** room(): what /fit is asked about, { text } or { length }; null where nothing is to be asked. order(): the sampler
-      that is chosen as { name, label }; null where the model's own is. */
-  constructor(server, { room, order, onChange }) {
-    Object.assign(this, { server, room, order, holders: undefined });
+  /** room(): what /fit is asked about, { text } or { length }; null where nothing is to be asked. sampler(): the one that
+      is chosen as { name, label }; null where the model's own is. */
+  constructor(server, { room, sampler, onChange }) {
+    Object.assign(this, { server, room, sampler, holders: undefined });
     this.kind = document.getElementById("constraint-kind");
     this.text = document.getElementById("constraint");
     this.fit = find("fit");
     keepField(this.kind, "constraint-kind");
+    if (!(this.kind.value in KINDS)) this.kind.value = ""; // one that this page does not know was kept
     this.#change();
     this.kind.addEventListener("input", () => {
       this.#change();
@@ -30,14 +37,27 @@ export class ConstraintBox {
   #change() {
     const kind = this.kind.value;
     find("constraint").hidden = !kind;
-    if (kind) this.text.value = kept(`constraint-${kind}`, EXAMPLES[kind]);
+    find("held").textContent = kind && KINDS[kind].name;
+    if (!kind) return;
+    this.text.value = kept(`constraint-${kind}`, KINDS[kind].example);
+    document.querySelector('label[for="constraint"]').textContent = KINDS[kind].label;
+  }
+
+  /** kind: "" for none. text: kept as if it had been typed. */
+  set({ kind, text }) {
+    keep("constraint-kind", (this.kind.value = kind));
+    if (kind) keep(`constraint-${kind}`, text);
+    this.#change();
   }
 
   /** As fields of a request. */
   fields() {
     const kind = this.kind.value;
     if (!kind || !this.text.value.trim()) return {};
-    this.#checkOrder();
+    this.#checkSampler();
+    const lines = this.text.value.split("\n").filter((line) => line.trim() !== "");
+    if (kind === "choices") return { choices: lines };
+    if (kind === "allow" || kind === "forbid") return { constraints: [{ name: "words", [kind]: lines.flatMap((line) => line.trim().split(/[\s,]+/)), ignore_case: true }] };
     if (kind === "regex") return { regex: this.text.value };
     let schema;
     try {
@@ -50,11 +70,11 @@ export class ConstraintBox {
   }
 
   /** Not every sampler holds a constraint; /fit tells which do. */
-  #checkOrder() {
-    const order = this.order();
-    if (order === null || this.holders === undefined || this.holders.includes(order.name)) return;
+  #checkSampler() {
+    const sampler = this.sampler();
+    if (sampler === null || this.holders === undefined || this.holders.includes(sampler.name)) return;
     const other = this.holders.length ? `Choose another, such as “${this.holders[0]}”, or leave` : "Leave";
-    throw new Sentence(`The order “${order.label}” can hold no constraint. ${other} the constraint at “anything”.`);
+    throw new Sentence(`The sampler “${sampler.label}” can hold no constraint. ${other} the constraint at “anything”.`);
   }
 
   /** Ask again whether it can fit, when the typing pauses. */
@@ -87,7 +107,7 @@ export class ConstraintBox {
       }
       const { fits, reason, samplers } = await this.server.ask("/fit", { ...room, ...fields }, { signal });
       this.holders = samplers;
-      this.#checkOrder();
+      this.#checkSampler();
       this.#say(fits ? "yes" : "no", fits ? "This can fit." : `This cannot fit: ${reason}`);
     } catch (error) {
       if (error.name === "AbortError") return;

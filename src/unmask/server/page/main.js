@@ -1,53 +1,52 @@
-// The page: three tabs around one server.
+// The page: four tabs around one server.
 
 import { about } from "./about.js";
-import { Code, Controls, Sentence } from "./asking.js";
-import { gapsIn, ids, withGaps } from "./cells.js";
+import { Sentence, Settings } from "./asking.js";
+import { COMPLETIONS, Code } from "./code.js";
 import { ConstraintBox } from "./constraint.js";
-import { find, make } from "./make.js";
+import { Edit } from "./edit.js";
+import { Editor } from "./editor.js";
+import { EXAMPLES } from "./examples.js";
+import { ids } from "./cells.js";
+import { fresh, gapsIn, settled, spelling } from "./gaps.js";
+import { find } from "./make.js";
+import { Notices } from "./notices.js";
+import { Past } from "./past.js";
 import { Score } from "./score.js";
-import { Refused, Server } from "./server.js";
+import { Server } from "./server.js";
 import { keep, keepField, kept } from "./store.js";
 import { Writing } from "./writing.js";
 
-const TABS = ["fill", "generate", "score"];
+const TABS = ["fill", "generate", "edit", "score"];
+const VERBS = { fill: "Fill", generate: "Generate", edit: "Rewrite", score: "Score" };
 const panel = (tab) => document.getElementById(`panel-${tab}`);
 const text = (tab) => document.getElementById(`${tab}-text`);
+const goOf = (tab) => find("go", panel(tab));
 let info = { begin: 0, end: null, autoregressive: false };
 let tab = "fill";
 let away = false;
 
 // --- what is said ---
 
-const notice = find("notice");
-
-function say(message, kind = "") {
-  notice.textContent = message;
-  notice.className = `notice ${kind}`;
-  notice.hidden = message === "";
-}
+const notices = new Notices();
 
 /** The server away and back; a restart may bring another model. */
 function waiting(message) {
-  if (message) say(message, "wait");
+  if (message) notices.say(message, "wait");
   else if (away) {
-    say("The server is back.");
+    notices.say("The server is back.");
     meet();
   }
   away = message !== "";
 }
 
-/** Do it, and say kindly what went wrong. */
-async function tried(act) {
+/** Do what a button is for, and say at that button what went wrong. */
+async function tried(act, button) {
   try {
-    if (!away) say("");
+    if (button && !away) notices.at(button);
     return await act();
   } catch (error) {
-    if (error.name === "AbortError") return undefined;
-    const known = error instanceof Sentence || error instanceof Refused;
-    const message = error.message.replace(/\.?$/, ".");
-    say(error instanceof Sentence ? message : known ? `That did not work: ${message}` : `Something went wrong in this page: ${message}`, "error");
-    if (!known) console.error(error);
+    if (error.name !== "AbortError") notices.tell(error);
     return undefined;
   }
 }
@@ -65,25 +64,26 @@ function askKey(wasWrong) {
   });
 }
 
+for (const of of TABS) keepField(text(of), `${of}-text`); // first: everything below reads them
 const server = new Server({ say: waiting, askKey, onKey: () => asked() });
 const code = new Code(() => server.hasKey);
-const controls = new Controls(asked);
-const constraint = new ConstraintBox(server, { room, order: () => controls.order, onChange: asked });
+const settings = new Settings(() => asked());
+const constraint = new ConstraintBox(server, { room, sampler: () => settings.sampler, onChange: () => asked() });
 const score = new Score(panel("score"), server);
 const writings = {};
-const pasts = Object.fromEntries(TABS.map((of) => [of, typedBefore(of)]));
-const futures = { fill: [], generate: [], score: [] };
+const pasts = {};
+const editors = {};
+let edit;
 
 async function meet() {
   await tried(async () => {
     const before = info.model;
     info = await server.ask("/info");
-    if (before !== undefined && before !== info.model) say(`The server is back, with another model: ${info.model}.`);
+    if (before !== undefined && before !== info.model) notices.say(`The server is back, with another model: ${info.model}.`);
     const size = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format(info.parameters);
     find("model").textContent = `${info.model} · ${size} parameters · window of ${info.window} tokens`;
     document.title = `unmask · ${info.model}`;
-    controls.meet(info);
-    find("one-way").hidden = !info.autoregressive;
+    settings.meet(info);
     sides();
     asked();
   });
@@ -91,93 +91,134 @@ async function meet() {
 
 // --- what is asked ---
 
-/** The request of a tab as it stands. */
+/** The request of a tab as it stands, as a program would send it. */
 function request(of) {
   if (of === "score") return { route: "/score", body: { texts: [text("score").value] } };
-  const more = { ...controls.how(of), ...musts() };
-  if (of === "fill") return { route: "/fill", body: { text: withGaps(text("fill").value), ...more } };
-  return { route: "/trace", body: { ...(text("generate").value ? { prompt: text("generate").value } : {}), ...more } };
+  const { score: scored, ...how } = settings.how(of);
+  const more = { ...how, ...musts() };
+  if (of === "edit") return { route: "/edit", body: { ...edit.fields(), ...more } };
+  if (of === "fill") return { route: "/fill", body: { text: settled(text("fill").value).text, ...more, ...(scored ? { score: true } : {}) } };
+  return { route: COMPLETIONS, body: { ...(info.model && { model: info.model }), prompt: text("generate").value, max_tokens: settings.maxTokens, ...more } };
+}
+
+/** The same for /trace, which tells every step: it counts the prompt's tokens as well. */
+async function traced(of, signal) {
+  const { body } = request(of);
+  if (of === "fill") return body;
+  const { model, max_tokens: most, ...more } = body;
+  return { ...more, length: info.begin + (await taken(signal)) + most, ...(body.n > 1 ? { score: true } : {}) };
+}
+
+/** Tokens of the prompt. */
+async function taken(signal) {
+  const prompt = text("generate").value;
+  return prompt ? (await server.ask("/tokenize", { text: prompt }, { signal })).tokens.length : 0;
 }
 
 /** An autoregressive model sees one position at a time and can hold no constraint. */
 const musts = () => (info.autoregressive ? {} : constraint.fields());
 
 /** What the constraint must fit into. */
-async function room(signal) {
-  if (info.autoregressive) return null;
-  if (tab === "fill") return gapsIn(text("fill").value).length ? { text: withGaps(text("fill").value) } : null;
-  if (tab !== "generate") return null;
-  const { length = info.window } = controls.how("generate");
-  const prompt = text("generate").value;
-  const taken = prompt ? (await server.ask("/tokenize", { text: prompt }, { signal })).tokens.length : 0;
-  const left = length - taken - info.begin;
-  return left > 0 ? { length: left } : null;
+async function room() {
+  if (info.autoregressive || tab === "score") return null;
+  if (tab === "generate") return { length: settings.maxTokens };
+  if (tab === "fill") return gapsIn(text("fill").value).length ? { text: settled(text("fill").value).text } : null;
+  const { text: all, with_length: lengths } = edit.fields();
+  const at = edit.marked;
+  return at ? { text: `${all.slice(0, at[0])}[MASK:${lengths.join("..")}]${all.slice(at[1])}` } : null;
+}
+
+/** What was written is as good as the request it was written for. */
+function basis(of) {
+  try {
+    return JSON.stringify(request(of));
+  } catch {
+    return ""; // it is being typed; whoever presses the button is told
+  }
 }
 
 /** Something that a request is made of has changed. */
 function asked() {
+  if (edit === undefined) return; // the page is still being put together
   try {
     code.show(request(tab));
   } catch {
-    code.show(null); // it is being typed; whoever presses the button is told
+    code.show(null);
   }
+  for (const of of ["fill", "generate"]) writings[of].compare(basis(of));
   constraint.check();
 }
 
-// --- the past ---
+// --- what is done ---
 
-/** Called before something happens. typed: it changes the text field; else what is typed there is left alone.
-    Comes back: the moment that undo will return to. */
-function remember(of, { typed = false } = {}) {
-  const now = moment(of, typed);
-  pasts[of].push(...futures[of].filter((then) => then.text !== null)); // undone, but typed: it is not thrown away
-  pasts[of].push(now);
-  futures[of] = [];
-  steps(of);
-  return now;
-}
-
-function forget(of, past) {
-  pasts[of] = pasts[of].filter((then) => then !== past);
-  steps(of);
-}
-
-const LETTERS = 200_000; // of former texts that a browser is asked to keep for each tab
-
-/** Texts that something else has taken the place of: they can be had back after a reload, too. */
-function keepTyped(of) {
-  const texts = pasts[of].flatMap((then) => (then.text === null ? [] : [then.text]));
-  while (texts.reduce((sum, one) => sum + one.length, 0) > LETTERS) texts.shift();
-  keep(`${of}-past`, texts.slice(-10));
-}
-
-function typedBefore(of) {
-  const texts = kept(`${of}-past`, []);
-  return Array.isArray(texts) ? texts.filter((one) => typeof one === "string").map((one) => ({ text: one })) : [];
-}
-
-/** Half a text is nothing to return to: what is done while one is written leaves it alone. */
-function moment(of, typed) {
-  const state = writings[of]?.running ? undefined : writings[of]?.state;
-  return { text: typed ? text(of).value : null, state };
-}
-
-/** From one pile to the other: undo, and undo of undo. */
-function turn(of, from, to) {
-  if (writings[of]?.running) return;
-  const then = from[of].pop();
-  if (then === undefined) return;
-  to[of].push(moment(of, then.text !== null));
-  if (then.text !== null) setText(of, then.text);
-  if (then.state) writings[of].restore(then.state);
+async function write(of, prepare, carry) {
+  const go = goOf(of);
+  const before = pasts[of].remember();
   about.close();
-  steps(of);
+  go.textContent = "Stop";
+  const { seed } = settings.how(of);
+  let kept;
+  try {
+    const writing = writings[of].write(prepare, { basis: basis(of), seed, carry });
+    go.focus({ preventScroll: true }); // what was focused may be gone while it writes
+    kept = await writing;
+  } finally {
+    if (!kept) pasts[of].forget(before); // nothing has happened
+    rest(of);
+  }
 }
 
-function steps(of) {
-  find("undo", panel(of)).disabled = pasts[of].length === 0;
-  find("redo", panel(of)).disabled = futures[of].length === 0;
-  keepTyped(of);
+/** The button's name, and whether what stands there is still what is asked for. */
+function rest(of) {
+  const writing = writings[of];
+  if (writing === undefined || writing.running) return;
+  goOf(of).textContent = writing.drafting ? VERBS[of] : `${VERBS[of]} again`;
+  writing.compare(basis(of));
+}
+
+/** Begin, or stop what has begun. */
+async function go(of) {
+  if (of === "score" || of === "edit") await measure(of);
+  else if (writings[of].running) writings[of].stop.abort();
+  else await begin(of);
+}
+
+async function begin(of) {
+  if (of === "fill" && !gapsIn(text("fill").value).length) {
+    throw new Sentence("There is no gap yet. Select some words and mask them, or type ____ where something is missing.");
+  }
+  request(of); // whatever is wrong with it is told before anything happens
+  settings.nextSeed();
+  await write(of, (signal) => traced(of, signal));
+}
+
+/** What is answered at once. */
+async function measure(of) {
+  const tool = of === "score" ? score : edit;
+  if (tool.running) {
+    tool.stop.abort();
+    return;
+  }
+  if (!text(of).value.trim()) throw new Sentence(of === "score" ? "Type something to measure." : "Type a text first.");
+  if (of === "edit" && edit.marked === null) throw new Sentence("Select the words of the text that should be written anew, or type them below it.");
+  if (of === "edit") settings.nextSeed();
+  const { body } = request(of);
+  goOf(of).textContent = "Stop";
+  try {
+    await (of === "score" ? score.measure(body) : edit.write(body));
+  } finally {
+    goOf(of).textContent = VERBS[of];
+  }
+}
+
+/** The row as it stands goes on: its masks are filled. */
+async function again(of, row) {
+  if (writings[of].state.of.model !== info.model || writings[of].state.of.vocabulary !== info.vocabulary) {
+    throw new Sentence("The server has another model now, to which these tokens mean nothing. Use it as text and go on there.");
+  }
+  settings.nextSeed();
+  const { n, score: _, ...how } = settings.how(of);
+  await write(of, () => ({ tokens: ids(row), ...how, ...musts() }), row);
 }
 
 function setText(of, value) {
@@ -185,64 +226,15 @@ function setText(of, value) {
   text(of).dispatchEvent(new Event("input"));
 }
 
-// --- what is done ---
-
-async function write(of, body, carry) {
-  const go = find("go", panel(of));
-  const name = go.textContent;
-  const before = remember(of);
-  about.close();
-  go.textContent = "Stop";
-  let whole;
-  try {
-    whole = await writings[of].write(body, carry);
-  } finally {
-    go.textContent = name;
-    if (!whole) forget(of, before); // nothing has happened
-  }
+/** What was written becomes what is typed: in this tab or in another. */
+function take(of, value) {
+  pasts[of].remember({ typed: true });
+  setText(of, value);
+  writings[of]?.draft();
+  show(of);
 }
 
-async function go(of) {
-  if (of === "score") {
-    await measure();
-    return;
-  }
-  if (writings[of].running) {
-    writings[of].stop.abort();
-    return;
-  }
-  if (of === "fill" && !gapsIn(text("fill").value).length) {
-    throw new Sentence("There is no gap yet. Select some words and mask them, or type ____ where something is missing.");
-  }
-  await write(of, request(of).body);
-}
-
-async function measure() {
-  if (score.running) {
-    score.stop.abort();
-    return;
-  }
-  if (!text("score").value.trim()) throw new Sentence("Type something to measure.");
-  const go = find("go", panel("score"));
-  go.textContent = "Stop";
-  try {
-    await score.measure(request("score").body);
-  } finally {
-    go.textContent = "Score";
-  }
-}
-
-/** The row as it stands goes on: its masks are filled, with another seed, since the same would say the same again. */
-async function again(of, row) {
-  if (writings[of].state.of.model !== info.model || writings[of].state.of.vocabulary !== info.vocabulary) {
-    throw new Sentence("The server has another model now, to which these tokens mean nothing. Use it as text and go on there.");
-  }
-  controls.nextSeed();
-  const { length, n, score: _, ...how } = controls.how(of);
-  await write(of, { tokens: ids(row), ...how, ...musts() }, row);
-}
-
-/** The selected words, or the word at the caret, become a gap of as many tokens as they had. */
+/** The selected words, or the word at the caret, become a gap: as long as fits, or as they were. */
 async function maskSelection() {
   const field = text("fill");
   const value = field.value;
@@ -253,15 +245,25 @@ async function maskSelection() {
   while (start > 0 && word.test(value[start - 1]) && (start === end || word.test(value[start]))) start -= 1;
   while (end < value.length && word.test(value[end]) && (end === start || word.test(value[end - 1]))) end += 1;
   if (start === end) throw new Sentence("Select the words that should be written anew, then mask them.");
-  if (gapsIn(value).some(([from, to]) => from < end && to > start)) throw new Sentence("There is a gap in this selection already.");
+  if (gapsIn(value).some(({ from, to }) => from < end && to > start)) throw new Sentence("There is a gap in this selection already.");
   const points = (to) => Array.from(value.slice(0, to)).length; // the server counts characters, JavaScript half of some
-  const { masked } = await server.ask("/tokenize", { text: value, spans: [[points(start), points(end)]] });
+  const { gaps } = await server.ask("/tokenize", { text: value, spans: [[points(start), points(end)]] });
   if (field.value !== value) return; // typed on meanwhile
-  remember("fill", { typed: true });
-  setText("fill", masked);
-  const behind = masked.length - (value.length - end);
+  pasts.fill.remember({ typed: true });
+  const gap = spelling(fresh(value, gaps[0]));
+  setText("fill", value.slice(0, start) + gap + value.slice(end));
   field.focus();
-  field.setSelectionRange(behind, behind);
+  field.setSelectionRange(start + gap.length, start + gap.length);
+}
+
+async function example({ tab: of, text: value, constraint: wanted = { kind: "", text: "" } }) {
+  writings[of].stop?.abort();
+  constraint.set(wanted);
+  if (text(of).value !== value) pasts[of].remember({ typed: true });
+  setText(of, value);
+  writings[of].draft();
+  show(of);
+  await begin(of);
 }
 
 // --- the page ---
@@ -278,44 +280,36 @@ function show(name, focus = false) {
     if (each === name && focus) button.focus();
   }
   sides();
-  if (!away) say("");
+  if (!away) notices.clear();
   asked();
 }
 
-/** The controls that this tab and this model have. */
+/** What this tab and this model have. */
 function sides() {
-  find("how").hidden = tab === "score";
+  find("settings").hidden = tab === "score";
   find("must").hidden = tab === "score" || info.autoregressive;
-  document.querySelector('[data-for="generate"]').hidden = tab !== "generate";
-}
-
-/** What stands behind a text field: the same text with its gaps marked. It also makes the field as high as its text. */
-function underlay(of) {
-  const behind = find("behind", panel(of));
-  const value = text(of).value;
-  const nodes = [];
-  let end = 0;
-  for (const [from, to] of of === "fill" ? gapsIn(value) : []) {
-    nodes.push(value.slice(end, from), make("mark", {}, value.slice(from, to)));
-    end = to;
-  }
-  behind.replaceChildren(...nodes, `${value.slice(end)}\u200b`);
+  find("kind-name").textContent = { fill: "Each gap must be", generate: "The text must be" }[tab] ?? "The new words must be";
+  for (const each of document.querySelectorAll('[data-for="generate"]')) each.hidden = tab !== "generate";
+  for (const each of document.querySelectorAll("[data-any-order]")) each.hidden = info.autoregressive;
+  for (const each of document.querySelectorAll("[data-one-way]")) each.hidden = !info.autoregressive;
+  if (info.autoregressive && tab === "edit") show("fill");
 }
 
 for (const of of TABS) {
-  keepField(text(of), `${of}-text`);
-  text(of).addEventListener("input", () => {
-    underlay(of);
-    asked();
+  const field = text(of);
+  const marked = () => (of === "edit" ? (edit?.marked ?? null) : null);
+  editors[of] = new Editor(field, { gaps: of === "fill", marked, before: () => pasts[of].remember({ typed: true }) });
+  pasts[of] = new Past(of, panel(of), {
+    text: () => field.value,
+    put: (value) => setText(of, value),
+    writing: () => writings[of],
+    after: () => about.close(),
   });
-  text(of).addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) tried(() => go(of));
+  field.addEventListener("input", () => asked());
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) tried(() => go(of), goOf(of));
   });
-  underlay(of);
-  steps(of);
-  find("go", panel(of)).addEventListener("click", () => tried(() => go(of)));
-  find("undo", panel(of)).addEventListener("click", () => turn(of, pasts, futures));
-  find("redo", panel(of)).addEventListener("click", () => turn(of, futures, pasts));
+  goOf(of).addEventListener("click", () => tried(() => go(of), goOf(of)));
   document.getElementById(`tab-${of}`).addEventListener("click", () => show(of));
 }
 
@@ -323,27 +317,40 @@ for (const of of ["fill", "generate"]) {
   const writing = (writings[of] = new Writing(panel(of), {
     server,
     info: () => info,
-    on: { changed: () => remember(of), again: (row) => tried(() => again(of, row)) },
+    on: { changed: () => pasts[of].remember(), again: (row, button) => tried(() => again(of, row), button), rest: () => rest(of) },
   }));
+  writing.part("edit-text").addEventListener("click", () => {
+    writing.draft();
+    text(of).focus();
+  });
   writing.part("use").addEventListener("click", () => {
-    remember("fill", { typed: true });
-    setText("fill", writing.text);
-    show("fill");
+    take("fill", writing.text);
     text("fill").focus();
   });
   writing.part("measure").addEventListener("click", () => {
-    remember("score", { typed: true });
-    setText("score", writing.text);
-    show("score");
-    tried(() => go("score"));
+    take("score", writing.text);
+    tried(() => go("score"), goOf("score"));
   });
 }
 
-find("mask", panel("fill")).addEventListener("click", () => tried(maskSelection));
+edit = new Edit(panel("edit"), server, {
+  field: text("edit"),
+  use: (value) => take("edit", value),
+  changed: () => {
+    editors.edit.draw();
+    asked();
+  },
+});
+editors.edit.draw();
+find("mask", panel("fill")).addEventListener("click", ({ target }) => tried(maskSelection, target));
+for (const button of document.querySelectorAll("[data-example]")) {
+  button.addEventListener("click", () => tried(() => example(EXAMPLES[button.dataset.example]), button));
+}
 
 document.querySelector('[role="tablist"]').addEventListener("keydown", (event) => {
-  const step = { ArrowRight: 1, ArrowLeft: TABS.length - 1 }[event.key];
-  if (step) show(TABS[(TABS.indexOf(tab) + step) % TABS.length], true);
+  const shown = TABS.filter((each) => !document.getElementById(`tab-${each}`).hidden);
+  const step = { ArrowRight: 1, ArrowLeft: shown.length - 1 }[event.key];
+  if (step) show(shown[(shown.indexOf(tab) + step) % shown.length], true);
 });
 
 const before = kept("tab", "fill");

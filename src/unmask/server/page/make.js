@@ -37,3 +37,23 @@ export function percent(prob) {
 
 /** A token's text where its spaces and line ends would not be seen. */
 export const visible = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥").trim() || "␣";
+
+/** The text to the clipboard; the button says so for a moment. */
+export async function copy(text, button) {
+  const name = button.dataset.name ?? (button.dataset.name = button.textContent);
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Without https only a selection can be copied.
+    const held = make("textarea", { class: "hidden", "aria-hidden": "true", tabindex: "-1" });
+    held.value = text;
+    document.body.append(held);
+    held.select();
+    document.execCommand("copy");
+    held.remove();
+    button.focus({ preventScroll: true });
+  }
+  button.textContent = "Copied";
+  clearTimeout(Number(button.dataset.timer));
+  button.dataset.timer = setTimeout(() => (button.textContent = name), 2000);
+}

@@ -3,26 +3,33 @@
 import { about } from "./about.js";
 import { Canvas } from "./canvas.js";
 import * as cells from "./cells.js";
-import { find, make } from "./make.js";
+import { colours } from "./colours.js";
+import { copy, find, make } from "./make.js";
+import { Pace, between } from "./pace.js";
 
 const RUNNERS_UP = 5;
-// of: what the server said of its model, as tokens mean nothing to another one.
+// of: what the server said of its model, as tokens mean nothing to another one. basis: the request it was written for.
 // all: every row that was written and its steps, of which `picked` are shown. ways: where a gap's length was unknown,
-// for each text its rows from the best to the worst.
-const EMPTY = { of: null, num: 1, rows: [], start: [], steps: [], bounds: [], texts: [], cost: null, all: null, picked: [], ways: [] };
+// for each text its rows from the best to the worst. expected: steps that it may take.
+const EMPTY = { of: null, basis: "", seed: null, num: 1, rows: [], start: [], steps: [], expected: 0, bounds: [], texts: [], cost: null, all: null, picked: [], ways: [] };
 
-/** on.changed(): something that undo can take back is about to happen. on.again(tokens, row): fill these tokens. */
+/** on.changed(): something that undo can take back is about to happen. on.again(row, button): fill its masks. */
 export class Writing {
   constructor(panel, { server, info, on }) {
-    Object.assign(this, { server, info, on, state: EMPTY, canvases: [] });
+    Object.assign(this, { panel, server, info, on, state: EMPTY, canvases: [], drafting: true });
     this.root = panel.querySelector(".result");
     this.root.append(document.getElementById("result").content.cloneNode(true));
-    this.part = (name) => find(name, this.root);
+    this.part = (name) => find(name, panel);
+    this.list = this.part("texts");
     this.slider = this.part("replay");
     this.slider.addEventListener("input", () => this.#draw());
     this.part("play").addEventListener("click", () => this.#play());
-    this.part("masks").addEventListener("click", () => this.on.again(this.state.rows[0]));
-    this.part("anew").addEventListener("click", () => this.on.again(cells.anew(this.state.rows[0])));
+    this.part("masks").addEventListener("click", ({ target }) => this.on.again(this.state.rows[0], target));
+    this.part("anew").addEventListener("click", ({ target }) => this.on.again(cells.anew(this.state.rows[0]), target));
+    this.part("copy").addEventListener("click", ({ target }) => copy(this.text, target));
+    this.part("seed").addEventListener("click", ({ target }) => copy(String(this.state.seed), target));
+    colours(this.root);
+    this.#rest();
   }
 
   get text() {
@@ -33,40 +40,67 @@ export class Writing {
     return this.stop !== undefined;
   }
 
-  restore(state) {
-    this.state = state;
+  /** drafting: whether the text field is in its own place. */
+  restore(state, drafting) {
+    Object.assign(this, { state, drafting });
     this.#rest();
   }
 
-  /** Have it written. carry: the row of which this is a continuation. Resolves to whether it came to its end. */
-  async write(body, carry) {
+  /** The text field takes its place again; what was written stands below. */
+  draft() {
+    this.drafting = true;
+    this.#rest();
+  }
+
+  /** basis: the request as it stands now. What was written for another one is dimmed. */
+  compare(basis) {
+    const stale = !this.running && this.state.rows.length > 0 && basis !== this.state.basis;
+    this.panel.classList.toggle("stale", stale);
+    this.part("stale").hidden = !stale;
+  }
+
+  /** Have it written. prepare(signal): the body of the request. carry: the row of which this is a continuation.
+      Resolves to whether there is something new: the text, or as much of it as there was when it was stopped. */
+  async write(prepare, { basis, seed, carry }) {
     this.stop?.abort();
     clearInterval(this.playing);
     const stop = (this.stop = new AbortController());
-    const before = this.state;
+    const before = [this.state, this.drafting];
     const began = performance.now();
+    this.panel.classList.add("running");
     this.root.hidden = false;
-    this.root.classList.add("running");
+    this.compare(basis);
     const clock = setInterval(() => this.#cost({ seconds: (performance.now() - began) / 1000, live: true }), 100);
+    let body;
     let state = EMPTY;
     const show = (next) => {
       this.state = state = next;
       this.#toEnd();
       this.#draw();
     };
-    const hear = (kind, event) => {
+    const pace = new Pace(([kind, event]) => {
       if (this.stop !== stop) return;
       if (kind === "start") {
         const of = this.info();
         const rows = cells.fromStart(event, of.begin, carry);
-        show({ ...EMPTY, of, start: rows, rows, num: body.n ?? 1 });
+        const masks = rows[0].filter(cells.masked).length;
+        const expected = Math.min(masks, body.steps ?? masks);
+        pace.wait = between(expected);
+        this.drafting = (body.n ?? 1) > 1;
+        show({ ...EMPTY, of, basis, seed, start: rows, rows, expected, num: body.n ?? 1 });
       } else if (kind === "step") {
         const rows = cells.afterStep(state.rows, event, state.of.begin);
         show({ ...state, rows, steps: [...state.steps, event], cost: event });
       }
+    });
+    const hear = (kind, event) => {
+      if (kind === "start") pace.clear(); // it may be sent again after a restart
+      pace.push([kind, event]);
     };
     try {
+      body = await prepare(stop.signal);
       const end = await this.server.ask("/trace", { ...body, runners_up: RUNNERS_UP }, { signal: stop.signal, onEvent: hear });
+      await Promise.race([pace.drained(), aborted(stop.signal)]);
       if (this.stop !== stop) return false;
       const ended = { ...state, cost: end, bounds: end.texts.map((one) => one.bound), texts: end.texts.map((one) => one.text) };
       if (end.texts.some((one) => one.tokens === undefined)) show({ ...ended, rows: await this.#plain(end), steps: [] });
@@ -77,18 +111,28 @@ export class Writing {
       }
       return true;
     } catch (error) {
-      // What was there before is worth more than half a text.
-      if (this.stop === stop) this.state = before;
+      const kept = error.name === "AbortError" && this.stop === stop && state.rows.length > 0;
+      if (kept) this.#half(state);
+      else if (this.stop === stop) this.restore(...before);
       if (error.name !== "AbortError") throw error;
-      return false;
+      return kept;
     } finally {
       clearInterval(clock);
+      pace.clear();
       if (this.stop === stop) {
         this.stop = undefined;
-        this.root.classList.remove("running");
+        this.panel.classList.remove("running");
         this.#rest();
       }
     }
+  }
+
+  /** What there is of a text that was stopped: its masks are gaps that can be filled, or edited. */
+  #half(state) {
+    const picked = this.#watched(state);
+    const { start, steps } = state;
+    const next = { ...state, all: { start, steps }, ...this.#picking(state, picked) };
+    this.state = { ...next, texts: next.rows.map(cells.textOf) };
   }
 
   /** Of a text beyond the window a constraint shows the network a part: its tokens are not told. */
@@ -102,7 +146,7 @@ export class Writing {
   }
 
   #picking(all, picked) {
-    const { begin, end } = this.state.of;
+    const { begin, end } = all.of ?? this.state.of;
     const { rows, ...more } = cells.only(all, picked, begin);
     return { ...more, picked, rows: rows.map((row) => cells.upToEnd(row, end)) };
   }
@@ -114,6 +158,24 @@ export class Writing {
     this.root.hidden = this.state.rows.length === 0;
     this.#draw();
     this.#cost(this.state.cost);
+    const seed = this.part("seed");
+    seed.hidden = this.state.seed === null;
+    seed.textContent = seed.dataset.name = `seed ${this.state.seed}`;
+    this.on.rest();
+  }
+
+  /** In the place of the text field, or below it and its buttons. */
+  #place() {
+    const paper = this.part("paper");
+    this.drafting ||= this.state.rows.length === 0;
+    paper.hidden = !this.drafting;
+    this.part("hint").hidden = this.drafting;
+    this.panel.querySelector(`#${this.panel.id.replace("panel-", "")}-hint`).hidden = !this.drafting;
+    const before = this.drafting ? this.part("notice") : paper;
+    if (before.nextElementSibling !== this.list) before.after(this.list);
+    this.part("edit-text").hidden = this.drafting || this.running;
+    const mask = this.part("mask");
+    if (mask) mask.hidden = !this.drafting;
   }
 
   #toEnd() {
@@ -131,20 +193,27 @@ export class Writing {
     return found;
   }
 
+  /** A gap of unknown length has a row for each length it could have: while they are written one of them is shown. */
+  #watched({ rows, num }) {
+    const ways = Math.max(1, Math.floor(rows.length / num));
+    return Array.from({ length: Math.min(num, rows.length) }, (_, text) => text * ways + Math.floor(ways / 2));
+  }
+
   #draw() {
-    const { steps, bounds, rows } = this.state;
-    // A gap of unknown length has a row for each length it could have: while they are written the first few are shown.
-    const shown = this.#shown().slice(0, 3).map((row) => cells.upToEnd(row, this.state.of.end));
-    const list = this.part("texts");
+    const { steps, bounds, rows, of, expected } = this.state;
+    this.#place();
+    const all = this.#shown();
+    const shown = (this.running && all.length > this.state.num ? this.#watched(this.state).map((row) => all[row]) : all).map((row) => cells.upToEnd(row, of.end));
     if (this.canvases.length !== shown.length) {
       this.canvases = shown.map((_, row) => this.#canvas(row));
-      list.replaceChildren(...this.canvases.map(({ card }) => card));
+      this.list.replaceChildren(...this.canvases.map(({ card }) => card));
     }
-    list.classList.toggle("several", shown.length > 1);
+    this.list.hidden = shown.length === 0;
+    this.list.classList.toggle("several", shown.length > 1);
     const nats = bounds.map((bound) => bound?.bits_per_byte ?? Infinity);
     shown.forEach((row, i) => {
       const { canvas, card } = this.canvases[i];
-      canvas.draw(row);
+      canvas.draw(row, this.running ? expected : steps.length);
       card.classList.toggle("best", shown.length > 1 && nats[i] === Math.min(...nats) && Number.isFinite(nats[i]));
       find("bound", card).textContent = boundText(bounds[i]);
       this.#ways(find("ways", card), i);
@@ -157,8 +226,9 @@ export class Writing {
     const [row = []] = rows;
     const still = rows.length === 1 && !this.running && at >= steps.length;
     this.part("masks").hidden = !still || !row.some(cells.masked);
-    this.part("anew").hidden = !still || !row.some((cell) => !cell.given && !cell.locked && !cells.masked(cell));
-    this.part("hint").hidden = this.part("use").hidden = !still;
+    // Without a lock the tab's own button does the same.
+    this.part("anew").hidden = !still || !row.some((cell) => cell.locked) || !cells.anew(row).some(cells.masked);
+    for (const name of ["use", "copy"]) this.part(name).hidden = !still;
     this.part("measure").hidden = !still || row.some(cells.masked);
   }
 
@@ -168,8 +238,8 @@ export class Writing {
     const calls = cost.calls ?? this.state.cost?.calls ?? 0;
     this.part("calls").textContent = `${calls} network call${calls === 1 ? "" : "s"}`;
     const open = this.state.rows.flat().filter(cells.masked).length;
-    const tried = this.state.rows.length - this.state.num;
-    const left = tried > 0 ? `trying ${this.state.rows.length} lengths` : open ? `${open} masked` : "";
+    const { rows, num } = this.state;
+    const left = rows.length > num ? `trying ${rows.length} lengths` : open ? `${open} masked` : "";
     this.part("left").textContent = cost.live ? left : "";
   }
 
@@ -226,6 +296,7 @@ export class Writing {
 
   #takeRow(row) {
     this.on.changed();
+    this.drafting = false;
     const { rows, bounds, texts, ways, picked, all } = this.state;
     const one = { rows: [rows[row]], bounds: [bounds[row]], texts: [texts[row]], ways: ways.slice(row, row + 1) };
     this.state = { ...this.state, ...one, ...(all ? this.#picking(all, [picked[row]]) : {}) };
@@ -263,4 +334,8 @@ export class Writing {
 function boundText(bound) {
   if (!bound || bound.bits_per_byte === null || bound.bits_per_byte === undefined) return "";
   return `bound ${bound.bits_per_byte.toFixed(2)} bits/byte`;
+}
+
+function aborted(signal) {
+  return new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)));
 }
