@@ -116,7 +116,9 @@ FAULTY: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"text": "a", "spans": [[-1] * 30_000]}),
     ("/tokenize", {"text": "a", "spans": [[-1]] * 1000}),
     ("/score", {"texts": [1] * 30_000}),
-    ("/v1/completions", {"prompt": [1] * 30_000}),
+    ("/v1/completions", {"prompt": [-1] * 30_000}),
+    ("/v1/completions", {"prompt": [[-1] * 1000] * 8}),
+    ("/v1/completions", {"prompt": [None] * 30_000}),
     ("/v1/completions", {"stop": [1] * 30_000}),
     ("/v1/chat/completions", {"messages": [1] * 1000}),
 ]
