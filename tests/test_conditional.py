@@ -131,7 +131,7 @@ def test_labels_are_read_as_the_run_reads_them(make_config: MakeConfig, tmp_path
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     corpus = Jsonl(path=str(path), label_field="kind")
     denoiser = DiT(size="nano", hidden=32, blocks=1, heads=2, dropout=0.0, classes=2)
-    data = {"train": corpus, "valid": corpus, "packing": "pad", "length": 8}
+    data = {"train": corpus, "valid": corpus, "packing": "pad", "length": 16}
     model = train(make_config(tmp_path / "run", steps=40, denoiser=denoiser, data=data), device="cpu")
     here = measured(capsys, str(tmp_path / "run"))
     there = measured(capsys, str(tmp_path / "run"), "--data", str(path))
@@ -244,15 +244,20 @@ def test_score_on_the_command_line_takes_prompts_and_files(pairs: Pairs, capsys:
         assert message in capsys.readouterr().err
 
 
-def test_a_prompt_stands_before_every_window_of_a_long_text(pairs: Pairs) -> None:
-    model, text = pairs.model, "abcdefgh" * 3
+def test_a_prompt_stands_before_every_window_of_a_long_text() -> None:
+    network, tokenizer = TINY.build(num_ids=258, mask_id=257), load_tokenizer("bytes")
+    torch.manual_seed(0)
+    for p in network.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    model = Model(denoiser=network, tokenizer=tokenizer, objective=MDLM(), length=16, separator="=\n")
+    text = "abcdefgh" * 3
     head, ids = list(b"7c=\n"), [*text.encode(), model.tokenizer.eot_id]
     rows = [head + ids[lo : lo + 12] for lo in range(0, len(ids), 12)]
     canvas = model.canvas(rows, may_end=True)
-    scored_BL = (torch.arange(16) >= 4).expand(3, -1) & (torch.ones(3, 16).bool() & canvas.valid_BL)  # type: ignore[operator]
-    parts = model.objective.bound(
-        model.denoiser, canvas.tokens, canvas.valid_BL, scored_BL=scored_BL, seed=3, num_samples=8
-    )
+    assert canvas.valid_BL is not None
+    scored_BL = canvas.valid_BL & (torch.arange(16) >= 4)
+    given = (canvas.tokens, canvas.valid_BL)
+    parts = model.objective.bound(model.denoiser, *given, scored_BL=scored_BL, seed=3, num_samples=8)
     found = model.score(text, prompts="7c", seed=3, num_samples=8)
     assert found.nats == pytest.approx(parts.nats, rel=1e-9)
     assert found.tokens == len(ids)
