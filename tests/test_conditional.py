@@ -17,6 +17,7 @@ from unmask.corpora._reading import read_like
 from unmask.corpora.jsonl import Jsonl
 from unmask.corpora.text import Text
 from unmask.denoisers.dit import DiT
+from unmask.editing import check_fit
 from unmask.errors import DataError, ModelFolderError, UsageError
 from unmask.model import Model, load
 from unmask.objectives.mdlm import MDLM
@@ -131,7 +132,7 @@ def test_labels_are_read_as_the_run_reads_them(make_config: MakeConfig, tmp_path
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     corpus = Jsonl(path=str(path), label_field="kind")
     denoiser = DiT(size="nano", hidden=32, blocks=1, heads=2, dropout=0.0, classes=2)
-    data = {"train": corpus, "valid": corpus, "packing": "pad", "length": 10}
+    data = {"train": corpus, "valid": corpus, "packing": "pad", "length": 16}
     model = train(make_config(tmp_path / "run", steps=40, denoiser=denoiser, data=data), device="cpu")
     here = measured(capsys, str(tmp_path / "run"))
     there = measured(capsys, str(tmp_path / "run"), "--data", str(path))
@@ -339,6 +340,8 @@ def test_a_constraint_of_the_whole_text_is_asked_of_what_comes_back(bert: Model)
 
     held = Words(allow=("naive", "the", "cat", "sat", "on"), over="text")
     assert set(bert.fill("naive [MASK:2]", constraint=held)[0].split()) <= {"naive", "the", "cat", "sat", "on"}
+    with pytest.raises(UsageError, match="this vocabulary spells otherwise than it was given"):
+        check_fit(bert, "Naïve [MASK:2]", held)
     for call in (
         lambda: bert.fill("Naïve [MASK:2]", constraint=held),
         lambda: bert.generate(1, 6, "Naïve", constraint=held),

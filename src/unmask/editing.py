@@ -24,10 +24,10 @@ from unmask.draws import fold, row_keys
 from unmask.errors import UsageError, did_you_mean
 from unmask.prompts import (
     MAX_GAP,
+    Part,
     check_spelling,
     filled_text,
     known_lengths,
-    parse_gaps,
     row_of_parts,
     spelled,
     split_gaps,
@@ -219,9 +219,7 @@ def fill(
         keys += [key if len(ways) == 1 else fold(key, j) for j in range(len(ways))]
         if not any(part.gap for part in parts[-1]):
             raise UsageError(f"no gap in {texts[i][:40]!r}: write [MASK] for one token, [MASK:5] for five")
-    rows = [[*model.begin, *row_of_parts(each, model.tokenizer), *model.end] for each in parts]
-    for each, row in zip(parts, rows, strict=True):
-        check_spelling(each, model.unframed(row), model.tokenizer, constraint)
+    rows = _rows(model, parts, constraint)
     owner = [i for i, ways in enumerate(several) for _ in ways]
     held: dict[str, Any] = {"sampler": sampler, "constraint": constraint, "label": label}
     written = zip(owner, parts, write(model, rows, torch.stack(keys), owner, **held, **how), strict=True)
@@ -242,13 +240,22 @@ def check_fit(model: Model, text: str, constraint: Constraint | Sequence[Constra
     >>> check_fit(model, "born [MASK:1..3]", unmask.constraints.Regex(pattern="[0-9]{4}"))  # doctest: +SKIP
     """
     check_constraint(constraint)
-    ways = known_lengths(text, MAX_CANDIDATES)
-    rows = [[*model.begin, *parse_gaps(way, model.tokenizer, exact=True), *model.end] for way in ways]
-    if model.tokenizer.mask_id not in rows[-1]:
+    parts = [split_gaps(way, model.tokenizer, exact=True) for way in known_lengths(text, MAX_CANDIDATES)]
+    if not any(part.gap for part in parts[-1]):
         raise UsageError("the text has no gap: write [MASK] for one token, [MASK:5] for five")
+    rows = _rows(model, parts, constraint)
     views = [_view(model, row, constraint) for row in rows]
     keys = row_keys(0, torch.arange(len(rows)))
     _possible(model, rows, views, keys, [0] * len(rows), None, constraint, enough=1)
+
+
+def _rows(
+    model: Model, parts: list[list[Part]], constraint: Constraint | Sequence[Constraint] | None
+) -> list[list[int]]:
+    rows = [row_of_parts(each, model.tokenizer) for each in parts]
+    for each, row in zip(parts, rows, strict=True):
+        check_spelling(each, row, model.tokenizer, constraint)
+    return [[*model.begin, *row, *model.end] for row in rows]
 
 
 def bounds(model: Model, texts: Iterable[str], label: int | str | None = None) -> dict[str, Bound]:

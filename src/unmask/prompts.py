@@ -161,7 +161,9 @@ def _lengths(gap: re.Match[str]) -> tuple[int, int]:
 def _checked(text: str) -> str:
     """A text without gaps. What is meant for a gap and spelled in another way is refused, not kept as words."""
     if near := NEAR_SPELLING.search(text):
-        raise UsageError(f"{near[0][:40]!r} is no gap: write [MASK] for one token, [MASK:5] for five, [MASK:3..8]")
+        raise UsageError(
+            f"{near[0][:40]!r} is no gap: write [MASK] for one token, [MASK:5] for five, [MASK:3..8] for 3 to 8"
+        )
     return text
 
 
