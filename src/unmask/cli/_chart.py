@@ -112,7 +112,8 @@ def _legend(curve: Curve, colour: str, y: float) -> list[str]:
     x = LEFT + 26
     name = curve.name if len(curve.name) <= 48 else "…" + curve.name[-47:]
     return [
-        f'<line class="key" x1="{LEFT}" x2="{LEFT + 18}" y1="{y - 4.5}" y2="{y - 4.5}" stroke="{colour}" stroke-width="3"/>',
+        f'<line class="key" x1="{LEFT}" x2="{LEFT + 18}" y1="{y - 4.5}" y2="{y - 4.5}" '
+        f'stroke="{colour}" stroke-width="3"/>',
         f'<text x="{x}" y="{y}"><tspan font-weight="600">{escape(name)}</tspan>'
         f'<tspan class="note" dx="10">{", ".join(parts)}</tspan></text>',
     ]
