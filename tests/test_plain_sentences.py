@@ -11,6 +11,7 @@ import pytest
 from unmask import constraints, samplers
 from unmask.cli import run
 from unmask.errors import UsageError
+from unmask.many import Order
 from unmask.model import Model
 
 # --- in Python --------------------------------------------------------------------------------------------------------
@@ -27,6 +28,7 @@ WRONG: dict[str, tuple[Callable[[Model], Any], str]] = {
     "constraint of edit": (lambda m: m.edit("a b", "b", constraint=["a"]), "constraint must be one such as"),
     "num": (lambda m: m.generate(num="2"), "num must be a whole number, got '2'"),
     "length": (lambda m: m.generate(length=8.0), r"length must be a whole number, got 8\.0"),
+    "num of many": (lambda m: Order(num="2"), "num must be a whole number, got '2'"),
     "seed": (lambda m: m.fill("a[MASK]", seed="1"), "seed must be a whole number, got '1'"),
     "num of edit": (lambda m: m.edit("a b", "b", num=True), "num must be a whole number, got True"),
     "label": (lambda m: m.generate(label=1.5), r"label must be a whole number, got 1\.5"),

@@ -7,9 +7,9 @@ import torch
 
 from unmask.callbacks import Sample
 from unmask.draws import row_keys
+from unmask.errors import UsageError
 from unmask.model import Model
 from unmask.packing import Rows
-from unmask.prompts import MASK_SPELLING
 
 
 def held_out_sample(model: Model, rows: Rows, seed: int) -> Sample:
@@ -22,10 +22,11 @@ def held_out_sample(model: Model, rows: Rows, seed: int) -> Sample:
     tokenizer, known = model.tokenizer, rows.labels_of(row) if model.denoiser.num_classes else None
     label = None if known is None or known[0] < 0 else int(known[0])
     given = [id for id in x_1l[0, : prefix_len[0]].tolist() if id not in (tokenizer.bos_id, tokenizer.eot_id)]
-    prompt = tokenizer.decode(given)
-    length = max(int(valid_len[0]), len(model.begin) + len(tokenizer.encode(prompt)) + 1)
-    if length > model.length or MASK_SPELLING.search(prompt):  # such a prompt is for no canvas: a look ends no run
-        prompt = ""
-    text = model.generate(1, length if prompt else None, prompt, seed=seed, label=label)[0]
+    prompt = tokenizer.decode(given)  # with the separator that ends it
+    length = max(int(valid_len[0]), len(model.begin) + len(tokenizer.encode(prompt)) + 1 + len(model.end))
+    try:
+        text = model.generate(1, length if prompt else None, prompt, seed=seed, label=label, separator="")[0]
+    except UsageError:  # such a prompt is for no canvas, as one that spells a mask: a look ends no run
+        prompt, text = "", model.generate(1, seed=seed, label=label, separator="")[0]
     word = model.labels[label] if label is not None and label < len(model.labels) else label
     return Sample(text, prompt=prompt, label=word)

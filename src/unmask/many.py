@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from unmask.arguments import check_whole
 from unmask.atomic import atomic_folder, atomic_text, clean
 from unmask.config import to_dict
 from unmask.constraints import Constraint
@@ -60,6 +61,7 @@ class Order:
     part: int = 256
 
     def __post_init__(self) -> None:
+        check_whole(num=self.num, batch=self.batch, part=self.part, length=self.length, seed=self.seed)
         for name in ("num", "batch", "part"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")

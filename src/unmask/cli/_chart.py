@@ -21,7 +21,7 @@ STYLE = """
   .valid { stroke-width: 2.4; } .dot { stroke: #ffffff; stroke-width: 1.2; }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6edf3; } .page { fill: #0d1117; } .note { fill: #8b949e; } .grid { stroke: #21262d; }
-    .axis { stroke: #6e7681; } .dot { stroke: #0d1117; }
+    .axis { stroke: #6e7681; } .dot { stroke: #0d1117; } polyline, .dot, .key { filter: brightness(1.35); }
   }
 """
 Points = list[tuple[float, float]]
@@ -112,7 +112,8 @@ def _legend(curve: Curve, colour: str, y: float) -> list[str]:
     x = LEFT + 26
     name = curve.name if len(curve.name) <= 48 else "…" + curve.name[-47:]
     return [
-        f'<line x1="{LEFT}" x2="{LEFT + 18}" y1="{y - 4.5}" y2="{y - 4.5}" stroke="{colour}" stroke-width="3"/>',
+        f'<line class="key" x1="{LEFT}" x2="{LEFT + 18}" y1="{y - 4.5}" y2="{y - 4.5}" '
+        f'stroke="{colour}" stroke-width="3"/>',
         f'<text x="{x}" y="{y}"><tspan font-weight="600">{escape(name)}</tspan>'
         f'<tspan class="note" dx="10">{", ".join(parts)}</tspan></text>',
     ]
