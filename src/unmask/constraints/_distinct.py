@@ -16,7 +16,7 @@ def distinct(values: list[Any], least: int, most: int) -> Dfa:
     """JSON arrays of least to most of these values, each once at most, in any order.
 
     >>> dfa = distinct([1, "a"], 1, 2)
-    >>> dfa.accept_S.any()
+    >>> bool(dfa.accept_S.any())
     True
     """
     nfa = Nfa()
