@@ -46,7 +46,7 @@ def loop(args: argparse.Namespace, device: str, folder: Path) -> float:
         tokenizer="bytes",
         precision="bf16" if cuda else "fp32",
         compile=cuda,
-        denoiser=DiT(size=args.size, qk_norm=False, zero_init=False),
+        denoiser=DiT(size=args.size, dropout=0.1, qk_norm=False, zero_init=False),
         data=DataConfig(
             train=Text(path=str(folder / "text.txt")), length=args.length, held_out=0.01, cache=str(folder / "cache")
         ),

@@ -80,7 +80,7 @@ def main() -> None:
             out=str(Path(place, "run")),
             steps=args.interval * (3 * args.rounds + 2),
             batch=args.batch,
-            denoiser=DiT(size=args.size, qk_norm=False, zero_init=False),
+            denoiser=DiT(size=args.size, dropout=0.1, qk_norm=False, zero_init=False),
             data=DataConfig(train=Text(path=str(text)), length=args.length, cache=str(Path(place, "cache"))),
             optim=OptimConfig(lr=3e-4, muon=False, warmup=10, schedule="constant"),
             valid_every=10**9,

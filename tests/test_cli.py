@@ -94,7 +94,7 @@ def test_options_lists_what_can_be_overridden(capsys: Capture, tmp_path: Path) -
     keys = dict(line.removeprefix("--").split()[:2] for line in capsys.readouterr().out.splitlines())
     (tmp_path / "empty.toml").write_text("", encoding="utf-8")
     assert load_config(tmp_path / "empty.toml", keys) == load_config(tmp_path / "empty.toml")
-    assert keys["optim.betas"] == "0.9,0.999"
+    assert keys["optim.betas"] == "0.9,0.95"
 
 
 # --- train, eval ------------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_train_takes_typed_overrides(recipe: Path, tmp_path: Path, capsys: Captu
     words = "--steps 1 --objective mdlm --objective.noise polynomial --objective.noise.power 3 --optim.betas 0.8,0.9"
     assert run(["train", str(recipe), *words.split(), "--micro-batch=none", "--device", "cpu"]) == 0
     model = load(tmp_path / "run", device="cpu")
-    assert model.objective == unmask.objectives.MDLM(noise=unmask.noise.Polynomial(power=3.0))
+    assert model.objective == unmask.objectives.MDLM(form="count", noise=unmask.noise.Polynomial(power=3.0))
     kept = load_config(tmp_path / "run")
     assert kept.optim.betas == (0.8, 0.9)
     capsys.readouterr()

@@ -63,7 +63,7 @@ class DiT(Denoiser):
     conditioning: Literal["none", "constant", "level", "sigma"] = "none"
     cond_dim: int = 128
     tied: bool = False
-    dropout: float = 0.1
+    dropout: float = 0.0
     causal: bool = False
     qk_norm: bool = came_later(True, before=False)
     zero_init: bool = came_later(True, before=False)
