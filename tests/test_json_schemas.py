@@ -18,6 +18,7 @@ from unmask.config import from_dict
 from unmask.constraints import Constraint, JsonSchema
 from unmask.constraints._dfa import Dfa
 from unmask.constraints._numbers import integers, numbers
+from unmask.constraints._schema_check import HELD as HELD_WORDS
 from unmask.constraints.json_schema import WORDS, schema_dfa
 from unmask.constraints.regex import regex_dfa
 from unmask.errors import UsageError
@@ -175,14 +176,18 @@ VALUES = st.recursive(
 )
 
 
-@given(
-    schema=st.dictionaries(KEYS, VALUES, min_size=1, max_size=4),
-    kind=st.sampled_from([None, "string", "integer", "array", "object"]),
-)
-@settings(max_examples=200)
-def test_no_schema_however_malformed_raises_anything_else(schema: dict[str, Any], kind: str | None) -> None:
-    if kind is not None:
-        schema["type"] = kind
+@st.composite
+def schemas(draw: st.DrawFn) -> dict[str, Any]:
+    """Mostly of words that belong together, with values that mostly do not."""
+    kind = draw(st.sampled_from(sorted(HELD_WORDS)))
+    own = st.dictionaries(st.sampled_from(sorted(HELD_WORDS[kind])) if HELD_WORDS[kind] else KEYS, VALUES, max_size=3)
+    found = {"type": kind} | draw(own) | draw(st.just({}) | st.dictionaries(KEYS, VALUES, max_size=1))
+    return {key: part for key, part in found.items() if key != "type" or draw(st.integers(0, 9))}
+
+
+@given(schema=schemas())
+@settings(max_examples=250)
+def test_no_schema_however_malformed_raises_anything_else(schema: dict[str, Any]) -> None:
     try:
         dfa = schema_dfa(json.dumps(schema))
     except UsageError as e:

@@ -34,6 +34,8 @@ TEXTS += [
     "\x85",
 ]
 
+TEXTS += ["cats", "dogs", "s", "cat", "σσ", "ΣΣ", "a\na", "abB", "b]", "[b]", "ab "]
+
 
 def accepts(dfa: Dfa, text: str) -> bool:
     state = 0

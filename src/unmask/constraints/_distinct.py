@@ -15,9 +15,8 @@ MAX_VALUES = 8  # which of them have been used makes a state each: 2^8
 def distinct(values: list[Any], least: int, most: int) -> Dfa:
     """JSON arrays of least to most of these values, each once at most, in any order.
 
-    >>> dfa = distinct([1, "a"], 1, 2)
-    >>> bool(dfa.accept_S.any())
-    True
+    >>> distinct([1, "a"], 2, 2).accept_S.tolist().count(True)  # all of them end alike
+    1
     """
     nfa = Nfa()
 
