@@ -34,10 +34,10 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_takes_too_long_is_given_up_and_the_next_one_works(small: Model) -> None:
-    compiler = Compiler(small.tokenizer, seconds=1.5)
+    compiler = Compiler(small.tokenizer, seconds=1.0)
     try:
         with pytest.raises(unmask.UsageError, match="too long or too much memory"):
-            compiler([Slow()], may_end=False)
+            compiler([Slow(busy=True)], may_end=False)
         good = [unmask.constraints.Regex(pattern="[0-9]{2}")]
         assert compiler(good, may_end=False).accepts([48, 49])
         assert compiler(good, may_end=False) is compiler(good, may_end=False)
@@ -225,7 +225,7 @@ def test_a_constraint_that_is_cancelled_is_not_compiled_on(small: Model) -> None
 
 @looks_at_processes
 def test_what_takes_too_long_is_ended_with_all_that_it_started(small: Model) -> None:
-    compiler = Compiler(small.tokenizer, seconds=1.0)
+    compiler = Compiler(small.tokenizer, seconds=0.5)
     try:
         compiler(regex("[0-9]"), may_end=False)
         assert compiler._process is not None

@@ -24,6 +24,7 @@ from unmask.tokens import Tokenizer, tokenizer_from_json
 
 MEMORY = 2 << 30  # that compiling may take besides what is there before it
 MAX_RESULT = 1 << 27  # bytes of an automaton
+PATIENCE = 3.0  # times its seconds of the processor that a constraint may take by the clock, on a busy machine
 NICENESS = 5  # whoever is written for goes first
 
 Task = tuple[int, tuple[Constraint, ...] | None, bool]  # its number, what to compile (None: no more of it), may_end
@@ -32,7 +33,8 @@ TOO_MUCH = "the constraint takes too long or too much memory to prepare: use a s
 
 
 def serve(handle: int, seconds: float) -> None:
-    """Compile one constraint after another, each within so many seconds, until the other end of the pipe is closed."""
+    """Compile one constraint after another, each within so many seconds of a processor, until the other end of the pipe
+    is closed."""
     server = Connection(handle)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends it
     os.nice(NICENESS)
@@ -60,7 +62,7 @@ def _attend(server: Connection, task: Task, tokenizer: Tokenizer, seconds: float
     found: bytes | None = None
     wanted = True
     try:
-        ready = wait([server, ours], timeout=seconds)
+        ready = wait([server, ours], timeout=PATIENCE * seconds)
         if ours in ready:
             with suppress(EOFError, OSError):  # it died, for want of memory as a rule, or has found too much
                 found = ours.recv_bytes(MAX_RESULT)
@@ -90,7 +92,7 @@ def _work(pipe: Connection, task: Task, tokenizer: Tokenizer, seconds: float) ->
     try:
         os.setpgid(0, 0)
         die_with_parent()
-        limit(_address_space() + MEMORY, math.ceil(seconds) + 1)
+        limit(_address_space() + MEMORY, math.ceil(seconds))
         _, several, may_end = task
         assert several is not None
         try:

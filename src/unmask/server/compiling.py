@@ -23,10 +23,10 @@ from weakref import WeakValueDictionary
 from unmask.constraints import Constraint
 from unmask.constraints._automaton import Automaton
 from unmask.errors import UnmaskError, UsageError
-from unmask.server.compile_process import TOO_MUCH, Found
+from unmask.server.compile_process import PATIENCE, TOO_MUCH, Found
 from unmask.tokens import Tokenizer
 
-SECONDS = 10.0
+SECONDS = 10.0  # of a processor, for each constraint
 START_SECONDS = 60.0  # for their process to begin
 END_SECONDS = 5.0  # for it to end by itself
 MEMORY = 1 << 29  # bytes of all automata that are there: in use, or remembered
@@ -156,7 +156,7 @@ class Compiler:
         try:
             self._pipe.send((number, several, may_end))
             found: Found | None = None
-            while self._answer(self.seconds + END_SECONDS, check):
+            while self._answer(PATIENCE * self.seconds + END_SECONDS, check):
                 told = self._pipe.recv()  # of an earlier one, that nobody waited for, the number is another
                 found = self._pipe.recv()
                 if told == number:

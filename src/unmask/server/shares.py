@@ -21,9 +21,9 @@ from unmask.server.next_tokens import NextQuery
 from unmask.server.work import Work
 
 LEAST_WORK = 16  # of a row's step: what the shortest row is padded to
-LEAST_ROOM = 512  # work of a step at least, however slow the network is
+LEAST_ROOM = 256  # work of a step at least, however slow the network is
 MOST_ROOM = 1 << 15
-STEP_SECONDS = 0.1  # that a step should take at most: whoever comes waits for the end of one
+STEP_SECONDS = 0.05  # that a step should take at most: whoever comes waits for the end of one
 _MEMORY = 0.8  # of what steps took so far, as the next one is measured
 
 
@@ -47,7 +47,7 @@ class Shares:
     """What a step may cost, and whose rows are in it.
 
     >>> Shares(num_ids=258).room
-    512
+    256
     """
 
     def __init__(self, num_ids: int) -> None:

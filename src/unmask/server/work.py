@@ -29,7 +29,7 @@ from unmask.server.next_tokens import NextQuery
 Drawn = tuple[Tensor, Tensor]  # tokens and their log-probabilities
 LONG = 128  # tokens that the network could read while a row's own work keeps it waiting
 AT_ONCE = 8  # draws of a bound that are asked in one step: they do not depend on each other
-AT_ONCE_TOKENS = 512  # of them on a CPU, where a step of many tokens keeps everybody waiting
+AT_ONCE_TOKENS = 256  # of them on a CPU, where a step of many tokens keeps everybody waiting
 
 
 class Work(ABC):
@@ -161,7 +161,7 @@ def draw_together(works: Sequence[Work], predictions: Sequence[list[Tensor] | No
 def draws_at_once(length: int, device: torch.device) -> int:
     """How many questions of a row that do not depend on each other are asked in one step.
 
-    >>> draws_at_once(256, torch.device("cpu")), draws_at_once(256, torch.device("cuda"))
+    >>> draws_at_once(128, torch.device("cpu")), draws_at_once(128, torch.device("cuda"))
     (2, 8)
     """
     return max(1, min(AT_ONCE, AT_ONCE_TOKENS // bucket(length))) if device.type == "cpu" else AT_ONCE
