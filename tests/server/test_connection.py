@@ -141,6 +141,12 @@ def test_a_body_with_two_ends_is_refused(server: Running, route: str) -> None:
             assert answers(raw) == [b"HTTP/1.1 400 Bad Request"]
 
 
+def test_a_body_of_http_1_0_ends_with_its_length_alone(server: Running) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as raw:
+        raw.sendall(b"GET /health HTTP/1.0\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n")
+        assert answers(raw) == [b"HTTP/1.1 400 Bad Request"]
+
+
 @pytest.mark.parametrize("route", ["/", "/health", "/docs", "/v1/models"])
 def test_head_is_get_without_the_body(server: Running, route: str) -> None:
     found = {}

@@ -162,7 +162,7 @@ def test_the_ids_of_a_prompt(ai: openai.OpenAI) -> None:
         with pytest.raises(openai.BadRequestError, match="below 258"):
             ai.completions.create(**how, prompt=bad)
     for bad in ([-1], [True], [1.5], [], [[]], [97, "a"], [[97], "a"], [[97], 97], [[[97]]]):  # type: ignore[list-item]
-        with pytest.raises(openai.BadRequestError):
+        with pytest.raises(openai.BadRequestError, match="prompt: a text of at most"):
             ai.completions.create(**how, prompt=bad)  # type: ignore[arg-type]
 
 
@@ -297,6 +297,7 @@ def test_what_is_refused_says_why(ai: openai.OpenAI) -> None:
     assert "ask for less" in refused(max_tokens=5000)
     assert "best_of" in refused(best_of=3)
     assert "it is for echo" in refused(max_tokens=0)
+    assert "leave it out" in refused(max_tokens=0, echo=True, extra_body={"regex": "a+"})
     assert "window of 32 tokens" in refused(prompt="x" * 33, max_tokens=0, echo=True, logprobs=1)
     assert "json_schema" in refused(extra_body={"response_format": {"type": "json_object"}})
     with pytest.raises(openai.NotFoundError):

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ def make_app(
         description="Texts written, filled, edited and scored by a masked diffusion language model.",
         version=unmask.__version__,
         docs_url=None,
+        openapi_url=None,
         redoc_url=None,
         lifespan=lifespan,
         redirect_slashes=False,
@@ -214,9 +215,17 @@ def _other_routes(app: FastAPI, desk: Desk) -> None:
         }
         return JSONResponse(found)
 
+    @cache  # whoever asks for them again and again does not keep the event loop
+    def described() -> tuple[bytes, bytes]:
+        return json.dumps(app.openapi()).encode(), docs_page(app.openapi()).encode()
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def schema() -> Response:
+        return Response(described()[0], media_type="application/json")
+
     @app.get("/docs", tags=["server"], summary="These routes, as a page", response_class=HTMLResponse)
     async def docs() -> Response:
-        return HTMLResponse(docs_page(app.openapi()))
+        return HTMLResponse(described()[1])
 
     files = {path.name: path for path in PAGE.iterdir() if path.suffix in _KINDS}
 

@@ -119,6 +119,8 @@ def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dic
     _check(asked, len(prompts) * each)
     served.limits.check_length(num)
     constraint = _constraint(asked)
+    if not num and constraint:
+        raise UsageError("max_tokens 0 writes nothing that a constraint could hold: leave it out")
     tail = encode_fixed(asked.suffix or "", tokenizer, "suffix")
     stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     choices: list[_Choice] = []

@@ -201,7 +201,7 @@ class Gate:
             await send(message)
 
         try:
-            _check_framing(scope["headers"])
+            _check_framing(scope)
             foreign = self.doors.check(scope["method"], scope["path"], scope["headers"])
             if foreign and scope["method"] == "OPTIONS":
                 await _send_json(answer, 204, None, {})
@@ -264,10 +264,11 @@ class Gate:
         return again
 
 
-def _check_framing(headers: Iterable[tuple[bytes, bytes]]) -> None:
+def _check_framing(scope: Scope) -> None:
     """Refuse a body with two ends. A proxy in front may believe the one and we the other: what lies between would be a
-    request of its own to one of us."""
-    if {b"content-length", b"transfer-encoding"} <= {name.lower() for name, _ in headers}:
+    request of its own to one of us. HTTP/1.0 knows no transfer-encoding: there the other end is the connection's."""
+    names = {name.lower() for name, _ in scope["headers"]}
+    if b"transfer-encoding" in names and (b"content-length" in names or scope["http_version"] == "1.0"):
         told = "content-length and transfer-encoding exclude each other: send one of them"
         raise Refused(400, told, "two_lengths", {"connection": "close"})
 

@@ -58,7 +58,7 @@ def configure(app: Gate, *, drain: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=connections(app.limits),
-        log_level="warning",
+        log_level="error",  # of what a client does wrong the client is told, not the log
         access_log=False,
         server_header=False,
         date_header=False,

@@ -5,14 +5,25 @@ from __future__ import annotations
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 from pydantic_core import PydanticCustomError
 
 from unmask.samplers import room
 from unmask.server.limits import MAX_CONSTRAINTS, MAX_OPTIONS, MAX_PATTERN, MAX_STOPS, MAX_TEXTS, MAX_VALUES
 
+MAX_TEXT = 200_000  # characters
 T = TypeVar("T")
-Text = Annotated[str, Field(max_length=200_000)]
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
 # What the schema says more than is checked here: the library's own refusals tell more than a pattern's.
 Gaps = Annotated[
     str, Field(max_length=200_000), WithJsonSchema({"type": "string", "pattern": r"\[MASK(:[0-9]+(\.\.[0-9]+)?)?\]"})
@@ -56,6 +67,18 @@ NoBias = Annotated[
     AfterValidator(_not_offered),
     WithJsonSchema({"anyOf": [{"type": "object", "maxProperties": 0}, {"type": "null"}]}),
 ]
+
+
+def _a_prompt(given: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    """Of what it may be, all is told, rather than why it is not the first."""
+    try:
+        return read(given)
+    except ValidationError:
+        told = f"a text of at most {MAX_TEXT} characters, its token ids, or a list of at most {MAX_TEXTS} of either"
+        raise PydanticCustomError("no_prompt", told) from None
+
+
+Prompt = Annotated[Text | Several[Text] | Ids | Several[Ids], WrapValidator(_a_prompt)]
 
 
 class Request(BaseModel):
@@ -217,7 +240,7 @@ class Completion(Sampling):
     model_config = _example(prompt="Once upon a time", max_tokens=12, seed=1, sampler="left_to_right", logprobs=2)
 
     model: Annotated[str, Field(max_length=200)] | None = Field(None, description="the served model's name, or none")
-    prompt: Text | Several[Text] | Ids | Several[Ids] = Field(
+    prompt: Prompt = Field(
         "", description="a text or several, or their token ids; of ids none may be the mask's or another special one's"
     )
     suffix: Text | None = Field(None, description="what stands after the gap: then the gap between is filled")
