@@ -106,11 +106,11 @@ def draw(browser: Browser, url: str) -> None:
         save(page, "390")
     with opened(browser, url, viewport=wide, color_scheme="dark") as page:
         page.click("#tab-generate")
-        page.fill("#generate-text", "Once upon a time, a little dog named Max")
-        pin(page, 5)
+        page.fill("#generate-text", "One day, a little girl named Lily found a")
+        pin(page, 3)
         write(page, "generate").get_by_label("step", exact=True).check()
         save(page, "generate")
-    with opened(browser, url, viewport=wide | {"height": 680}) as page:
+    with opened(browser, url, viewport=wide | {"height": 760}) as page:
         page.click("#tab-score")
         panel = write(page, "score")
         panel.locator(".word").last.hover()

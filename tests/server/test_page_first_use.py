@@ -53,7 +53,7 @@ def test_an_example_is_one_click(page: Page) -> None:
     expect(page.locator("#constraint-kind")).to_have_value("choices")
     page.fill("#max-tokens", "8", force=True)
     page.get_by_role("button", name="Write a story").click()
-    assert shown(done(page, "generate")).startswith("Once upon a time, a little dog named Max")
+    assert shown(done(page, "generate")).startswith("One day, a little girl named Lily found a")
     expect(page.locator("#constraint-kind")).to_have_value("")
     page.get_by_role("button", name="Fill a gap").click()
     assert shown(done(page)).startswith("The little bear was sad because ")
@@ -91,10 +91,18 @@ def test_a_new_seed_each_time_unless_it_is_pinned(page: Page) -> None:
 def test_a_text_is_filled_in_place(page: Page) -> None:
     paper = panel(page, "fill").locator(".paper")
     before = paper.bounding_box()
-    result = fill(page, "ab [MASK:4] yz")
-    expect(paper).to_be_hidden()
-    after = result.locator(".card").bounding_box()
     assert before is not None
+    put(page, "ab [MASK:4] yz")
+    page.locator("#fill-text").focus()
+    page.mouse.move(before["x"] + 25, before["y"] + 34)  # where the first word is
+    page.keyboard.press("Control+Enter")
+    result = done(page)
+    expect(paper).to_be_hidden()
+    expect(page.locator(".about:visible")).to_have_count(0)  # text that comes under a pointer is not pointed at
+    page.mouse.move(before["x"] + 26, before["y"] + 34)
+    expect(page.get_by_role("dialog", name="About this token")).to_be_visible()
+    page.mouse.move(2, 2)
+    after = result.locator(".card").bounding_box()
     assert after is not None
     assert (after["x"], after["y"], after["width"]) == pytest.approx((before["x"], before["y"], before["width"]), abs=1)
     part(result, "edit-text").click()

@@ -11,13 +11,22 @@ export class Canvas {
     this.on = on;
     this.drawn = [];
     roving(root, ".cell", (cell) => on.open(place(cell), cell, true));
-    for (const [name, call] of [["pointerover", "look"], ["focusin", "look"], ["click", "open"]]) {
+    for (const [name, call] of [["focusin", "look"], ["click", "open"]]) {
       root.addEventListener(name, (event) => {
         const element = event.target.closest?.(".cell");
-        if (element && !(name === "pointerover" && event.pointerType === "touch")) on[call](place(element), element);
+        if (element) on[call](place(element), element);
       });
     }
-    root.addEventListener("pointerleave", () => on.leave());
+    // Only a pointer that moves points at something: text may also come to lie under one that rests.
+    root.addEventListener("pointermove", (event) => {
+      const element = event.target.closest?.(".cell");
+      if (element && element !== this.looked && event.pointerType !== "touch") on.look(place(element), element);
+      this.looked = element;
+    });
+    root.addEventListener("pointerleave", () => {
+      this.looked = null;
+      on.leave();
+    });
   }
 
   /** steps: in how many the row is written, against which a token is early or late. */

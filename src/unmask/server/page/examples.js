@@ -7,7 +7,7 @@ export const EXAMPLES = {
   },
   generate: {
     tab: "generate",
-    text: "Once upon a time, a little dog named Max",
+    text: "One day, a little girl named Lily found a",
   },
   choices: {
     tab: "fill",
