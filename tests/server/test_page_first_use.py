@@ -140,6 +140,7 @@ def test_what_no_longer_fits_text_or_settings_is_dimmed(page: Page) -> None:
 
 def test_copy(page: Page) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    pin(page)
     result = fill(page, "ab[MASK:4]yz")
     part(result, "copy").click()
     expect(part(result, "copy")).to_have_text("Copied")
@@ -152,6 +153,7 @@ def test_copy(page: Page) -> None:
 
 
 def test_colours_by_step_by_confidence_or_none(page: Page) -> None:
+    pin(page)
     page.fill("#steps", "6")
     result = fill(page, "ab[MASK:12]yz")
     cells = result.locator(".cell.written")
