@@ -80,11 +80,17 @@ def test_a_step_has_so_much_work_as_fits_its_time() -> None:
     batch, work = shares.pick([rows], 64)
     assert work == LEAST_ROOM
     assert len(batch) == 1
-    shares.took(work, seconds=STEP_SECONDS / 20)  # fast: a step may have twenty times as much
-    batch, work = shares.pick([rows], 64)
-    assert work == 20 * LEAST_ROOM
-    assert len(batch) == 20
-    shares.took(work, seconds=60.0)  # slow
+    for times in (2, 4, 8):  # fast: a step may have twice as much as the last one
+        shares.took(work, seconds=STEP_SECONDS / 20)
+        batch, work = shares.pick([rows], 64)
+        assert len(batch) == times
+    assert work == 8 * LEAST_ROOM
+    shares.took(16, seconds=STEP_SECONDS / 2)  # a small step says nothing of a large one
+    assert shares.room == 8 * LEAST_ROOM
+    shares.took(work, seconds=1.25 * STEP_SECONDS)
+    assert shares.room == 0.8 * 8 * LEAST_ROOM // 1
+    for _ in range(9):
+        shares.took(16, seconds=60.0)  # slow
     assert shares.room == LEAST_ROOM
     batch, _ = shares.pick([Asks(Row("long", 1, log, 4096))], 64)
     assert len(batch) == 1  # what is more than a step's goes by itself

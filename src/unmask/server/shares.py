@@ -24,7 +24,6 @@ LEAST_WORK = 16  # of a row's step: what the shortest row is padded to
 LEAST_ROOM = 256  # work of a step at least, however slow the network is
 MOST_ROOM = 1 << 15
 STEP_SECONDS = 0.05  # that a step should take at most: whoever comes waits for the end of one
-_MEMORY = 0.8  # of what steps took so far, as the next one is measured
 
 
 class Sharer(Protocol):
@@ -53,17 +52,18 @@ class Shares:
     def __init__(self, num_ids: int) -> None:
         self.num_ids, self.room = num_ids, LEAST_ROOM
         self._now = 0.0  # what the request that has had least has had
-        self._seconds = 0.0  # of a unit of work
 
     def joins(self, sharer: Sharer) -> None:
         """A request that comes, or comes again, has had as much as the one here that has had least."""
         sharer.spent = max(sharer.spent, self._now)
 
     def took(self, work: int, seconds: float) -> None:
-        """A step has been measured: the next may have as much work as fits the time that a step should take."""
-        each = seconds / max(work, 1)
-        self._seconds = each if not self._seconds else _MEMORY * self._seconds + (1 - _MEMORY) * each
-        self.room = int(min(max(STEP_SECONDS / max(self._seconds, 1e-9), LEAST_ROOM), MOST_ROOM))
+        """A step has been measured: the next may have about as much work as fits the time that a step should take. What
+        a small one took tells little of a large one, save that it was slow."""
+        if 2 * work >= self.room or seconds > STEP_SECONDS:
+            fits = work * STEP_SECONDS / max(seconds, 1e-9)
+            fits = min(max(fits, self.room / 2), self.room * 2)
+            self.room = int(min(max(fits, LEAST_ROOM), MOST_ROOM))
 
     def pick(self, sharers: Iterable[T], most: int, *, beside: bool = True) -> tuple[list[tuple[T, int]], int]:
         """The rows of the next step, at most so many, and what work they are for the engine's thread. beside: whether
