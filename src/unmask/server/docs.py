@@ -133,7 +133,8 @@ def _about(field: dict[str, Any], *, needed: bool) -> str:
     """What a field means, what it may be at most and what it is when left out."""
     told = [field["description"]] if "description" in field else []
     for one in (field, *field.get("anyOf", ())):
-        told += [text.format(one[key]) for key, text in (_LEAST | _MOST).items() if key in one]
+        limits = [(text, one[key]) for key, text in (_LEAST | _MOST).items() if key in one]
+        told += [text.format(f"{limit:.15g}") for text, limit in limits if abs(limit) < 1 << 53]  # a seed's say nothing
     if field.get("default") not in (None, "", [], {}):
         told.append(f"{json.dumps(field['default'])} if left out")
     if "examples" in field:
