@@ -290,7 +290,8 @@ def test_what_a_request_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, end: 
         until = time.monotonic() + 10
         while any(ref() is not None for ref in made) and time.monotonic() < until:
             time.sleep(0.01)
-        assert [ref() is not None for ref in made] == [False, False]
+        assert made  # one where it was cancelled before the second row
+        assert not any(ref() is not None for ref in made)
     finally:
         gc.enable()
         desk.close()
