@@ -114,6 +114,25 @@ def test_qk_norm_takes_the_size_of_queries_and_keys_away() -> None:
         assert torch.allclose(net.trunk(Z), before, rtol=1e-4, atol=1e-4) == qk_norm
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"conditioning": "level"}, {"conditioning": "constant"}, {"classes": 3}], ids=str
+)
+def test_every_block_learns_from_the_start_or_the_step_after(options: dict[str, Any]) -> None:
+    """Blocks may start as the identity, by adaLN's gates or by zeros of their own; by both they would stay it."""
+    torch.manual_seed(0)
+    net = DiT(hidden=32, blocks=2, heads=2, **options).build(num_ids=IDS, mask_id=MASK)
+    x_BL = torch.randint(0, MASK, (8, 12))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    for step in range(3):  # the head first, then what gates a block, then the block
+        optimizer.zero_grad()
+        MDLM(form="time").loss(net, make_batch(x_BL, seed=0, step=step)).nats.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    for name, p in net.named_parameters():
+        if name.startswith("blocks.") and name.endswith("weight") and "modulation" not in name:
+            assert p.grad is not None
+            assert bool(p.grad.any()), name
+
+
 @pytest.mark.parametrize("zero_init", [False, True])
 def test_blocks_that_start_as_the_identity(zero_init: bool) -> None:
     torch.manual_seed(0)

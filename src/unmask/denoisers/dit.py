@@ -135,7 +135,9 @@ class DiTNetwork(Network):
             elif p.ndim > 1:
                 nn.init.normal_(p, std=1.0 if name == "label.weight" else 0.02)  # a class is no small hint
             if name.startswith("blocks.") and name.endswith("out.weight"):  # added to the residual stream, 2 a block
-                nn.init.normal_(p, std=0.0 if self.config.zero_init else 0.02 / math.sqrt(2 * len(self.blocks)))
+                # adaLN's gate is zero already: a second zero behind it, and neither would ever have a gradient.
+                identity = self.config.zero_init and self.modulation is None
+                nn.init.normal_(p, std=0.0 if identity else 0.02 / math.sqrt(2 * len(self.blocks)))
 
     def trunk(
         self,
