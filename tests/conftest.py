@@ -45,6 +45,7 @@ WORDS = (
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """No test reads or writes the user's home or token cache."""
     home = tmp_path_factory.mktemp("home")
+    (home / ".cache" / "torch" / "kernels").mkdir(parents=True)  # torch warns where it cannot keep what it compiles
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
         patch.setenv("XDG_CACHE_HOME", str(home / ".cache"))

@@ -190,15 +190,16 @@ def test_eval_of_a_run_takes_what_it_held_out(trained: Any, capsys: Capture) -> 
 
 
 def test_eval_by_another_estimator_and_packing(
-    trained: Any, corpus_file: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    trained: Any, fresh_model: Any, corpus_file: Path, capsys: Capture, tmp_path: Path
 ) -> None:
     words = ["eval", str(trained.folder), "--data", str(corpus_file), "--max-rows", "9", "--json", "--device", "cpu"]
     assert run([*words, "--estimator", "T=7", "--packing", "sentence", "--length", "30", "--num-samples", "2"]) == 0
     protocol = json.loads(capsys.readouterr().out)["protocol"]
     assert (protocol["estimator"], protocol["packing"], protocol["length"]) == ("T=7", "sentence", 30)
     assert protocol["draws_per_row"] == 2
-    monkeypatch.setattr("unmask.model.Model.packing", "pad")  # as a model that was trained so has it
-    for folder, packing, given in ((trained.model_folder, "pad", "row lengths"), (trained.folder, "wrap", "nothing")):
+    fresh_model.packing = "pad"  # as a model that was trained so has it
+    fresh_model.save(tmp_path / "padded")
+    for folder, packing, given in ((tmp_path / "padded", "pad", "row lengths"), (trained.folder, "wrap", "nothing")):
         assert run(["eval", str(folder), *words[2:]]) == 0  # a run's recipe knows it for itself
         protocol = json.loads(capsys.readouterr().out)["protocol"]
         assert (protocol["packing"], protocol["given"]) == (packing, given)

@@ -116,8 +116,7 @@ def test_the_page_of_an_edit_marks_the_best_row(
 
 
 @pytest.mark.parametrize("pattern", ["[ab]*a[ab]{30}", "(a|b)*a(a|b){40}"])
-def test_a_pattern_of_astronomic_size_is_refused_soon(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unmask.constraints.regex.MAX_SECONDS", 1.0)
+def test_a_pattern_of_astronomic_size_is_refused_soon(pattern: str) -> None:
     began = time.perf_counter()
     with pytest.raises(UsageError, match="too many states"):
         unmask.constraints.Regex(pattern=pattern).automaton(unmask.load_tokenizer("bytes"))

@@ -563,9 +563,9 @@ def test_a_model_of_sentences_begins_every_row_as_it_was_trained(anchor: str, tm
     unmask.train(unmask.load_config("demo", overrides), device="cpu")
     model = load(tmp_path / "run")
     assert model.begin == [model.tokenizer.bos_id]
-    canvas, heads = model.prompted(1, 8, "", "")
+    canvas, parts = model.prompted(1, 8, "", "")
     assert canvas.tokens[0].tolist() == [*model.begin, *[model.tokenizer.mask_id] * 7]
-    assert heads == [1]
+    assert [part.gap for part in parts[0]] == [7, 0]
     shown: list[int] = []
     model.generate(num=1, length=8, watch=lambda step: shown.append(int(step.tokens_BL[0, 0])))
     assert not {*shown} & {*model.begin}

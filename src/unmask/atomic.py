@@ -42,7 +42,7 @@ def atomic_folder(final: Path) -> Iterator[Path]:
     temp = sibling(final, "tmp")
     _writing.add(temp.name)
     try:
-        with _one_line_errors(final):
+        with one_line_errors(final):
             new = [place for place in (final.parent, *final.parent.parents) if not place.exists()]
             final.parent.mkdir(parents=True, exist_ok=True)
             for place in new:  # a folder is as durable as its name in the folder above
@@ -66,7 +66,7 @@ def atomic_text(final: Path, text: str) -> None:
     temp = sibling(final, "tmp")
     _writing.add(temp.name)
     try:
-        with _one_line_errors(final):
+        with one_line_errors(final):
             clean(final.parent, final.name)
             write_file(temp, [text.encode("utf-8")])
             sync(temp)
@@ -172,7 +172,14 @@ def _sync_tree(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _one_line_errors(final: Path) -> Iterator[None]:
+def one_line_errors(final: Path) -> Iterator[None]:
+    """What the system says of a file that could not be written, in one line with what became of it.
+
+    >>> with one_line_errors(Path("runs/a")):
+    ...     raise OSError(errno.ENOSPC, "No space left on device")
+    Traceback (most recent call last):
+    unmask.errors.UnmaskError: disk full while writing runs/a; free space and run again; nothing was left behind
+    """
     previous = f"the previous {final.name} is intact" if final.exists() else "nothing was left behind"
     try:
         yield

@@ -229,6 +229,7 @@ class Model:
         >>> canvas, parts = model.prompted(4, 64, ["def ", "class "])  # doctest: +SKIP
         """
         check_whole(num=num, length=length, seed=seed)
+        check_constraint(constraint)
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         if num < 1 or not prompts:
             raise UsageError(f"num must be at least 1 and there must be a prompt list of at least one, got num={num}")
@@ -365,7 +366,8 @@ class Model:
         canvas = Canvas.of_rows(rows, mask_id=tok.mask_id, pad_id=tok.eot_id, seed=seed)
         canvas = canvas if key_B is None else dataclasses.replace(canvas, key_B=key_B)
         forbidden = {*tok.never_ids()} if may_end else {*tok.never_ids(), tok.eot_id}
-        labels = [label] * len(rows) if label is None or isinstance(label, int | str) else list(label)
+        each = isinstance(label, Sequence) and not isinstance(label, str)
+        labels: list[Any] = list(cast(Any, label)) if each else [label] * len(rows)
         class_B = torch.tensor([-1 if one is None else one for one in map(self.class_of, labels)], device=self.device)
         automaton = None if constraint is None else compile_constraints(constraint, tok, may_end=may_end)
         return dataclasses.replace(

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from unmask.errors import UsageError
+from unmask.atomic import one_line_errors
+from unmask.errors import UnmaskError, UsageError
 from unmask.parallel import World
 from unmask.untrusted import shown
 
@@ -41,8 +42,13 @@ def one_writer(folder: Path, world: World) -> Iterator[str]:
 
     def take() -> str:
         new = [place for place in (folder, *folder.parents) if not place.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor, note = _take(folder)
+        try:
+            with one_line_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                descriptor, note = _take(folder)
+        except UnmaskError:
+            _remove_empty(new)
+            raise
         held.append((descriptor, new))
         _held.add(descriptor)
         return note
@@ -55,9 +61,13 @@ def one_writer(folder: Path, world: World) -> Iterator[str]:
                 os.unlink(folder / LOCK)  # while it is held: see `_take`
             _held.discard(descriptor)
             os.close(descriptor)
-            with contextlib.suppress(OSError):  # the run has begun: they are not empty
-                for place in new:
-                    place.rmdir()
+            _remove_empty(new)
+
+
+def _remove_empty(new: list[Path]) -> None:
+    with contextlib.suppress(OSError):  # where the run has begun they are not empty
+        for place in new:
+            place.rmdir()
 
 
 def _take(folder: Path) -> tuple[int, str]:
@@ -81,8 +91,13 @@ def _take(folder: Path) -> tuple[int, str]:
                 break
         os.close(descriptor)
     now = datetime.datetime.now().astimezone().isoformat(" ", timespec="seconds")
-    os.truncate(descriptor, 0)
-    os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}).encode())
+    try:
+        os.truncate(descriptor, 0)
+        os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}).encode())
+    except OSError:
+        os.unlink(path)
+        os.close(descriptor)
+        raise
     return descriptor, note
 
 

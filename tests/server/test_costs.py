@@ -163,9 +163,9 @@ def test_a_text_is_scored_once(client: TestClient, monkeypatch: pytest.MonkeyPat
     seen: list[list[int]] = []
     bound: Callable[..., Bound] = Served._bound
 
-    def noted(self: Served, canvas: Any, **how: Any) -> Bound:
+    def noted(self: Served, canvas: Any, *scored: Any, **how: Any) -> Bound:
         seen.extend(canvas.tokens.tolist())
-        return bound(self, canvas, **how)
+        return bound(self, canvas, *scored, **how)
 
     monkeypatch.setattr(Served, "_bound", noted)
     body = {"text": "a[MASK:1..2]b", "n": 3, "temperature": 0, "sampler": "left_to_right", "score": True}
@@ -204,7 +204,7 @@ def test_a_stream_spells_each_token_once(small: Model) -> None:
             return "ab"[: id % 2 + 1]
 
     tokenizer: Any = Spelling()
-    choice = _Choice(0, "xyz", [7, 7], 40, [], tokenizer)
+    choice = _Choice(0, "xyz", [7, 7], [7, 7], 40, [], tokenizer)
     written, told = list(range(60, 100)), []
     for k in range(1, 41):
         told.append(choice.logprobs([7, 7, *written[:k], *[tokenizer.mask_id] * (40 - k)]))

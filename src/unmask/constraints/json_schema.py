@@ -16,7 +16,7 @@ from unmask.constraints._distinct import MAX_VALUES, different, distinct
 from unmask.constraints._numbers import integers, numbers
 from unmask.constraints._schema_check import BOUNDS, FORMATS, HELD, NOTES, ONE_OF, check, types_of
 from unmask.constraints.regex import regex_dfa, spliced_dfa
-from unmask.errors import MissingExtraError, UsageError
+from unmask.errors import MissingExtraError, UnmaskError, UsageError
 from unmask.tokens import Tokenizer
 
 WORDS = frozenset({*NOTES, *ONE_OF, *FORMATS, *HELD}.union(*HELD.values()))  # of a schema's own language
@@ -67,7 +67,7 @@ def schema_dfa(schema: str) -> Dfa:
     try:
         pattern = str(outlines().json_schema.build_regex_from_schema(json.dumps(whole, ensure_ascii=False)))
     except BaseException as e:
-        if isinstance(e, UsageError) or not (isinstance(e, Exception) or type(e).__name__ == "PanicException"):
+        if isinstance(e, UnmaskError) or not (isinstance(e, Exception) or type(e).__name__ == "PanicException"):
             raise
         reason = (str(e).strip() or type(e).__name__).splitlines()[0]
         raise UsageError(f"the schema cannot be held: {reason[:120]}") from None
