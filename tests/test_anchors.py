@@ -90,6 +90,7 @@ def test_rows_are_framed_and_what_frames_them_is_not_counted() -> None:
         assert rows.suffix == suffix
         assert (rows.report.tokens, rows.report.bytes, rows.report.anchor) == (4, 3, anchor)
         assert rows.counts(np.array([0])) == (4, len(row))
+        assert rows.between(0, 1).report.tokens == 4
 
 
 def test_what_does_not_fit_between_the_anchors_is_cut() -> None:

@@ -212,12 +212,10 @@ class Rows:
         view = Rows.__new__(Rows)
         view.__dict__.update(self.__dict__)
         view._lo, view._hi = self._lo + lo, self._lo + hi
-        first = int(self._ends[view._lo - 1]) if view._lo else 0
-        tokens = int(self._ends[view._hi - 1]) - first - int(self._prefixes[view._lo : view._hi].sum(dtype=np.int64))
         view.report = dataclasses.replace(
             self.report,
             rows=hi - lo,
-            tokens=tokens,
+            tokens=view.counts(np.arange(hi - lo))[0],
             bytes=int(self._bytes[view._lo : view._hi].sum(dtype=np.int64)),
             split_rows=split_rows or self.report.split_rows,
         )
