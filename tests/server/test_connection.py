@@ -69,7 +69,7 @@ def test_who_reads_nothing_is_dropped(small: Model) -> None:
             until(lambda: server.desk.active == 1)
             until(lambda: not connections(server))  # in the middle of its work, which ends with it
             until(lambda: server.desk.active == 0)
-            assert server.desk.metrics.cancelled.values[()] == 1
+            until(lambda: server.desk.metrics.cancelled.values[()] == 1)  # the engine counts it in its next step
         with silent(server, "/tokenize", {"text": "word " * 800}) as raw:  # an answer in one piece
             raw.sendall(b"GET /page/main.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * 40)
             until(lambda: len(connections(server)) == 1)
