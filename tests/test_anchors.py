@@ -30,6 +30,8 @@ from unmask.objectives.ar import AR
 from unmask.objectives.d3pm import D3PM
 from unmask.objectives.mdlm import MDLM
 from unmask.packing import Anchor, Policy, pack_texts
+from unmask.parallel import World
+from unmask.resuming import check_same_run, find_checkpoint
 from unmask.samplers.confidence import Confidence
 from unmask.samplers.remdm import ReMDM
 from unmask.tokens import Tokenizer, load_tokenizer
@@ -260,6 +262,17 @@ def test_a_run_from_before_there_were_anchors_goes_on_without(make_config: MakeC
     recipe.write_text(json.dumps(old))
     assert load_config(tmp_path / "run").data.anchor == "none"
     assert DataConfig().anchor == "auto"  # of a recipe that begins anew
+    # Neither does what its checkpoint says of the data tell of an anchor.
+    found = find_checkpoint(load_config(tmp_path / "run", {"steps": "14"}), World(), resume=True)
+    assert found is not None
+    now = [dict(report) for report in found.state["data"]]
+    for report in found.state["data"]:
+        del report["anchor"]
+    del found.state["config"]["data"]["anchor"]
+    check_same_run(load_config(tmp_path / "run", {"steps": "14"}), now, found)
+    found.state["data"][0]["tokens"] += 1
+    with pytest.raises(DataError, match="the data changed"):
+        check_same_run(load_config(tmp_path / "run", {"steps": "14"}), now, found)
     unmask.train(load_config(tmp_path / "run", {"steps": "14"}), resume=True, device="cpu")
 
 

@@ -139,7 +139,7 @@ def test_labels_are_read_as_the_run_reads_them(make_config: MakeConfig, tmp_path
     assert there["nats"] == here["nats"]
     assert there["protocol"]["labels"] == "given"
     without = measured(capsys, str(tmp_path / "run"), "--data", str(path), "--label-field", "")
-    assert without["protocol"]["labels"] == "none"
+    assert without["protocol"]["labels"] == "none, unlike the run's"
     assert without["nats"] > here["nats"]
     # Each text's own label, or one for all.
     texts, labels = [line["text"] for line in lines], [line["kind"] for line in lines]
@@ -348,3 +348,30 @@ def test_a_constraint_of_the_whole_text_is_asked_of_what_comes_back(bert: Model)
     ):
         with pytest.raises(UsageError, match="this vocabulary spells otherwise than it was given"):
             call()
+
+
+def test_labels_of_a_file_are_the_model_s_or_refused(make_config: MakeConfig, tmp_path: Path, capsys: Capture) -> None:
+    lines = [{"text": "ab"[i % 2] * 6, "mood": ("neg", "pos")[i % 2]} for i in range(40)]
+    path, strange = tmp_path / "moods.jsonl", tmp_path / "strange.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    strange.write_text(json.dumps({"text": "aaa", "mood": "1"}) + "\n", encoding="utf-8")
+    corpus = Jsonl(path=str(path), label_field="mood")
+    for classes in (0, 2):
+        denoiser = DiT(size="nano", hidden=32, blocks=1, heads=2, dropout=0.0, classes=classes)
+        given = corpus if classes else dataclasses.replace(corpus, label_field=None)
+        data = {"train": given, "valid": given, "packing": "pad", "length": 16}
+        train(make_config(tmp_path / f"run{classes}", steps=2, denoiser=denoiser, data=data), device="cpu")
+    for command in ("eval", "score"):  # of a model that knows no classes
+        words = [command, str(tmp_path / "run0"), "--data", str(path), "--device", "cpu"]
+        assert run([*words, "--label-field", "mood"]) == 2
+        assert "this model knows no classes: leave out --label-field" in capsys.readouterr().err
+    for command, code in (("eval", 1), ("score", 2)):  # of one whose classes are words: numbers are none of them
+        assert run([command, str(tmp_path / "run2"), "--data", str(strange), "--device", "cpu"]) == code
+        assert "known: neg, pos" in capsys.readouterr().err
+    without = measured(capsys, str(tmp_path / "run2"), "--data", str(path), "--label-field", "")
+    assert without["protocol"]["labels"] == "none, unlike the run's"
+
+
+def test_a_separator_that_no_folder_would_keep_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match="1001 characters, 1000 are allowed"):
+        Jsonl(path="a.jsonl", prompt_field="q", separator="=" * 1001)

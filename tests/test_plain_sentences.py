@@ -32,6 +32,10 @@ WRONG: dict[str, tuple[Callable[[Model], Any], str]] = {
     "seed": (lambda m: m.fill("a[MASK]", seed="1"), "seed must be a whole number, got '1'"),
     "num of edit": (lambda m: m.edit("a b", "b", num=True), "num must be a whole number, got True"),
     "label": (lambda m: m.generate(label=1.5), r"label must be a whole number, got 1\.5"),
+    "prompt": (lambda m: m.generate(prompt=5), r"prompt must be a text, or a list of texts, got 5"),
+    "text to fill": (lambda m: m.fill(None), r"text must be a text, or a list of texts, got None"),
+    "bytes to score": (lambda m: m.score(b"abc"), r"texts must be a text, or a list of texts, got b'abc'"),
+    "labels as a text": (lambda m: m.score(["a", "b"], labels="01"), r"as many labels as texts"),
     "guidance": (lambda m: m.generate(prompt="a", guidance="2"), "guidance weight must be a number, got '2'"),
     "draws": (lambda m: m.score("a", num_samples=2.5), r"num_samples must be a whole number, got 2\.5"),
 }

@@ -135,6 +135,11 @@ class Rows:
         counts: Ints = self._bytes[self._at(indices)].astype(np.int64)
         return counts
 
+    @property
+    def labelled(self) -> bool:
+        """Whether the documents carry labels."""
+        return self._labels is not None
+
     def labels_of(self, indices: Ints) -> Ints | None:
         """The classes of these rows, -1 for none; None where the documents carry no labels."""
         if self._labels is None:

@@ -23,6 +23,24 @@ def check_whole(**values: Any) -> None:
             raise UsageError(f"{name} must be a whole number, got {_shown(value)}")
 
 
+def check_texts(value: Any, name: str) -> list[str]:
+    """One text, or several, as a list; whatever else is refused.
+
+    >>> check_texts("a", "text"), check_texts(("a", "b"), "text")
+    (['a'], ['a', 'b'])
+    >>> check_texts(5, "text")
+    Traceback (most recent call last):
+    unmask.errors.UsageError: text must be a text, or a list of texts, got 5
+    """
+    several = [value] if isinstance(value, str) else value
+    if not isinstance(several, Iterable) or isinstance(several, bytes):
+        raise UsageError(f"{name} must be a text, or a list of texts, got {_shown(value)}")
+    found = list(several)
+    if not all(isinstance(one, str) for one in found):
+        raise UsageError(f"{name} must be a text, or a list of texts, got {_shown(value)}")
+    return found
+
+
 def check_sampler(value: Any) -> None:
     """Refuse what is no sampler; None is the model's own.
 

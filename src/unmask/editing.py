@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from unmask.arguments import check_constraint, check_sampler, check_whole
+from unmask.arguments import check_constraint, check_sampler, check_texts, check_whole
 from unmask.bound import Bound
 from unmask.constraints import Constraint
 from unmask.constraints._automaton import compile_constraints
@@ -208,7 +208,7 @@ def fill(
     check_sampler(sampler)
     check_constraint(constraint)
     check_whole(seed=seed)
-    texts = [text] if isinstance(text, str) else list(text)
+    texts = check_texts(text, "text")
     if not texts:
         raise UsageError("nothing to fill: give at least one text")
     several = [known_lengths(given, MAX_CANDIDATES) for given in texts]

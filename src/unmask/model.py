@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from unmask.arguments import check_constraint, check_sampler, check_whole
+from unmask.arguments import check_constraint, check_sampler, check_texts, check_whole
 from unmask.atomic import atomic_folder, find_folder
 from unmask.bound import Bound
 from unmask.built_in import built_in_folder
@@ -230,7 +230,7 @@ class Model:
         """
         check_whole(num=num, length=length, seed=seed)
         check_constraint(constraint)
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        prompts = check_texts(prompt, "prompt")
         if num < 1 or not prompts:
             raise UsageError(f"num must be at least 1 and there must be a prompt list of at least one, got num={num}")
         numbers = range(num * len(prompts)) if only is None else only
@@ -328,7 +328,7 @@ class Model:
         >>> model.refine("the cat sta on the mat", share=0.2)  # doctest: +SKIP
         """
         check_sampler(sampler)
-        texts = [text] if isinstance(text, str) else list(text)
+        texts = check_texts(text, "text")
         rows = [self.begin + encode_fixed(given, self.tokenizer, "text") + self.end for given in texts]
         for given, row in zip(texts, rows, strict=True):
             if not self.unframed(row):

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from unmask.atomic import write_file
 from unmask.config import from_dict, to_dict
+from unmask.corpora import MAX_SEPARATOR
 from unmask.denoisers import Denoiser
 from unmask.denoisers._network import Network
 from unmask.errors import ConfigError, ModelFolderError, UsageError
@@ -31,7 +32,6 @@ FORMAT_VERSION = 2
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 MAX_LENGTH = 1 << 20  # of a window; a config that says more is taken for damaged
 MAX_CONFIG = 1 << 20  # bytes
-MAX_SEPARATOR = 1000  # characters
 
 
 def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None = None) -> None:

@@ -10,7 +10,7 @@ from unmask.constraints import Constraint
 from unmask.errors import UsageError
 from unmask.tokens import Tokenizer
 
-MASK_SPELLING = re.compile(r"\[MASK(?::(\d+)(?:\.\.(\d+))?)?\]")
+MASK_SPELLING = re.compile(r"\[MASK(?::(\d+)(?:\.\.(\d+))?)?\]", re.ASCII)
 # Whoever writes these means a gap: [MASK:abc], [ MASK ], [MASK 3]. In small letters brackets are mostly code, as in
 # x[mask] or rows[mask:3]: there only a number makes a gap of them, and only where they index nothing.
 NEAR_SPELLING = re.compile(

@@ -107,7 +107,8 @@ def check_same_run(config: RunConfig, data: list[dict[str, Any]], found: Checkpo
     for key, now in option_paths(config).items():
         if key not in MAY_CHANGE and before.get(key) != now:
             raise ConfigError(f"{key} is {now!r}, the run in {config.out} has {before.get(key)!r}; it cannot change")
-    if found.state["data"] != data:
+    reports = [{"anchor": "none"} | report for report in found.state["data"]]  # a run from before there were anchors
+    if reports != data:
         raise DataError(f"the data changed since the run in {config.out} began; restore it, or begin a new run")
 
 

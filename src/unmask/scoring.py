@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unmask.arguments import check_whole
+from unmask.arguments import check_texts, check_whole
 from unmask.bound import Bound, join
 from unmask.errors import UsageError
 
@@ -44,7 +44,8 @@ def score(
     >>> model.score("bonjour", prompts="hello").nats  # of -log p(bonjour | hello)  # doctest: +SKIP
     """
     check_whole(seed=seed, num_samples=num_samples)
-    texts = [texts] if isinstance(texts, str) else list(texts)
+    texts = check_texts(texts, "texts")
+    prompts = prompts if prompts is None or isinstance(prompts, str) else check_texts(prompts, "prompts")
     if not texts:
         raise UsageError("nothing to score: give at least one text")
     each = _labels(label, labels, len(texts))
@@ -87,7 +88,7 @@ def _heads(
 def _labels(label: int | str | None, labels: Sequence[int | str | None] | None, num: int) -> list[int | str | None]:
     if labels is None:
         return [label] * num
-    if label is not None or len(labels) != num:
+    if label is not None or isinstance(labels, str) or len(labels) != num:
         raise UsageError("give one label for all texts, or as many labels as texts")
     return list(labels)
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from unmask.model import Model
     from unmask.packing import Rows
 
+LABEL_FIELD = "--label-field"
 DATA = "text, JSONL, CSV, TSV or Parquet file or folder, also .gz .xz .zst; or stdlib"
 
 
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reading", "of --data; default: as the run reads its own, an empty word: none")
     group.add_argument("--field", metavar="NAME", help="JSONL, CSV, Parquet: where the text is")
     group.add_argument("--prompt-field", metavar="NAME", help="where the prompt is, which is given and not scored")
-    group.add_argument("--label-field", metavar="NAME", help="where the label is")
+    group.add_argument(LABEL_FIELD, metavar="NAME", help="where the label is")
     group.add_argument("--separator", metavar="TEXT", help="between prompt and text; of text files: between documents")
 
 
@@ -56,13 +57,14 @@ def trained_on(name: str, *, needed: bool) -> DataConfig | None:
 
 def treatment(corpus: Corpus, rows: Rows, model: Model, trained: DataConfig | None) -> dict[str, str]:
     """What became of prompts, labels and separators, for the protocol."""
-    import numpy as np
-
-    classes, labelled = model.denoiser.num_classes, rows.labels_of(np.empty(0, dtype=np.int64)) is not None
-    labels = ("given" if classes else "in the data, not used: the model has no classes") if labelled else "none"
+    like = None if trained is None else trained.valid or trained.train
+    dropped = getattr(like, "label_field", None) is not None and model.denoiser.num_classes
+    labels = "none, unlike the run's" if dropped else "none"
+    if rows.labelled:
+        labels = "given" if model.denoiser.num_classes else "in the data, not used: the model has no classes"
     separator: Any = getattr(corpus, "separator", None) or None
     between = "prompt and text" if corpus.has_prompts else "documents"
-    unlike = trained is not None and (trained.valid or trained.train).has_prompts
+    unlike = like is not None and like.has_prompts
     return {
         "prompts": "given, not scored" if corpus.has_prompts else "none, unlike the run's" if unlike else "none",
         "labels": labels,

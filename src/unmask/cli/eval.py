@@ -77,6 +77,8 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     if args.data is not None and args.data != "stdlib":
         existing(args.data)
     model = load(args.model, device=world.device)
+    if args.label_field and not model.denoiser.num_classes:
+        raise UsageError(f"this model knows no classes: leave out {_reading.LABEL_FIELD}")
     trained = _reading.trained_on(args.model, needed=args.data is None)
     packing = args.packing or (model.packing if trained is None else trained.packing)
     anchor = "none" if packing == "wrap" else model.anchor

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from unmask.built_in import DEFAULT
 from unmask.cli import _naming, _reading, _sampling
-from unmask.errors import UsageError
+from unmask.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from unmask.corpora import Document
@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         model = load(name, device=args.device)
         corpus = _reading.corpus_of(args, model, _reading.trained_on(name, needed=False))
         documents = [document for document in corpus.documents() if document.text]
+        _check_labels(model, documents, asked=bool(args.label_field))
     found = [_score(args, model, document) for document in documents]
     if args.json:
         print(json.dumps({"scores": found, "seed": args.seed, "draws": args.num_samples}))
@@ -99,6 +100,19 @@ def _documents(args: argparse.Namespace, model: Model, texts: list[str]) -> list
     return [Document(text, head, label) for text, head in zip(texts, heads, strict=True)]
 
 
+def _check_labels(model: Model, documents: list[Document], *, asked: bool) -> None:
+    """Refuse labels that the model does not know, as `unmask eval` does."""
+    if not model.denoiser.num_classes:
+        if asked:
+            raise UsageError(f"this model knows no classes: leave out {_reading.LABEL_FIELD}")
+        return
+    for label in dict.fromkeys(document.label for document in documents):
+        if model.labels and label is not None and label not in model.labels:
+            raise UsageError(
+                f"the label {str(label)[:40]!r} is none of the model's; {did_you_mean(str(label), model.labels)}"
+            )
+
+
 def _score(args: argparse.Namespace, model: Model, document: Document) -> dict[str, Any]:
     """What a document's text costs given its prompt, of which the separator is a part already."""
     bound = model.score(
@@ -111,6 +125,6 @@ def _score(args: argparse.Namespace, model: Model, document: Document) -> dict[s
     )
     lo, hi = (x * bound.tokens for x in bound.ci95)
     told: dict[str, Any] = {"text": document.text} | ({"prompt": document.prompt} if document.prompt else {})
-    told |= {} if document.label is None else {"label": document.label}
+    told |= {"label": document.label} if document.label is not None and model.denoiser.num_classes else {}
     told |= {"nats": bound.nats, "nats_ci95": [lo, hi], "tokens": bound.tokens, "bytes": bound.num_bytes}
     return told | {"bits_per_byte": bound.bits_per_byte, "exact": bound.exact}

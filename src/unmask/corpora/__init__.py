@@ -67,13 +67,20 @@ class Corpus(ABC):
         return str(getattr(self, "separator", "")) if self.has_prompts else ""
 
 
+MAX_SEPARATOR = 1000  # characters; a model's folder keeps it
+
+
 def check_separator(separator: str, prompt_field: str | None) -> None:
-    """Refuse a separator where no prompt stands before it.
+    """Refuse a separator that is too long, or where no prompt stands before it.
 
     >>> check_separator("\\n", prompt_field="question")
     """
     if separator and prompt_field is None:
         raise UsageError("the separator stands between prompt and text: name the prompt_field, or leave it out")
+    if len(separator) > MAX_SEPARATOR:
+        raise UsageError(
+            f"the separator has {len(separator)} characters, {MAX_SEPARATOR} are allowed: use a shorter one"
+        )
 
 
 def __getattr__(name: str) -> Any:
