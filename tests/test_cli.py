@@ -348,12 +348,13 @@ def test_as_a_program(trained: Any, tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        gone = subprocess.run(
-            [sys.executable, "-m", "unmask", "--help"], stdout=write, stderr=subprocess.PIPE, text=True, check=False
-        )
+        for unbuffered in ("", "1"):
+            how: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True, "check": False}
+            how["env"] = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+            gone = subprocess.run([sys.executable, "-m", "unmask", "--help"], stdout=write, **how)
+            assert (gone.returncode, gone.stderr) == (0, "")
     finally:
         os.close(write)
-    assert (gone.returncode, gone.stderr) == (0, "")
 
 
 def test_memory_that_runs_out_is_one_line(

@@ -36,9 +36,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def run(argv: list[str]) -> int:
     """Run one command line and return its exit code; every foreseeable error is one line on stderr."""
     try:
-        return _dispatch(argv)
-    except SystemExit as e:  # argparse, after --help
-        return int(e.code or 0)
+        try:
+            code = _dispatch(argv)
+        except SystemExit as e:  # argparse, after --help
+            code = int(e.code or 0)
+        sys.stdout.flush()  # here, not when Python ends, where nobody could tell what is wrong with it
+        return code
     except UnmaskError as e:
         return _fail(str(e), e.exit_code)
     except KeyboardInterrupt:
