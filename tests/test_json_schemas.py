@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from byte_automata import accepts
 from unmask.config import from_dict
 from unmask.constraints import Constraint, JsonSchema
 from unmask.constraints._dfa import Dfa
@@ -22,15 +23,6 @@ from unmask.constraints._schema_check import HELD as HELD_WORDS
 from unmask.constraints.json_schema import WORDS, schema_dfa
 from unmask.constraints.regex import regex_dfa
 from unmask.errors import UsageError
-
-
-def accepts(dfa: Dfa, text: str) -> bool:
-    state = 0
-    for byte in text.encode():
-        state = int(dfa.next_SB[state, byte])
-        if state < 0:
-            return False
-    return bool(dfa.accept_S[state])
 
 
 def walks(dfa: Dfa, num: int, most: int) -> Iterator[str]:

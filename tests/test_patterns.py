@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unmask.constraints._dfa import Dfa
+from byte_automata import accepts
 from unmask.constraints.regex import regex_dfa, spliced_dfa
 from unmask.errors import UsageError
 
@@ -35,15 +35,6 @@ TEXTS += [
 ]
 
 TEXTS += ["cats", "dogs", "s", "cat", "σσ", "ΣΣ", "a\na", "abB", "b]", "[b]", "ab "]
-
-
-def accepts(dfa: Dfa, text: str) -> bool:
-    state = 0
-    for byte in text.encode():
-        state = int(dfa.next_SB[state, byte])
-        if state < 0:
-            return False
-    return bool(dfa.accept_S[state])
 
 
 def matching(pattern: str) -> set[str]:

@@ -13,12 +13,20 @@ from starlette.testclient import TestClient
 
 from unmask.model import Model
 from unmask.server.app import make_app
+from unmask.server.compiling import Compiler
 from unmask.server.limits import Limits
 
 
 @pytest.fixture(scope="session")
 def small() -> Model:
     return random_model()
+
+
+@pytest.fixture(scope="module")
+def compiler(small: Model) -> Iterator[Compiler]:
+    made = Compiler(small.tokenizer)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -42,13 +42,6 @@ from unmask.tokens import load_tokenizer
 ONE_A_CALL = Ancestral(steps=None)
 
 
-@pytest.fixture(scope="module")
-def compiler(small: Model) -> Iterator[Compiler]:
-    made = Compiler(small.tokenizer)
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def engine(small: Model) -> Iterator[Engine]:
     made = Engine(small, max_batch=6)

@@ -22,13 +22,6 @@ from unmask.server.limits import Beyond, Holding, Limits
 from unmask.server.served import Served
 
 
-@pytest.fixture(scope="module")
-def compiler(small: Model) -> Iterator[Compiler]:
-    made = Compiler(small.tokenizer)
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def engine(small: Model) -> Iterator[Engine]:
     made = Engine(small)
