@@ -17,15 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from unmask.bound import Bound
 from unmask.config import DataConfig, OptimConfig, RunConfig, load_config
 from unmask.corpora.text import Text
+from unmask.data.packing import Anchor, pack_texts, rows_of
+from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
-from unmask.evaluate import evaluate_rows
+from unmask.evaluation.bound import Bound
+from unmask.evaluation.evaluate import evaluate_rows
 from unmask.objectives.mdlm import MDLM
-from unmask.packing import Anchor, pack_texts, rows_of
-from unmask.tokens import load_tokenizer
-from unmask.training import train
+from unmask.training.loop import train
 
 ANCHORS: tuple[Anchor, ...] = ("none", "begin", "both")
 

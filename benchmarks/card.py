@@ -23,15 +23,15 @@ from typing import Any
 import torch
 
 from judge import table
-from unmask.atomic import write_file
-from unmask.built_in import CARD, MODELS
 from unmask.config import load_config
 from unmask.model import Model, load
-from unmask.model_folder import unshared, write_folder
-from unmask.samplers._drawing import Drawing
 from unmask.samplers.ancestral import Ancestral
+from unmask.samplers.drawing import Drawing
 from unmask.samplers.remdm import ReMDM
-from unmask.weight_parts import WHOLE, weight_files, write_parts
+from unmask.storage.atomic import write_file
+from unmask.storage.built_in import CARD, MODELS
+from unmask.storage.model_folder import unshared, write_folder
+from unmask.storage.weight_parts import WHOLE, weight_files, write_parts
 
 MOST = 15 << 20  # bytes of a part
 SEEDS = (0, 1, 2, 3)

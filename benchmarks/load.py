@@ -256,10 +256,10 @@ def serving(args: argparse.Namespace, budget: int | None = 1 << 40) -> Iterator[
 def random_model(folder: Path, args: argparse.Namespace) -> Path:
     import torch
 
+    from unmask.data.tokenizers import load_tokenizer
     from unmask.denoisers.dit import DiT
     from unmask.model import Model
     from unmask.objectives.mdlm import MDLM
-    from unmask.tokens import load_tokenizer
 
     torch.manual_seed(0)
     tokenizer = load_tokenizer("bytes")

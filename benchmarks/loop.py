@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from unmask.bench import Job, run_job
-from unmask.callbacks import Callback
 from unmask.config import DataConfig, OptimConfig, RunConfig
 from unmask.corpora.text import Text
 from unmask.denoisers.dit import DiT
 from unmask.devices import pick_device
-from unmask.training import train
+from unmask.training.callbacks import Callback
+from unmask.training.loop import train
 
 
 class Clock(Callback):

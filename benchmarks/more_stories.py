@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unmask.corpora._files import from_path
+from unmask.corpora.sources import from_path
 
 BEGIN = 1
 SEPARATOR = "\n<|endoftext|>\n"

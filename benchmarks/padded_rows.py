@@ -15,14 +15,14 @@ import time
 
 import torch
 
-from unmask.batch import make_batch
 from unmask.config import OptimConfig
+from unmask.data.batch import make_batch
 from unmask.denoisers.dit import DiT
 from unmask.devices import fast_attention, few_threads, pick_device
-from unmask.ema import Ema
 from unmask.objectives.mdlm import MDLM
-from unmask.optim import Updater, make_optimizer
-from unmask.training import compile_trunk
+from unmask.training.ema import Ema
+from unmask.training.loop import compile_trunk
+from unmask.training.optim import Updater, make_optimizer
 
 L, V, MEAN = 256, 8191, 174
 

@@ -21,8 +21,8 @@ import torch
 from unmask.config import DataConfig, OptimConfig, RunConfig
 from unmask.corpora.text import Text
 from unmask.denoisers.dit import DiT
-from unmask.saving import Saver
-from unmask.training import train
+from unmask.training.checkpoint.saving import Saver
+from unmask.training.loop import train
 
 KINDS = ("none", "sync", "async")
 

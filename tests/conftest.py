@@ -19,13 +19,13 @@ import pytest
 import torch
 
 from tiny import PLAIN, TINY, MakeConfig
-from unmask.callbacks import Callback, StepReport
 from unmask.config import DataConfig, RunConfig
 from unmask.corpora.text import Text
 from unmask.model import Model, load
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
-from unmask.training import train
+from unmask.training.callbacks import Callback, StepReport
+from unmask.training.loop import train
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which torch may do by itself

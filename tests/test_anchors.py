@@ -18,23 +18,23 @@ from torch import Tensor
 import unmask
 from tiny import MakeConfig
 from unmask import constraints
-from unmask.batch import make_batch
 from unmask.config import RECIPE_FILE, DataConfig, load_config
 from unmask.corpora import Document
+from unmask.data.batch import make_batch
+from unmask.data.packing import Anchor, Policy, pack_texts
+from unmask.data.tokenizers import Tokenizer, load_tokenizer
 from unmask.denoisers.dit import DiT
+from unmask.distributed.parallel import World
 from unmask.errors import ConfigError, DataError, UsageError
-from unmask.evaluate import evaluate_rows
+from unmask.evaluation.evaluate import evaluate_rows
 from unmask.model import Model, load
 from unmask.objectives import Objective
 from unmask.objectives.ar import AR
 from unmask.objectives.d3pm import D3PM
 from unmask.objectives.mdlm import MDLM
-from unmask.packing import Anchor, Policy, pack_texts
-from unmask.parallel import World
-from unmask.resuming import check_same_run, find_checkpoint
 from unmask.samplers.confidence import Confidence
 from unmask.samplers.remdm import ReMDM
-from unmask.tokens import Tokenizer, load_tokenizer
+from unmask.training.checkpoint.resume import check_same_run, find_checkpoint
 
 BYTES = load_tokenizer("bytes")
 A = BYTES.eot_id  # bytes have no begin token, so end-of-text stands there

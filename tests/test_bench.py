@@ -11,12 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unmask.bench import Job, flops, textbook
 from unmask.bench.jobs import count_row_calls, measure
-from unmask.canvas import Canvas
 from unmask.cli import run
 from unmask.denoisers.dit import DiT
 from unmask.objectives.mdlm import MDLM
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.semi_ar import SemiAR
+from unmask.sampling.canvas import Canvas
 
 B, L, D, V = 4, 16, 32, 99
 SIZES = {"length": L, "hidden": D, "blocks": 2, "vocab": V + 1}

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 import torch
 
-from unmask import built_in
 from unmask.cli import _sampling, run
 from unmask.errors import ModelFolderError
 from unmask.model import Model, load
-from unmask.model_folder import unshared
-from unmask.samplers._drawing import Drawing
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.block import Block
 from unmask.samplers.confidence import Confidence
-from unmask.tensor_file import read_tensors, write_tensors
-from unmask.weight_parts import joined, weight_files, write_parts
+from unmask.samplers.drawing import Drawing
+from unmask.storage import built_in
+from unmask.storage.model_folder import unshared
+from unmask.storage.tensor_file import read_tensors, write_tensors
+from unmask.storage.weight_parts import joined, weight_files, write_parts
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_a_model_may_draw_in_a_way_of_its_own(shelf: Path, model: Model, tmp_pat
 
 
 def test_a_recipe_says_how_its_model_draws(tmp_path: Path, make_config: Any) -> None:
-    from unmask.training import train
+    from unmask.training.loop import train
 
     config = dataclasses.replace(make_config(tmp_path / "run", steps=1), drawing=Drawing(top_p=0.5))
     assert train(config, device="cpu").sampler == Ancestral(top_p=0.5)
@@ -217,7 +217,7 @@ def test_a_recipe_says_how_its_model_draws(tmp_path: Path, make_config: Any) -> 
 
 
 def test_a_run_on_whole_texts_knows_their_length(tmp_path: Path, make_config: Any) -> None:
-    from unmask.training import train
+    from unmask.training.loop import train
 
     config = make_config(tmp_path / "run", steps=1, data={"packing": "sentence"})
     trained = train(config, device="cpu")

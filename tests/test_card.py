@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from unmask import built_in
 from unmask.model import Model, load
-from unmask.weight_parts import weight_files
+from unmask.storage import built_in
+from unmask.storage.weight_parts import weight_files
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 BOUND = {"bits_per_byte": 0.3511, "bits_per_byte_ci95": [0.35, 0.3522], "ppl": 2.75, "ppl_ci95": [2.7, 2.8]}

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unmask.atomic import atomic_folder, find_folder
-from unmask.checkpoint import _sealed, best_checkpoint, load_checkpoint, save_checkpoint
 from unmask.errors import ModelFolderError, UnmaskError, UsageError
-from unmask.optim import flatten_optimizer, restore_optimizer
-from unmask.tensor_file import read_tensors, write_tensors
+from unmask.storage.atomic import atomic_folder, find_folder
+from unmask.storage.tensor_file import read_tensors, write_tensors
+from unmask.training.checkpoint.files import _sealed, best_checkpoint, load_checkpoint, save_checkpoint
+from unmask.training.optim import flatten_optimizer, restore_optimizer
 
 
 def save(run: Path, step: int, *, keep: int = 10, keep_every: int = 0, best: bool = False) -> Path:

@@ -17,10 +17,10 @@ import pytest
 import unmask
 from unmask.cli import Parser, _commands, run
 from unmask.config import load_config, to_dict
+from unmask.data.packing import rows_of
+from unmask.data.tokenizers import load_tokenizer
 from unmask.model import load
-from unmask.packing import rows_of
 from unmask.samplers.ancestral import Ancestral
-from unmask.tokens import load_tokenizer
 
 COMMANDS = sorted(_commands())
 
@@ -309,7 +309,7 @@ def test_fill_prints_the_texts_alone(trained: Any, capsys: Capture, monkeypatch:
 
 def test_export_and_import_are_inverse(tmp_path: Path, capsys: Capture, make_config: Any) -> None:
     from unmask.denoisers.dit import DiT
-    from unmask.training import train
+    from unmask.training.loop import train
 
     denoiser = DiT(size="nano", hidden=32, blocks=1, heads=2, conditioning="constant", cond_dim=8, qk_norm=False)
     train(make_config(tmp_path / "run", steps=2, denoiser=denoiser), device="cpu")
@@ -375,7 +375,7 @@ def test_a_stopped_run_says_how_to_go_on(recipe: Path, tmp_path: Path, capsys: C
     """75: stopped by request, everything saved. (Real signals to a real process: tests/faults/test_resume.py.)"""
     import signal
 
-    from unmask.callbacks import MetricsFile
+    from unmask.training.callbacks import MetricsFile
 
     real = MetricsFile.on_step
 

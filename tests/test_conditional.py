@@ -13,17 +13,17 @@ import torch
 from tiny import TINY, MakeConfig
 from unmask.cli import run
 from unmask.corpora import Document, room
-from unmask.corpora._reading import read_like
 from unmask.corpora.jsonl import Jsonl
+from unmask.corpora.reading import read_like
 from unmask.corpora.text import Text
+from unmask.data.packing import _place as place
+from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
-from unmask.editing import check_fit
 from unmask.errors import DataError, ModelFolderError, UsageError
 from unmask.model import Model, load
 from unmask.objectives.mdlm import MDLM
-from unmask.packing import _place as place
-from unmask.tokens import load_tokenizer
-from unmask.training import train
+from unmask.text.editing import check_fit
+from unmask.training.loop import train
 
 Capture = pytest.CaptureFixture[str]
 LETTERS = "abcdefgh"

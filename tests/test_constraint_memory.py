@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unmask import samplers
-from unmask.canvas import Canvas
 from unmask.constraints import _conditioning, _tables
-from unmask.constraints._automaton import Automaton
-from unmask.constraints._tables import Tables, tables_of
-from unmask.denoisers._network import Network, as_denoiser
-from unmask.generate import sample
+from unmask.constraints.automaton import Automaton
+from unmask.constraints.tables import Tables, tables_of
+from unmask.denoisers.network import Network, as_denoiser
 from unmask.samplers import Sampler
-from unmask.samplers._constrained import constrained
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.constrained import constrained
+from unmask.sampling.loop import sample
 
 CPU = torch.device("cpu")
 IDS = 40

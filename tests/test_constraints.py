@@ -19,19 +19,19 @@ from tokenizers import decoders, models, pre_tokenizers
 from constraint_pool import POOL, Entry
 from tiny import TINY, MakeConfig
 from unmask import constraints, samplers
-from unmask.canvas import Canvas
 from unmask.cli import run
 from unmask.config import from_dict
 from unmask.constraints import Constraint
 from unmask.corpora.text import Text
+from unmask.data.subwords import Subwords, from_bert_vocab, train_bpe
+from unmask.data.tokenizers import Tokenizer, load_tokenizer
 from unmask.errors import MissingExtraError, UsageError
-from unmask.generate import sample
 from unmask.model import Model
 from unmask.objectives.mdlm import MDLM
 from unmask.samplers import Sampler
-from unmask.subwords import Subwords, from_bert_vocab, train_bpe
-from unmask.tokens import Tokenizer, load_tokenizer
-from unmask.training import train
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.loop import sample
+from unmask.training.loop import train
 
 LENGTH = 40
 NUM = int(os.environ.get("UNMASK_DRAWS", "48"))  # of each of the pool's entries and each of three models: 10,000 in all

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from unmask import corpora
 from unmask.config import RunConfig, from_dict
-from unmask.corpora import Corpus, Document, _files, text
-from unmask.corpora._files import from_path
+from unmask.corpora import Corpus, Document, sources, text
 from unmask.corpora.hub import Hub
 from unmask.corpora.jsonl import Jsonl
 from unmask.corpora.parquet import Parquet
+from unmask.corpora.sources import from_path
 from unmask.corpora.stdlib import Stdlib
 from unmask.corpora.text import Text
 from unmask.errors import ConfigError, DataError, MissingExtraError, UsageError
@@ -97,7 +97,7 @@ def test_pieces_of_a_large_file_are_the_file(content: str, piece: int, chunk: in
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "PIECE", piece)
-        patch.setattr(_files, "_CHUNK", chunk)
+        patch.setattr(sources, "_CHUNK", chunk)
         path = Path(folder) / "a.txt"
         path.write_bytes(content.encode())
         pieces = texts(Text(path=str(path)))
@@ -119,7 +119,7 @@ def test_separator_lines(documents: list[str], chunk: int, last: bool) -> None:
     documents = [d.strip("\n|") or "x" for d in documents]
     content = "\n||\n".join(documents) + ("\n||\n" if last else "")
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_files, "_CHUNK", chunk)
+        patch.setattr(sources, "_CHUNK", chunk)
         path = Path(folder) / "a.txt"
         path.write_bytes(content.encode())
         assert texts(Text(path=str(path), separator="||")) == documents
@@ -165,7 +165,7 @@ def test_json_lines(pairs: list[tuple[str, str]], chunk: int) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_files, "_CHUNK", chunk)
+        patch.setattr(sources, "_CHUNK", chunk)
         path = Path(folder) / "a.jsonl.gz"
         lines = [json.dumps({"q": q, "text": a}, ensure_ascii=False) for q, a in pairs]
         path.write_bytes(gzip.compress("\r\n\n".join(lines).encode()))

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from unmask.config import RunConfig, from_dict
 from unmask.corpora import Document, _files
-from unmask.corpora._files import from_path
 from unmask.corpora.csv import Csv
+from unmask.corpora.sources import from_path
 from unmask.errors import ConfigError, DataError
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {

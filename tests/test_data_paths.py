@@ -15,7 +15,7 @@ from unmask.corpora.hub import Hub
 from unmask.corpora.jsonl import Jsonl
 from unmask.corpora.stdlib import Stdlib
 from unmask.corpora.text import Text
-from unmask.training import train
+from unmask.training.loop import train
 
 
 @pytest.fixture

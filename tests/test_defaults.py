@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 import unmask
-from unmask.checkpoint import Checkpoint
 from unmask.config import OptimConfig, RunConfig, load_config, to_dict
 from unmask.corpora.hub import Hub
+from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
 from unmask.errors import ConfigError
 from unmask.model import Model, load
 from unmask.objectives.mdlm import MDLM
-from unmask.resuming import check_same_run
-from unmask.tokens import load_tokenizer
-from unmask.training import train
+from unmask.training.checkpoint.files import Checkpoint
+from unmask.training.checkpoint.resume import check_same_run
+from unmask.training.loop import train
 
 # options that came after the first runs and models were written
 LATER = {"muon", "momentum", "muon_rms", "qk_norm", "zero_init"}

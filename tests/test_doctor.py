@@ -76,7 +76,7 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_a_network_that_learns_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unmask.training.learning_rate", lambda config, step, num_steps: 0.0)
+    monkeypatch.setattr("unmask.training.loop.learning_rate", lambda config, step, num_steps: 0.0)
     found = verdicts(list(doctor.self_check("cpu")))
     assert found["training"] == "problem"
     assert found["resuming"] == "ok"

@@ -15,19 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unmask
-import unmask.editing
+import unmask.text.editing
 from unmask.cli import run
 from unmask.corpora.text import Text
+from unmask.data.tokenizers import Tokenizer, load_tokenizer
 from unmask.denoisers.dit import DiT
-from unmask.editing import NUM_SAMPLES, find_span, length_range
 from unmask.errors import UsageError
 from unmask.model import Model
 from unmask.objectives.d3pm import D3PM
 from unmask.objectives.mdlm import MDLM
-from unmask.prompts import known_lengths, parse_gaps
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.posterior import Posterior
-from unmask.tokens import Tokenizer, load_tokenizer
+from unmask.text.editing import NUM_SAMPLES, find_span, length_range
+from unmask.text.prompts import known_lengths, parse_gaps
 
 Capture = pytest.CaptureFixture[str]
 TEXT = "the cat sat on the mat"
@@ -97,7 +97,7 @@ def test_the_rest_stays_byte_for_byte(bpe_model: Model, before: str, span: str, 
     text = before + span + after
     start, stop = find_span(text, span, 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unmask.editing, "NUM_SAMPLES", 1)  # how they are ranked is no matter here
+        patch.setattr(unmask.text.editing, "NUM_SAMPLES", 1)  # how they are ranked is no matter here
         edits = bpe_model.edit(text, span, occurrence=1, with_length=(1, 3), num=2, seed=seed)
     assert edits
     for edit in edits:

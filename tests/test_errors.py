@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 import torch
 
-import unmask.checkpoint
 import unmask.errors
-import unmask.model_folder
-from unmask._rows import RowWriter
-from unmask.callbacks import MetricsFile
-from unmask.checkpoint import load_checkpoint
+import unmask.storage.model_folder
+import unmask.training.checkpoint.files
 from unmask.cli import run
 from unmask.config import to_dict
+from unmask.data.rows import RowWriter
 from unmask.errors import MissingExtraError, UnmaskError, UsageError, did_you_mean
 from unmask.model import Model, load
-from unmask.training import train
+from unmask.training.callbacks import MetricsFile
+from unmask.training.checkpoint.files import load_checkpoint
+from unmask.training.loop import train
 
 Capture = pytest.CaptureFixture[str]
 
@@ -235,7 +235,7 @@ def full(*_: Any, **__: Any) -> None:
 def test_full_while_saving_a_model(tmp_path: Path, fresh_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh_model.save(tmp_path / "m")
     before = {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()}
-    for place, name in ((unmask.model_folder, "write_tensors"), (os, "write"), (os, "fsync"), (os, "rename")):
+    for place, name in ((unmask.storage.model_folder, "write_tensors"), (os, "write"), (os, "fsync"), (os, "rename")):
         with monkeypatch.context() as patch:
             patch.setattr(place, name, full)
             with pytest.raises(UnmaskError, match=r"disk full while writing .*; the previous m is intact") as error:
@@ -253,7 +253,7 @@ def test_full_while_saving_a_checkpoint(
     place: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, make_config: Any, calls: int
 ) -> None:
     """From the n-th weights file on, after two good checkpoints: the run stops with a line, and goes on with space."""
-    real = unmask.checkpoint.write_tensors
+    real = unmask.training.checkpoint.files.write_tensors
     config = make_config(place / "run", steps=6, valid_every=6, save_every=2)
     (place / "r.json").write_text(json.dumps(to_dict(config)), encoding="utf-8")
     count = 0
@@ -266,8 +266,8 @@ def test_full_while_saving_a_checkpoint(
         return real(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(unmask.checkpoint, "write_tensors", fills_up)
-        patch.setattr(unmask.model_folder, "write_tensors", fills_up)
+        patch.setattr(unmask.training.checkpoint.files, "write_tensors", fills_up)
+        patch.setattr(unmask.storage.model_folder, "write_tensors", fills_up)
         assert run(["train", "r.json", "--device", "cpu"]) == 1
     out, err = capsys.readouterr()
     assert out == ""

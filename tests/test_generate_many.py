@@ -19,8 +19,8 @@ import torch
 
 from unmask import cli, constraints, samplers
 from unmask.errors import Stopped, UnmaskError, UsageError
-from unmask.many import Order, generate_many
 from unmask.model import Model
+from unmask.text.bulk import Order, generate_many
 
 ORDER = Order(num=20, length=12, seed=3, batch=4, part=8)
 ALL = os.environ.get("UNMASK_FAULTS") == "all"

@@ -8,15 +8,15 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed: the kernels are not tested")
 
-from unmask._captured import Lines
-from unmask.denoisers._rotary import rotary, rotate
-from unmask.draws import categorical
+from unmask.denoisers.dit.rotary import rotary, rotate
 from unmask.kernels.adamw import adamw_
 from unmask.kernels.cross_entropy import cross_entropy_grad_
 from unmask.kernels.draw import draw
 from unmask.kernels.residual_norm import residual_norm
 from unmask.kernels.rope import rope_
 from unmask.kernels.split_rope import split_rope
+from unmask.rng import categorical
+from unmask.sampling.captured import Lines
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 B, L, H, K = 2, 5, 3, 8  # K: a head's width

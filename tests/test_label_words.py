@@ -15,16 +15,16 @@ import pytest
 from tiny import TINY, MakeConfig
 from unmask.cli import run
 from unmask.corpora import Corpus, Document
-from unmask.corpora._labels import MAX_WORDS
 from unmask.corpora.csv import Csv
 from unmask.corpora.jsonl import Jsonl
+from unmask.corpora.labels import MAX_WORDS
 from unmask.corpora.parquet import Parquet
+from unmask.data.packing import build_rows, pack_texts
+from unmask.data.tokenizers import load_tokenizer
 from unmask.errors import DataError, ModelFolderError, UsageError
-from unmask.many import Order
 from unmask.model import Model, load
-from unmask.packing import build_rows, pack_texts
-from unmask.tokens import load_tokenizer
-from unmask.training import train
+from unmask.text.bulk import Order
+from unmask.training.loop import train
 
 BYTES = load_tokenizer("bytes")
 LETTERS, DIGITS = "letters", "digits"
@@ -131,7 +131,7 @@ def test_a_model_is_asked_by_the_word(kinds: tuple[Path, Model], capsys: pytest.
 
 def test_eval_reads_the_words_of_the_model(kinds: tuple[Path, Model], capsys: pytest.CaptureFixture[str]) -> None:
     """In other rows the same words come in another order, or only one of them does."""
-    from unmask.evaluate import evaluate_rows
+    from unmask.evaluation.evaluate import evaluate_rows
 
     folder, model = kinds
     assert run(["eval", str(folder / "run"), "--max-rows", "4", "--device", "cpu", "--json"]) == 0

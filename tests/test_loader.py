@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from unmask.data.loader import Loader, permuted
 from unmask.errors import DataError, UsageError
-from unmask.loader import Loader, permuted
 
 Ints = NDArray[np.int64]
 

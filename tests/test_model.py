@@ -20,17 +20,17 @@ from safetensors.torch import load_file, save_file
 
 import unmask
 from damaging import Damage, edit
-from unmask.bound import Bound
-from unmask.canvas import Canvas
+from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
 from unmask.errors import DataError, ModelFolderError, UnmaskError, UsageError
+from unmask.evaluation.bound import Bound
 from unmask.model import Model, load
 from unmask.objectives.d3pm import D3PM
 from unmask.objectives.mdlm import MDLM
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.left_to_right import LeftToRight
 from unmask.samplers.semi_ar import SemiAR
-from unmask.tokens import load_tokenizer
+from unmask.sampling.canvas import Canvas
 
 
 def untrained(denoiser: DiT, objective: Any = None, tokenizer: str = "bytes", length: int = 16) -> Model:

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.checkpoint import load_checkpoint
 from unmask.config import OptimConfig, from_dict
 from unmask.denoisers.dit import DiT, DiTNetwork
-from unmask.ema import Ema
 from unmask.errors import ConfigError
-from unmask.muon import muon_, orthogonal
-from unmask.optim import Updater, flatten_optimizer, is_muon, make_optimizer, restore_optimizer
-from unmask.training import train
+from unmask.training.checkpoint.files import load_checkpoint
+from unmask.training.ema import Ema
+from unmask.training.loop import train
+from unmask.training.muon import muon_, orthogonal
+from unmask.training.optim import Updater, flatten_optimizer, is_muon, make_optimizer, restore_optimizer
 
 MUON = OptimConfig(muon=True, lr=1e-2, warmup=0, weight_decay=0.1)
 

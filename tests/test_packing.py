@@ -19,12 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unmask import packing
 from unmask.corpora import Corpus, Document
 from unmask.corpora.text import Text
+from unmask.data import packing
+from unmask.data.packing import Rows, build_rows, pack_texts, reading_bar
+from unmask.data.tokenizers import Tokenizer, load_tokenizer
 from unmask.errors import DataError, UsageError
-from unmask.packing import Rows, build_rows, pack_texts, reading_bar
-from unmask.tokens import Tokenizer, load_tokenizer
 
 BYTES = load_tokenizer("bytes")
 LINES = st.lists(st.text(alphabet="ab é🙂\n", max_size=15), min_size=1, max_size=12).filter(lambda t: any(t))
@@ -308,8 +308,8 @@ import sys, time, hashlib, resource
 from pathlib import Path
 import numpy as np
 from unmask.corpora import Corpus, Document
-from unmask.packing import build_rows
-from unmask.tokens import load_tokenizer
+from unmask.data.packing import build_rows
+from unmask.data.tokenizers import load_tokenizer
 folder, log, mode = sys.argv[1:]
 
 class Slow(Corpus):
@@ -400,8 +400,8 @@ def test_a_large_file_is_never_whole_in_memory(tmp_path: Path) -> None:
 import resource
 from pathlib import Path
 from unmask.corpora.text import Text
-from unmask.packing import build_rows, pack_texts
-from unmask.tokens import load_tokenizer
+from unmask.data.packing import build_rows, pack_texts
+from unmask.data.tokenizers import load_tokenizer
 tokenizer = load_tokenizer("bytes")
 pack_texts(["warm"], tokenizer, "wrap", 8)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -11,8 +11,8 @@ import pytest
 from unmask import constraints, samplers
 from unmask.cli import run
 from unmask.errors import UsageError
-from unmask.many import Order
 from unmask.model import Model
+from unmask.text.bulk import Order
 
 # --- in Python --------------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unmask.data.tokenizers import Tokenizer, load_tokenizer
 from unmask.errors import DataError, UsageError
-from unmask.prompts import MAX_GAP, encode_fixed, filled_text, parse_gaps, split_gaps, to_text
-from unmask.tokens import Tokenizer, load_tokenizer
+from unmask.text.prompts import MAX_GAP, encode_fixed, filled_text, parse_gaps, split_gaps, to_text
 
 BYTES = load_tokenizer("bytes")
 CHARS = load_tokenizer("chars")

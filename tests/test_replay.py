@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from unmask._captured import Captured, Graphs, graphs_of
-from unmask.canvas import Canvas
-from unmask.denoisers._network import Network
 from unmask.denoisers.dit import DiT
-from unmask.generate import sample, steps
+from unmask.denoisers.network import Network
 from unmask.objectives.mdlm import MDLM
-from unmask.replay import MIN_ROUNDS, DevicePlan, replay
-from unmask.samplers._planned import PlannedSampler
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.left_to_right import LeftToRight
+from unmask.samplers.planned import PlannedSampler
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.captured import Captured, Graphs, graphs_of
+from unmask.sampling.cuda_graphs import MIN_ROUNDS, DevicePlan, replay
+from unmask.sampling.loop import sample, steps
 
 V, L = 40, 48
 

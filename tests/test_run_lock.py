@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from unmask import cli, run_lock
+from unmask import cli
 from unmask.config import RunConfig, to_dict
+from unmask.distributed.parallel import World
 from unmask.errors import UsageError
-from unmask.parallel import World
-from unmask.run_lock import LOCK, one_writer
-from unmask.training import train
+from unmask.training import run_lock
+from unmask.training.loop import train
+from unmask.training.run_lock import LOCK, one_writer
 
 ALONE = World()
 HERE = rf"process {os.getpid()} on {socket.gethostname()}, since \d{{4}}-\d\d-\d\d "
@@ -72,8 +73,8 @@ def test_a_refused_command_leaves_no_folder(tmp_path: Path, make_config: Any) ->
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from unmask.parallel import World
-from unmask.run_lock import one_writer
+from unmask.distributed.parallel import World
+from unmask.training.run_lock import one_writer
 with one_writer(Path(sys.argv[1]), World()):
     child = os.fork() if sys.argv[2] == "fork" else 0
     if sys.argv[2] == "fork" and child == 0:

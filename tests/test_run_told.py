@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tiny import TINY, MakeConfig
-from unmask.callbacks import Callback, Sample, StepReport
 from unmask.cli._terminal import TrainProgress
 from unmask.config import RunConfig
 from unmask.corpora.jsonl import Jsonl
-from unmask.training import train
+from unmask.training.callbacks import Callback, Sample, StepReport
+from unmask.training.loop import train
 
 INFO = {"train": "", "valid": "", "processes": 1, "parameters": 1, "device": "cpu", "skipped": [], "resumed_step": 0}
 

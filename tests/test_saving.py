@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-import unmask.saving
-from unmask.callbacks import Callback
-from unmask.checkpoint import load_checkpoint, save_checkpoint
+import unmask.training.checkpoint.saving
 from unmask.errors import NonFiniteError, Stopped, UnmaskError
-from unmask.saving import Saver
-from unmask.training import Run, train
+from unmask.training.callbacks import Callback
+from unmask.training.checkpoint.files import load_checkpoint, save_checkpoint
+from unmask.training.checkpoint.saving import Saver
+from unmask.training.loop import Run, train
 
 
 def tensors(value: float) -> dict[str, dict[str, torch.Tensor]]:
@@ -33,7 +33,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open, self.entered = threading.Event(), threading.Event()
         self.at_work = self.most = 0
-        monkeypatch.setattr(unmask.saving, "save_checkpoint", self.save)
+        monkeypatch.setattr(unmask.training.checkpoint.saving, "save_checkpoint", self.save)
 
     def save(self, *args: Any, **kwargs: Any) -> Path:
         self.at_work += 1
@@ -118,20 +118,20 @@ def test_close_joins_and_leaves_the_first_error_alone(tmp_path: Path, monkeypatc
     saver.save(1, tensors(1.0), {}, best=False)
     threading.Timer(0.1, gate.open.set).start()
     assert [step for step, _ in saver.close()] == [1]
-    monkeypatch.setattr(unmask.saving, "save_checkpoint", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(unmask.training.checkpoint.saving, "save_checkpoint", lambda *a, **k: 1 / 0)
     saver.save(2, tensors(2.0), {}, best=False)
     assert list(saver.close()) == []
 
 
 def test_a_process_that_ends_waits(tmp_path: Path) -> None:
     program = """
-import sys, time, torch, unmask.saving
-real = unmask.saving.save_checkpoint
+import sys, time, torch, unmask.training.checkpoint.saving
+real = unmask.training.checkpoint.saving.save_checkpoint
 def slow(*args, **options):
     time.sleep(0.5)
     return real(*args, **options)
-unmask.saving.save_checkpoint = slow
-saver = unmask.saving.Saver(__import__("pathlib").Path(sys.argv[1]), keep=1, background=True)
+unmask.training.checkpoint.saving.save_checkpoint = slow
+saver = unmask.training.checkpoint.saving.Saver(__import__("pathlib").Path(sys.argv[1]), keep=1, background=True)
 saver.save(3, {"model": {"w": torch.ones(2)}}, {}, best=False)
 sys.exit(7)
 """
@@ -188,7 +188,7 @@ def test_the_end_of_a_run_waits_for_its_save(
 def test_a_failing_save_stops_the_run_with_its_line(
     tmp_path: Path, make_config: Any, record: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, count = unmask.saving.save_checkpoint, 0
+    real, count = unmask.training.checkpoint.saving.save_checkpoint, 0
 
     def fails(*args: Any, **kwargs: Any) -> Path:
         nonlocal count
@@ -197,7 +197,7 @@ def test_a_failing_save_stops_the_run_with_its_line(
             raise UnmaskError("disk full while writing")
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(unmask.saving, "save_checkpoint", fails)
+    monkeypatch.setattr(unmask.training.checkpoint.saving, "save_checkpoint", fails)
     config = make_config(tmp_path / "run", async_save=True, valid_every=100, save_every=8, steps=100)
     with pytest.raises(UnmaskError, match="disk full"):
         train(config, callbacks=[record], device="cpu")
@@ -249,7 +249,7 @@ def test_a_save_that_fails_behind_an_error_is_told(
 
         def on_step(self, report: Any) -> None:
             if report.step == 4:  # its save begins after this and fails in the background
-                monkeypatch.setattr("unmask.saving.save_checkpoint", failing)
+                monkeypatch.setattr("unmask.training.checkpoint.saving.save_checkpoint", failing)
 
     over = threading.Event()
 

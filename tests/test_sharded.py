@@ -19,16 +19,16 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from unmask.callbacks import Callback, StepReport
-from unmask.checkpoint import Checkpoint, _sealed, load_checkpoint, newest, verify
 from unmask.config import RunConfig
+from unmask.distributed.parallel import World
 from unmask.errors import ConfigError, ModelFolderError, UnmaskError
-from unmask.parallel import World
-from unmask.resuming import _read_together
-from unmask.saving import make_saver
-from unmask.sharded import read_shares, save_sharded
-from unmask.tensor_file import write_tensors
-from unmask.training import train
+from unmask.storage.tensor_file import write_tensors
+from unmask.training.callbacks import Callback, StepReport
+from unmask.training.checkpoint.files import Checkpoint, _sealed, load_checkpoint, newest, verify
+from unmask.training.checkpoint.resume import _read_together
+from unmask.training.checkpoint.saving import make_saver
+from unmask.training.checkpoint.sharded import read_shares, save_sharded
+from unmask.training.loop import train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="starts processes that talk by gloo")
 

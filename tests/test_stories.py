@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from unmask.built_in import MODELS, built_in_names, card
 from unmask.model import Model, load
 from unmask.samplers.ancestral import Ancestral
+from unmask.storage.built_in import MODELS, built_in_names, card
 
 SENTENCE = "Once upon a time, there was a little girl named [MASK]. She loved to play with her [MASK:2]."
 

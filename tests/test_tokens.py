@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from unmask.corpora import Corpus, Document
+from unmask.data.tokenizers import Tokenizer, load_tokenizer, tokenizer_from_json
 from unmask.errors import DataError, MissingExtraError, ModelFolderError, UsageError
-from unmask.tokens import Tokenizer, load_tokenizer, tokenizer_from_json
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 TEXTS = ["the cat sat on the mat", "ein Käse, bitte!", "a [MASK] here <|endoftext|> there", "数字 と 絵文字 🙂"] * 20
@@ -329,7 +329,8 @@ def test_hub_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_importing_needs_no_torch() -> None:
-    code = "import sys, unmask.tokens, unmask.subwords, unmask.packing, unmask.loader; print('torch' in sys.modules)"
+    modules = ", ".join(f"unmask.data.{name}" for name in ("tokenizers", "subwords", "packing", "loader"))
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
     )

@@ -20,30 +20,30 @@ from torch import Tensor
 
 import unmask
 import unmask.denoisers.dit
-import unmask.training
+import unmask.training.loop
 from tiny import PLAIN
-from unmask.batch import make_batch
-from unmask.bound import Bound
-from unmask.callbacks import Callback
-from unmask.checkpoint import best_checkpoint, load_checkpoint
 from unmask.config import OptimConfig, RunConfig
 from unmask.corpora.jsonl import Jsonl
 from unmask.corpora.text import Text
-from unmask.denoisers._network import Network
+from unmask.data.batch import make_batch
+from unmask.data.packing import build_rows
+from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
-from unmask.ema import Ema
+from unmask.denoisers.network import Network
+from unmask.distributed.parallel import World
 from unmask.errors import ConfigError, DataError, ModelFolderError, NonFiniteError, UsageError
-from unmask.guards import Guard
+from unmask.evaluation.bound import Bound
 from unmask.model import load
-from unmask.objectives._loss import LossSum
 from unmask.objectives.ar import AR
+from unmask.objectives.chunked_loss import LossSum
 from unmask.objectives.d3pm import D3PM
 from unmask.objectives.mdlm import MDLM
-from unmask.optim import learning_rate, make_optimizer
-from unmask.packing import build_rows
-from unmask.parallel import World
-from unmask.tokens import load_tokenizer
-from unmask.training import Run, train
+from unmask.training.callbacks import Callback
+from unmask.training.checkpoint.files import best_checkpoint, load_checkpoint
+from unmask.training.ema import Ema
+from unmask.training.loop import Run, train
+from unmask.training.monitor import Guard
+from unmask.training.optim import learning_rate, make_optimizer
 
 SMALL = {"size": "nano", "hidden": 32, "blocks": 2, "heads": 2, "qk_norm": False, "zero_init": False}
 
@@ -420,7 +420,7 @@ def test_what_is_not_a_number_never_reaches_the_weights(
             if report.step == 4:
                 monkeypatch.setattr(MDLM, "loss", poison)
 
-    monkeypatch.setattr(unmask.training, "Run", Kept)
+    monkeypatch.setattr(unmask.training.loop, "Run", Kept)
     monkeypatch.setattr(MDLM, "clean_loss", MDLM.loss, raising=False)
     with pytest.raises(NonFiniteError, match=f"^{what} at step 5, batch of rows ") as error:
         train(config, callbacks=[Poison()], device="cpu")
@@ -568,7 +568,7 @@ def test_changed_data_is_noticed(tmp_path: Path, make_config: Any, change: str, 
 def test_a_trained_tokenizer_is_trained_once(tmp_path: Path, make_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(tmp_path / "r", tokenizer="bpe:280", steps=2)
     train(config, device="cpu")
-    monkeypatch.setattr(unmask.training, "load_tokenizer", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(unmask.training.loop, "load_tokenizer", lambda *_: pytest.fail("trained again"))
     train(dataclasses.replace(config, steps=3), resume=True, device="cpu")
     assert load(tmp_path / "r", device="cpu").tokenizer.num_ids == 281
 

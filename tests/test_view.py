@@ -19,26 +19,26 @@ from rich.console import Console
 from torch import Tensor
 
 import unmask
-from unmask.canvas import Canvas
 from unmask.cli import run
 from unmask.cli._page import Page
 from unmask.cli._terminal import draw_news, draw_row
 from unmask.cli._trace import as_dict, tracing
+from unmask.data.tokenizers import Bytes, load_tokenizer
 from unmask.errors import UnmaskError, UsageError
 from unmask.model import Model
-from unmask.predictor import Query
 from unmask.samplers import RunnersUp, Sampler, Step
-from unmask.samplers._drawing import Drawing
-from unmask.samplers._planned import PlannedSampler
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.block import Block
 from unmask.samplers.confidence import Confidence
+from unmask.samplers.drawing import Drawing
 from unmask.samplers.left_to_right import LeftToRight
+from unmask.samplers.planned import PlannedSampler
 from unmask.samplers.posterior import Posterior
 from unmask.samplers.refine import Refine
 from unmask.samplers.remdm import ReMDM
 from unmask.samplers.semi_ar import SemiAR
-from unmask.tokens import Bytes, load_tokenizer
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.predictor import Query
 
 Capture = pytest.CaptureFixture[str]
 BYTES = load_tokenizer("bytes")
@@ -225,7 +225,7 @@ def test_the_trace_has_one_line_a_step_and_the_text_in_it(trained: Any, tmp_path
     assert all(sorted(row) == list(range(4, 20)) for row in rows)
     for row, text in zip(rows, texts, strict=True):
         ids = [*b"the ", *(row[i] for i in range(4, 20))]
-        assert unmask.prompts.to_text(ids, trained.model.tokenizer, 4) == text
+        assert unmask.text.prompts.to_text(ids, trained.model.tokenizer, 4) == text
 
 
 def a_step(**changes: Any) -> Step:

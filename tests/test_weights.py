@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unmask.denoisers.dit import DiT
 from unmask.errors import ModelFolderError, UnmaskError, UsageError
-from unmask.weights import published_names, read_published, write_published
+from unmask.storage.published import published_names, read_published, write_published
 
 V, D, C, H, N, L = 11, 24, 16, 3, 2, 10  # ids, width, conditioning width, heads, blocks, length
 

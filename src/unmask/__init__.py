@@ -17,49 +17,49 @@ if TYPE_CHECKING:
     from unmask import noise as noise
     from unmask import objectives as objectives
     from unmask import samplers as samplers
-    from unmask.batch import Batch as Batch
-    from unmask.batch import make_batch as make_batch
-    from unmask.bound import Bound as Bound
-    from unmask.canvas import Canvas as Canvas
     from unmask.config import RunConfig as RunConfig
     from unmask.config import load_config as load_config
-    from unmask.denoisers._network import as_denoiser as as_denoiser
-    from unmask.editing import Edit as Edit
+    from unmask.data.batch import Batch as Batch
+    from unmask.data.batch import make_batch as make_batch
+    from unmask.data.tokenizers import load_tokenizer as load_tokenizer
+    from unmask.denoisers.network import as_denoiser as as_denoiser
     from unmask.errors import UnmaskError as UnmaskError
     from unmask.errors import UsageError as UsageError
-    from unmask.generate import sample as sample
-    from unmask.generate import steps as steps
-    from unmask.guidance import Guidance as Guidance
-    from unmask.guidance import particles as particles
+    from unmask.evaluation.bound import Bound as Bound
     from unmask.model import Model as Model
     from unmask.model import load as load
-    from unmask.samplers._drawing import Drawing as Drawing
-    from unmask.tokens import load_tokenizer as load_tokenizer
-    from unmask.training import train as train
+    from unmask.samplers.drawing import Drawing as Drawing
+    from unmask.sampling.canvas import Canvas as Canvas
+    from unmask.sampling.guidance import Guidance as Guidance
+    from unmask.sampling.guidance import particles as particles
+    from unmask.sampling.loop import sample as sample
+    from unmask.sampling.loop import steps as steps
+    from unmask.text.editing import Edit as Edit
+    from unmask.training.loop import train as train
 
 __version__ = "0.1.0"
 
 # name → module; nothing is imported before it is used, so that `import unmask` does not import torch.
 _PUBLIC = {
-    "Batch": "unmask.batch",
-    "Bound": "unmask.bound",
-    "Canvas": "unmask.canvas",
-    "Drawing": "unmask.samplers._drawing",
-    "Edit": "unmask.editing",
-    "Guidance": "unmask.guidance",
+    "Batch": "unmask.data.batch",
+    "Bound": "unmask.evaluation.bound",
+    "Canvas": "unmask.sampling.canvas",
+    "Drawing": "unmask.samplers.drawing",
+    "Edit": "unmask.text.editing",
+    "Guidance": "unmask.sampling.guidance",
     "Model": "unmask.model",
     "RunConfig": "unmask.config",
     "UnmaskError": "unmask.errors",
     "UsageError": "unmask.errors",
-    "as_denoiser": "unmask.denoisers._network",
+    "as_denoiser": "unmask.denoisers.network",
     "load": "unmask.model",
     "load_config": "unmask.config",
-    "load_tokenizer": "unmask.tokens",
-    "make_batch": "unmask.batch",
-    "particles": "unmask.guidance",
-    "sample": "unmask.generate",
-    "steps": "unmask.generate",
-    "train": "unmask.training",
+    "load_tokenizer": "unmask.data.tokenizers",
+    "make_batch": "unmask.data.batch",
+    "particles": "unmask.sampling.guidance",
+    "sample": "unmask.sampling.loop",
+    "steps": "unmask.sampling.loop",
+    "train": "unmask.training.loop",
 }
 _ROOMS = ("constraints", "corpora", "denoisers", "noise", "objectives", "samplers")
 

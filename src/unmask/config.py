@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from unmask._rows import Anchor
 from unmask.corpora import Corpus
 from unmask.corpora.stdlib import Stdlib
+from unmask.data.rows import Anchor
 from unmask.denoisers import Denoiser
 from unmask.denoisers.dit import DiT
 from unmask.errors import ConfigError, UsageError, did_you_mean
 from unmask.objectives import Objective
 from unmask.objectives.mdlm import MDLM
 from unmask.registry import BEFORE, came_later
-from unmask.samplers._drawing import Drawing
+from unmask.samplers.drawing import Drawing
 
 RECIPE_FILE = "recipe.json"  # what a run writes into its folder
 

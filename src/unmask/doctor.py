@@ -21,9 +21,9 @@ from typing import Literal
 import torch
 
 from unmask import kernels
-from unmask.atomic import atomic_text
 from unmask.devices import pick_device
 from unmask.errors import UnmaskError
+from unmask.storage.atomic import atomic_text
 
 FREE_BYTES = 2 << 30  # less free disk than this is worth a word
 Verdict = Literal["ok", "note", "problem"]
@@ -171,14 +171,14 @@ dist.destroy_process_group()
 
 def self_check(device: str | None) -> Iterator[Finding]:
     """Train a little, stop, resume, and sample, in a folder that goes away."""
-    from unmask.callbacks import Callback, StepReport
-    from unmask.canvas import Canvas
     from unmask.config import DataConfig, OptimConfig, RunConfig
     from unmask.corpora.text import Text
     from unmask.denoisers.dit import DiT
-    from unmask.generate import sample
     from unmask.model import load
-    from unmask.training import train
+    from unmask.sampling.canvas import Canvas
+    from unmask.sampling.loop import sample
+    from unmask.training.callbacks import Callback, StepReport
+    from unmask.training.loop import train
 
     class Losses(Callback):
         def __init__(self) -> None:

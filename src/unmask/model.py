@@ -10,32 +10,32 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from unmask.arguments import check_constraint, check_sampler, check_texts, check_whole
-from unmask.atomic import atomic_folder, find_folder
-from unmask.bound import Bound
-from unmask.built_in import built_in_folder
-from unmask.canvas import Canvas
 from unmask.constraints import Constraint
-from unmask.constraints._automaton import compile_constraints
-from unmask.corpora._labels import is_number
-from unmask.denoisers._network import Network
+from unmask.constraints.automaton import compile_constraints
+from unmask.corpora.labels import is_number
+from unmask.data.packing import Anchor, Policy, anchor_ids
+from unmask.data.tokenizers import Tokenizer
+from unmask.denoisers.network import Network
 from unmask.devices import pick_device, pick_dtype
-from unmask.draws import row_keys
-from unmask.editing import edit, fill
 from unmask.errors import UsageError, did_you_mean
-from unmask.generate import sample, steps
-from unmask.guidance import Guidance, Score, particles
-from unmask.model_folder import FILES, read_folder, write_folder
+from unmask.evaluation.bound import Bound
+from unmask.evaluation.score import score
 from unmask.objectives import Objective
-from unmask.packing import Anchor, Policy, anchor_ids
-from unmask.prompts import Part, check_spelling, encode_fixed, filled_text, row_of_parts, until_end
+from unmask.rng import row_keys
 from unmask.samplers import Sampler, Step
-from unmask.samplers._constrained import constrained
-from unmask.samplers._drawing import Drawing
+from unmask.samplers.drawing import Drawing
 from unmask.samplers.refine import Refine
 from unmask.samplers.semi_ar import SemiAR
-from unmask.scoring import score
-from unmask.tokens import Tokenizer
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.constrained import constrained
+from unmask.sampling.guidance import Guidance, Score, particles
+from unmask.sampling.loop import sample, steps
+from unmask.storage.atomic import atomic_folder, find_folder
+from unmask.storage.built_in import built_in_folder
+from unmask.storage.model_folder import FILES, read_folder, write_folder
+from unmask.text.arguments import check_constraint, check_sampler, check_texts, check_whole
+from unmask.text.editing import edit, fill
+from unmask.text.prompts import Part, check_spelling, encode_fixed, filled_text, row_of_parts, until_end
 
 Watch = Callable[[Step], None]
 

@@ -1,6 +1,7 @@
 """A folder of plug-ins: one file each, found by file name, imported only when used.
 
-A room (`unmask.noise`, `unmask.samplers`, ...) is a package whose every public module holds one plug-in class.
+A room (`unmask.noise`, `unmask.samplers`, ...) is a package whose every public module holds one plug-in class, save
+`base`, which has the contract, and the helpers that the room names.
 The file's name is the plug-in's name in recipes and on the command line: `log_linear.py` holds `LogLinear`.
 Third parties add theirs through an entry point in the group `unmask.<room>`.
 """
@@ -31,15 +32,17 @@ class Room:
     True
     """
 
-    def __init__(self, package: str, base: str) -> None:
+    def __init__(self, package: str, base: str, helpers: tuple[str, ...] = ()) -> None:
         self.package = package
+        self._helpers = {"base", *helpers}
         self.noun = base.lower()
         self._base = base
 
     def _modules(self) -> dict[str, str]:
         """Plug-in name → module name, from the file names alone: nothing is imported."""
         path = sys.modules[self.package].__path__
-        found = {m.name: f"{self.package}.{m.name}" for m in pkgutil.iter_modules(path) if not m.name.startswith("_")}
+        names = (m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
+        found = {name: f"{self.package}.{name}" for name in names if name not in self._helpers}
         for name, module in _third_party(self.package, tuple(sys.path)):
             found.setdefault(name, module)
         return found

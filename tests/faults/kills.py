@@ -26,15 +26,15 @@ from typing import Any
 import torch
 from injection import Taps
 
-from unmask.callbacks import Callback
-from unmask.checkpoint import load_checkpoint
 from unmask.config import DataConfig, OptimConfig, RunConfig
 from unmask.corpora.text import Text
 from unmask.denoisers.dit import DiT
+from unmask.distributed.parallel import World
 from unmask.objectives.mdlm import MDLM
-from unmask.parallel import World
-from unmask.sharded import save_sharded  # noqa: F401 (children need not import it)
-from unmask.training import Run, train
+from unmask.training.callbacks import Callback
+from unmask.training.checkpoint.files import load_checkpoint
+from unmask.training.checkpoint.sharded import save_sharded  # noqa: F401 (children need not import it)
+from unmask.training.loop import Run, train
 
 # A point's name, its number among those of one name; before, half or after; and on which process.
 Case = tuple[str, int, str, int]

@@ -24,10 +24,10 @@ import torch
 from injection import Taps
 
 from unmask import cli
+from unmask.distributed.parallel import join_world
 from unmask.errors import UnmaskError
-from unmask.many import Order, generate_many
 from unmask.model import Model, load
-from unmask.parallel import join_world
+from unmask.text.bulk import Order, generate_many
 
 ORDER = Order(num=20, length=12, seed=3, batch=4, part=8)
 Point = tuple[str, int, str]

@@ -17,10 +17,10 @@ import pytest
 import torch
 from injection import Taps
 
-from unmask.checkpoint import best_checkpoint, load_checkpoint, save_checkpoint
+from unmask.distributed.parallel import World
 from unmask.errors import UnmaskError
-from unmask.parallel import World
-from unmask.sharded import save_sharded
+from unmask.training.checkpoint.files import best_checkpoint, load_checkpoint, save_checkpoint
+from unmask.training.checkpoint.sharded import save_sharded
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 

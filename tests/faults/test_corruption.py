@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-import unmask.checkpoint
-import unmask.sharded
-from unmask.checkpoint import _sealed, load_checkpoint, save_checkpoint
+import unmask.training.checkpoint.files
+import unmask.training.checkpoint.sharded
 from unmask.cli import run as unmask_command
 from unmask.config import to_dict
+from unmask.distributed.parallel import World
 from unmask.errors import ModelFolderError
-from unmask.parallel import World
-from unmask.sharded import save_sharded
-from unmask.training import train
+from unmask.training.checkpoint.files import _sealed, load_checkpoint, save_checkpoint
+from unmask.training.checkpoint.sharded import save_sharded
+from unmask.training.loop import train
 
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
 FILES = ("ema.safetensors", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
@@ -116,13 +116,13 @@ def run(runs: tuple[Path, Path], tmp_path: Path) -> Path:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The tensor files that were opened."""
     opened: list[Path] = []
-    real = unmask.checkpoint.read_tensors
+    real = unmask.training.checkpoint.files.read_tensors
 
     def noted(path: Path) -> Any:
         opened.append(path)
         return real(path)
 
-    monkeypatch.setattr(unmask.checkpoint, "read_tensors", noted)
+    monkeypatch.setattr(unmask.training.checkpoint.files, "read_tensors", noted)
     return opened
 
 
@@ -172,8 +172,10 @@ def test_a_damaged_file_among_shares(
     tally: Any,
 ) -> None:
     read: list[Path] = []
-    real = unmask.sharded.read_whole
-    monkeypatch.setattr(unmask.sharded, "read_whole", lambda folder: (read.append(folder / file), real(folder))[1])
+    real = unmask.training.checkpoint.sharded.read_whole
+    monkeypatch.setattr(
+        unmask.training.checkpoint.sharded, "read_whole", lambda folder: (read.append(folder / file), real(folder))[1]
+    )
     run = Path(shutil.copytree(shared_runs[0], tmp_path / "run"))
     DAMAGES[damage](run / "checkpoints" / NEWEST / file, shared_runs[1] / "checkpoints" / NEWEST / file)
     named = "shard-" if (file, damage) == ("manifest.json", "of another run") else file.partition(".")[0]

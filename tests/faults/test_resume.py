@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 import torch
 
-import unmask.callbacks
-import unmask.checkpoint
-from unmask.callbacks import Callback, StepReport
-from unmask.checkpoint import load_checkpoint
+import unmask.training.callbacks
+import unmask.training.checkpoint.files
 from unmask.cli import run
 from unmask.config import RunConfig, load_config, to_dict
-from unmask.ema import Ema
-from unmask.training import train
+from unmask.training.callbacks import Callback, StepReport
+from unmask.training.checkpoint.files import load_checkpoint
+from unmask.training.ema import Ema
+from unmask.training.loop import train
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 
@@ -245,7 +245,7 @@ def at_call(place: Any, name: str, number: int, *, after: bool) -> Callable[[], 
 
 def half_a_weights_file() -> None:
     """Killed in the middle of writing a tensor file."""
-    real = unmask.checkpoint.write_tensors
+    real = unmask.training.checkpoint.files.write_tensors
 
     def partly(path: Path, tensors: Any) -> Any:
         facts = real(path, tensors)
@@ -254,7 +254,7 @@ def half_a_weights_file() -> None:
             die()
         return facts
 
-    unmask.checkpoint.write_tensors = partly  # type: ignore[assignment]
+    unmask.training.checkpoint.files.write_tensors = partly  # type: ignore[assignment]
 
 
 def half_a_line() -> None:
@@ -265,7 +265,7 @@ def half_a_line() -> None:
         self.file.flush()
         die()
 
-    unmask.callbacks.MetricsFile._write = partly  # type: ignore[method-assign]
+    unmask.training.callbacks.MetricsFile._write = partly  # type: ignore[method-assign]
 
 
 POINTS: list[Callable[[], None]] = [
@@ -273,8 +273,8 @@ POINTS: list[Callable[[], None]] = [
     at_call(os, "replace", 2, after=True),
     at_call(Ema, "update", 1, after=False),  # the weights have moved, the average has not
     at_call(torch.optim.AdamW, "step", 6, after=True),
-    at_call(unmask.checkpoint, "write_tensors", 1, after=False),
-    at_call(unmask.checkpoint, "write_tensors", 2, after=True),
+    at_call(unmask.training.checkpoint.files, "write_tensors", 1, after=False),
+    at_call(unmask.training.checkpoint.files, "write_tensors", 2, after=True),
     half_a_weights_file,
     at_call(os, "fsync", 9, after=True),
     at_call(os, "rename", 1, after=False),  # the checkpoint is whole, under a name that does not count

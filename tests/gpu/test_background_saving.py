@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from unmask.checkpoint import load_checkpoint
-from unmask.saving import Saver
+from unmask.training.checkpoint.files import load_checkpoint
+from unmask.training.checkpoint.saving import Saver
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: copies to pinned memory are not tested")
 

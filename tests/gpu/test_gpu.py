@@ -16,14 +16,11 @@ import torch
 from torch import Tensor
 
 from unmask import kernels
-from unmask._captured import graphs_of
-from unmask.batch import make_batch
-from unmask.canvas import Canvas
-from unmask.denoisers._network import Network, as_denoiser
-from unmask.denoisers._ragged import ragged
+from unmask.data.batch import make_batch
 from unmask.denoisers.dit import DiT, DiTNetwork
+from unmask.denoisers.network import Network, as_denoiser
+from unmask.denoisers.ragged import ragged
 from unmask.devices import fast_attention
-from unmask.generate import sample, steps
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
 from unmask.samplers import Sampler
@@ -35,7 +32,10 @@ from unmask.samplers.left_to_right import LeftToRight
 from unmask.samplers.refine import Refine
 from unmask.samplers.remdm import ReMDM
 from unmask.samplers.semi_ar import SemiAR
-from unmask.training import compile_trunk
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.captured import graphs_of
+from unmask.sampling.loop import sample, steps
+from unmask.training.loop import compile_trunk
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: its numerics are not tested here"),
@@ -340,8 +340,8 @@ def test_a_rows_text_does_not_depend_on_how_long_its_neighbours_take() -> None:
 def test_muon_beside_the_one_pass_update_is_the_hosts() -> None:
     """Three updates with clipping and averaging; the matrices are turned in bf16 here, in float32 there."""
     from unmask.config import OptimConfig
-    from unmask.ema import Ema
-    from unmask.optim import Updater, make_optimizer
+    from unmask.training.ema import Ema
+    from unmask.training.optim import Updater, make_optimizer
 
     def weights(device: torch.device) -> dict[str, Tensor]:
         net = network().cpu().to(device)

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from small_run import small_run
 
-from unmask import parallel
-from unmask.callbacks import Callback
 from unmask.config import RunConfig
-from unmask.training import train
+from unmask.distributed import parallel
+from unmask.training.callbacks import Callback
+from unmask.training.loop import train
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: NCCL is not tested here"),

@@ -14,13 +14,13 @@ import pytest
 import torch
 from small_run import small_run
 
-from unmask.callbacks import Callback
 from unmask.config import RunConfig
 from unmask.corpora.text import Text
+from unmask.distributed.parallel import join_world
 from unmask.errors import NonFiniteError
 from unmask.objectives.mdlm import MDLM
-from unmask.parallel import join_world
-from unmask.training import Run, train
+from unmask.training.callbacks import Callback
+from unmask.training.loop import Run, train
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: its training loop is not tested here"),

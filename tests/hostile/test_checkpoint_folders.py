@@ -14,11 +14,11 @@ import pytest
 import torch
 from watching import watched
 
-from unmask.checkpoint import _sealed, load_checkpoint
 from unmask.config import RunConfig
 from unmask.errors import UnmaskError
-from unmask.tensor_file import read_tensors, write_tensors
-from unmask.training import train
+from unmask.storage.tensor_file import read_tensors, write_tensors
+from unmask.training.checkpoint.files import _sealed, load_checkpoint
+from unmask.training.loop import train
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX files")
 

@@ -482,7 +482,7 @@ def good(tmp_path_factory: pytest.TempPathFactory, trained: Any) -> Path:
         room: Room = importlib.import_module(f"unmask.{name}").room
         for plugin in room.names():
             room.get(plugin)
-    importlib.import_module("unmask.subwords")
+    importlib.import_module("unmask.data.subwords")
     assert load(folder, device="cpu").generate(1, 8)
     with pytest.raises(UnmaskError):
         load(folder.parent / "nowhere")

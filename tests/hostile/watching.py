@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import unmask.tensor_file
+import unmask.storage.tensor_file
 
 # What reading a folder has no business doing, whatever the folder says.
 FORBIDDEN = (
@@ -52,7 +52,7 @@ def watched(folder: Path, seconds: int = 20, most_bytes: float = 300e6) -> Itera
     if not _hooked:
         sys.addaudithook(_hook)  # for good: there is no way to take one away
         _hooked = True
-    real = unmask.tensor_file.safe_open
+    real = unmask.storage.tensor_file.safe_open
 
     def noted(path: Any, **options: Any) -> Any:  # opens below Python, where no hook hears it
         if _heard is not None:
@@ -65,13 +65,13 @@ def watched(folder: Path, seconds: int = 20, most_bytes: float = 300e6) -> Itera
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     old = signal.signal(signal.SIGALRM, too_long)
     signal.alarm(seconds)
-    unmask.tensor_file.safe_open = noted  # type: ignore[assignment]
+    unmask.storage.tensor_file.safe_open = noted  # type: ignore[assignment]
     _heard = heard = []
     try:
         yield
     finally:
         _heard = None
-        unmask.tensor_file.safe_open = real
+        unmask.storage.tensor_file.safe_open = real
         signal.alarm(0)
         signal.signal(signal.SIGALRM, old)
     inside = str(folder.resolve()) + os.sep

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from unmask.denoisers._network import Network, as_denoiser
+from unmask.denoisers.network import Network, as_denoiser
 from unmask.noise import Noise
 
 

@@ -9,11 +9,11 @@ import torch
 from chains import World, random_order_law
 
 from unmask import objectives
-from unmask.batch import Batch, make_batch
-from unmask.draws import row_keys
+from unmask.data.batch import Batch, make_batch
 from unmask.errors import UsageError
 from unmask.noise import Cosine, CosineSquared, Geometric, Linear, LogLinear, Noise, Polynomial
-from unmask.objectives._terms import d3pm_nats, step_weight
+from unmask.objectives.terms import d3pm_nats, step_weight
+from unmask.rng import row_keys
 
 ROWS = 20_000
 NOISES = [LogLinear(), Cosine(), CosineSquared(), Linear(), Geometric(), Polynomial(power=2.0)]

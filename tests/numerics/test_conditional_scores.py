@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.denoisers._network import as_denoiser
+from unmask.data.tokenizers import Span, Tokenizer
+from unmask.denoisers.network import as_denoiser
 from unmask.model import Model
 from unmask.objectives.mdlm import MDLM
-from unmask.tokens import Span, Tokenizer
 
 L, IDS, EOT, MASK = 5, 4, 2, 3
 PROMPT = [1, 0]

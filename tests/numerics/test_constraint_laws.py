@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from unmask import samplers
-from unmask.canvas import Canvas
-from unmask.constraints._automaton import Automaton, interleave, intersect
-from unmask.constraints._conditioning import Spans, possible
-from unmask.constraints._tables import Tables
-from unmask.denoisers._network import Network, as_denoiser
+from unmask.constraints.automaton import Automaton, interleave, intersect
+from unmask.constraints.conditioning import Spans, possible
+from unmask.constraints.tables import Tables
+from unmask.denoisers.network import Network, as_denoiser
 from unmask.errors import NonFiniteError, UsageError
-from unmask.generate import sample, steps
 from unmask.noise import LogLinear
 from unmask.samplers import Sampler
-from unmask.samplers._constrained import spans_of
-from unmask.samplers._planned import Plan, PlannedSampler
+from unmask.samplers.planned import Plan, PlannedSampler
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.constrained import spans_of
+from unmask.sampling.loop import sample, steps
 
 NUM = 30_000
 P_MIN = 1e-4

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from unmask import samplers
-from unmask.batch import make_batch
-from unmask.canvas import Canvas
-from unmask.denoisers._network import KVCache, Network, gather_positions
-from unmask.denoisers._ragged import ragged as ragged_rows
+from unmask.data.batch import make_batch
 from unmask.denoisers.dit import SIZES, DiT
+from unmask.denoisers.network import KVCache, Network, gather_positions
+from unmask.denoisers.ragged import ragged as ragged_rows
 from unmask.errors import UsageError
-from unmask.generate import sample
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.loop import sample
 
 SMALL = DiT(hidden=32, blocks=3, heads=4, dropout=0.0, qk_norm=False, zero_init=False)
 IDS, MASK = 11, 10

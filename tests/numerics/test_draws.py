@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from scipy import stats
 
-from unmask.batch import low_discrepancy_times
-from unmask.draws import categorical, fold, row_keys, uniform
+from unmask.data.batch import low_discrepancy_times
+from unmask.rng import categorical, fold, row_keys, uniform
 
 N = 200_000
 

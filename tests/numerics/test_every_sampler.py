@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from unmask import samplers
-from unmask.canvas import Canvas
-from unmask.denoisers._network import as_denoiser
-from unmask.generate import sample
+from unmask.denoisers.network import as_denoiser
 from unmask.samplers import Sampler
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.loop import sample
 
 PLAIN: list[Sampler] = [
     samplers.Ancestral(steps=2),

@@ -10,14 +10,14 @@ from chains import World, fits
 from torch import Tensor
 
 from unmask import samplers
-from unmask.canvas import Canvas
 from unmask.denoisers.dit import DiT
 from unmask.errors import UsageError
-from unmask.generate import sample
-from unmask.guidance import Guidance, particles
 from unmask.noise import LogLinear
 from unmask.objectives import MDLM
 from unmask.samplers import Sampler
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.guidance import Guidance, particles
+from unmask.sampling.loop import sample
 
 P_MIN = 1e-4
 

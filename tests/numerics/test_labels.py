@@ -15,21 +15,21 @@ from torch import Tensor
 
 from tiny import MakeConfig
 from unmask import kernels, samplers
-from unmask.batch import make_batch
-from unmask.canvas import Canvas
 from unmask.corpora import Document
 from unmask.corpora.jsonl import Jsonl
-from unmask.denoisers._network import Network, as_denoiser
+from unmask.data.batch import make_batch
+from unmask.data.packing import build_rows, pack_texts
+from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
+from unmask.denoisers.network import Network, as_denoiser
 from unmask.errors import DataError, UsageError
-from unmask.generate import sample
-from unmask.guidance import Guidance
 from unmask.model import Model, load
-from unmask.packing import build_rows, pack_texts
 from unmask.samplers import Sampler
-from unmask.tokens import load_tokenizer
-from unmask.training import train
-from unmask.weights import write_published
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.guidance import Guidance
+from unmask.sampling.loop import sample
+from unmask.storage.published import write_published
+from unmask.training.loop import train
 
 P_MIN = 1e-4
 WORLDS = [World.random(V=2, L=3, seed=seed) for seed in (11, 12, 13)]  # class 0, class 1, no class
@@ -216,7 +216,7 @@ def test_no_label_and_a_dropped_label_are_one_thing(conditioning: str) -> None:
 @pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs triton")
 def test_the_fused_pass_carries_the_class() -> None:
     """Here in Triton's interpreter, on a GPU by its kernels."""
-    from unmask.denoisers._dit_fused import fused_trunk
+    from unmask.denoisers.dit.fused import fused_trunk
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from unmask import objectives
-from unmask.batch import make_batch
-from unmask.bound import Bound
+from unmask.data.batch import make_batch
 from unmask.denoisers.dit import DiT
-from unmask.ema import Ema
+from unmask.evaluation.bound import Bound
 from unmask.objectives import Objective
+from unmask.training.ema import Ema
 
 V, L, MASK = 3, 8, 3
 STEPS, BATCH = 900, 128

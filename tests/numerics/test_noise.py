@@ -7,7 +7,7 @@ import torch
 
 from unmask import noise
 from unmask.noise import Noise
-from unmask.posterior import q_marginal, q_posterior, stays_masked
+from unmask.processes.posterior import q_marginal, q_posterior, stays_masked
 
 SCHEDULES = [
     noise.LogLinear(),

@@ -13,14 +13,14 @@ from chains import World, data_world, fits, random_order_law
 from torch import Tensor
 
 from unmask import samplers
-from unmask.canvas import Canvas
-from unmask.denoisers._network import as_denoiser
 from unmask.denoisers.dit import DiT
+from unmask.denoisers.network import as_denoiser
 from unmask.errors import NonFiniteError, UsageError
-from unmask.generate import sample, steps
 from unmask.noise import LogLinear
 from unmask.samplers import Sampler
-from unmask.samplers._constrained import Constrained, constrained
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.constrained import Constrained, constrained
+from unmask.sampling.loop import sample, steps
 
 NUM = 30_000
 P_MIN = 1e-4

@@ -14,14 +14,14 @@ from chains import World, data_world, fits
 from torch import Tensor
 
 from unmask import samplers
-from unmask.canvas import Canvas
-from unmask.denoisers._network import as_denoiser
+from unmask.denoisers.network import as_denoiser
 from unmask.errors import UsageError
-from unmask.generate import sample, steps
 from unmask.noise import Cosine, LogLinear
-from unmask.predictor import XTheta
 from unmask.samplers import Sampler
-from unmask.samplers._remasking import Move, RemaskingSampler, largest_sigma
+from unmask.samplers.remasking import Move, RemaskingSampler, largest_sigma
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.loop import sample, steps
+from unmask.sampling.predictor import XTheta
 
 NUM = 30_000
 P_MIN = 1e-4

@@ -9,12 +9,12 @@ import torch
 from chains import World, data_world, fits, random_order_law
 
 from unmask import objectives, samplers
-from unmask.canvas import Canvas
-from unmask.denoisers._network import as_denoiser
+from unmask.denoisers.network import as_denoiser
 from unmask.errors import UsageError
-from unmask.generate import sample, steps
 from unmask.noise import Cosine, LogLinear, Noise, Polynomial
 from unmask.samplers import Sampler
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.loop import sample, steps
 
 NUM = 30_000
 P_MIN = 1e-4

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from unmask import objectives
-from unmask.batch import make_batch
-from unmask.denoisers._network import Network
+from unmask.data.batch import make_batch
 from unmask.denoisers.dit import DiT
+from unmask.denoisers.network import Network
 from unmask.objectives import Objective, _loss
 
 ROWS, LENGTH, IDS = 12, 10, 17

@@ -10,10 +10,10 @@ import pytest
 from worlds import losses, make_config, write_text
 
 from unmask.config import RunConfig
+from unmask.distributed.parallel import World, join_world
+from unmask.distributed.watchdog import Watchdog
 from unmask.errors import Stopped, UsageError
-from unmask.parallel import World, join_world
-from unmask.resuming import find_checkpoint, mark_begun, stopped
-from unmask.watchdog import Watchdog
+from unmask.training.checkpoint.resume import find_checkpoint, mark_begun, stopped
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_store_that_is_gone_ends_the_wait(
         left.set()
         watchdog._stop.set()
 
-    monkeypatch.setattr("unmask.watchdog.os._exit", leave)
+    monkeypatch.setattr("unmask.distributed.watchdog.os._exit", leave)
     with watchdog:
         time.sleep(1.5)
         assert not left.is_set()  # nobody is timed before the first step

@@ -19,16 +19,16 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
-from unmask.callbacks import Callback
-from unmask.checkpoint import load_checkpoint
 from unmask.config import DataConfig, OptimConfig, RunConfig
 from unmask.corpora.text import Text
 from unmask.denoisers.dit import DiT
+from unmask.distributed.parallel import World, join_world, whole
 from unmask.errors import NonFiniteError, Stopped, UsageError
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
-from unmask.parallel import World, join_world, whole
-from unmask.training import Run, train
+from unmask.training.callbacks import Callback
+from unmask.training.checkpoint.files import load_checkpoint
+from unmask.training.loop import Run, train
 
 SMALL: dict[str, Any] = {"hidden": 16, "blocks": 2, "heads": 2, "dropout": 0.0, "qk_norm": False, "zero_init": False}
 KINDS = {

@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 
 from unmask.constraints import Constraint
-from unmask.constraints._automaton import Automaton
-from unmask.tokens import Tokenizer
+from unmask.constraints.automaton import Automaton
+from unmask.data.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import torch
 import uvicorn
 
+from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
 from unmask.model import Model
 from unmask.objectives.mdlm import MDLM
+from unmask.server.access import Doors
 from unmask.server.app import make_app
-from unmask.server.desk import Desk
-from unmask.server.doors import Doors
+from unmask.server.jobs import Desk
+from unmask.server.lifecycle import configure, listen
 from unmask.server.limits import Limits
-from unmask.server.running import configure, listen
-from unmask.tokens import load_tokenizer
 
 WINDOW = 32
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_server import random_model
 
-from unmask.predictor import Query
+from unmask.sampling.predictor import Query
 from unmask.server.batching import LEAST, answer, bucket, groups
 
 

@@ -245,7 +245,7 @@ SERVER = """
 import unmask
 from slow_constraint import Slow
 from unmask.server.compiling import Compiler
-from unmask.tokens import load_tokenizer
+from unmask.data.tokenizers import load_tokenizer
 compiler = Compiler(load_tokenizer("bytes"), seconds=60.0)
 compiler([unmask.constraints.Regex(pattern="[0-9]")], may_end=False)
 print("ready", flush=True)

@@ -18,21 +18,21 @@ from starlette.testclient import TestClient
 from test_next_tokens import causal_model
 
 import unmask.server.app as app_module
-import unmask.server.desk as desk_module
-import unmask.server.refusals as refusals_module
-import unmask.server.work as work_module
-from unmask.bound import Bound
-from unmask.denoisers._network import KVCache
+import unmask.server.errors as refusals_module
+import unmask.server.jobs as desk_module
+import unmask.server.rows as work_module
+from unmask.data.tokenizers import Tokenizer
+from unmask.denoisers.network import KVCache
 from unmask.errors import UnmaskError, UsageError
+from unmask.evaluation.bound import Bound
 from unmask.model import Model
 from unmask.objectives.d3pm import D3PM
 from unmask.server.app import make_app
-from unmask.server.completions import _Choice
-from unmask.server.desk import Desk
+from unmask.server.errors import Refused, from_validation
+from unmask.server.jobs import Desk
 from unmask.server.limits import Limits
-from unmask.server.refusals import Refused, from_validation
-from unmask.server.served import Served
-from unmask.tokens import Tokenizer
+from unmask.server.routes_openai import _Choice
+from unmask.server.served_model import Served
 
 
 @pytest.fixture

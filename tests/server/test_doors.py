@@ -13,10 +13,10 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
 
-import unmask.server.doors as doors_module
+import unmask.server.access as doors_module
 from unmask.model import Model
+from unmask.server.access import Doors, Gate, is_loopback
 from unmask.server.app import make_app
-from unmask.server.doors import Doors, Gate, is_loopback
 
 KEY = "a-key-of-some-length"
 

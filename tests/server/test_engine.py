@@ -18,26 +18,26 @@ import torch
 from torch import Tensor
 
 import unmask
-from unmask.canvas import Canvas
 from unmask.constraints.regex import Regex
+from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
 from unmask.model import Model
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
-from unmask.predictor import Query
 from unmask.samplers import Sampler, Step
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.confidence import Confidence
 from unmask.samplers.left_to_right import LeftToRight
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.predictor import Query
 from unmask.server.compiling import Compiler
-from unmask.server.completions import complete
 from unmask.server.engine import Call, Cancelled, Closed, Engine
 from unmask.server.limits import Limits
-from unmask.server.native import fill
+from unmask.server.routes_native import fill
+from unmask.server.routes_openai import complete
+from unmask.server.rows import Work, Writing, row_of
 from unmask.server.schemas import Completion, Fill
-from unmask.server.served import Served
-from unmask.server.work import Work, Writing, row_of
-from unmask.tokens import load_tokenizer
+from unmask.server.served_model import Served
 
 ONE_A_CALL = Ancestral(steps=None)
 

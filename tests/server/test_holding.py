@@ -11,15 +11,15 @@ from test_engine import JOBS, ONE_A_CALL, done_by
 
 import unmask
 from unmask.constraints import Constraint
-from unmask.constraints._automaton import Automaton
+from unmask.constraints.automaton import Automaton
 from unmask.model import Model
 from unmask.samplers.ancestral import Ancestral
-from unmask.server import compiling, limits, served
-from unmask.server import work as work_module
+from unmask.server import compiling, limits, served_model
+from unmask.server import rows as work_module
 from unmask.server.compiling import Busy, Compiler
 from unmask.server.engine import Call, Engine
 from unmask.server.limits import Beyond, Holding, Limits
-from unmask.server.served import Served
+from unmask.server.served_model import Served
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_beside_the_engine_the_same_texts_are_written(
         return take(self, *given)
 
     monkeypatch.setattr(work_module.Writing, "take", noted)
-    for module in (work_module, served):
+    for module in (work_module, served_model):
         monkeypatch.setattr(module, "LONG", 0)
     assert [done_by(Served(engine, compiler, Limits(), Call()), job) for job in jobs] == wanted
     assert threads == {"unmask-beside"}

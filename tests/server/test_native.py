@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from unmask.editing import fill as fill_gaps
 from unmask.model import Model
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.confidence import Confidence
+from unmask.text.editing import fill as fill_gaps
 
 
 def post(client: TestClient, route: str, **body: Any) -> dict[str, Any]:

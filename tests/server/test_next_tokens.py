@@ -12,20 +12,20 @@ from small_server import WINDOW
 from starlette.testclient import TestClient
 
 import unmask
-from unmask.denoisers._network import KVCache, Network
+from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
+from unmask.denoisers.network import KVCache, Network
 from unmask.model import Model
 from unmask.objectives.ar import AR
-from unmask.predictor import NextToken
 from unmask.samplers.left_to_right import LeftToRight
+from unmask.sampling.predictor import NextToken
 from unmask.server.app import make_app
 from unmask.server.compiling import Compiler
 from unmask.server.engine import Call, Engine
 from unmask.server.limits import Limits
 from unmask.server.next_tokens import NextQuery, answer_next, next_groups
-from unmask.server.served import Served
-from unmask.server.work import Writing, row_of
-from unmask.tokens import load_tokenizer
+from unmask.server.rows import Writing, row_of
+from unmask.server.served_model import Served
 
 CPU = torch.device("cpu")
 

@@ -20,11 +20,11 @@ from small_server import Running, random_model, running
 from starlette.testclient import TestClient
 
 from unmask import load
-from unmask.editing import fill as fill_gaps
 from unmask.model import Model
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.left_to_right import LeftToRight
 from unmask.server.app import PAGE, make_app
+from unmask.text.editing import fill as fill_gaps
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 from small_server import Running, random_model, running
 
 from unmask.model import Model
-from unmask.server.doors import Doors
+from unmask.server.access import Doors
 
 # --- what goes wrong ---
 

@@ -11,10 +11,10 @@ import torch
 from test_engine import Steps, together
 
 from unmask.model import Model
-from unmask.predictor import Query
+from unmask.sampling.predictor import Query
 from unmask.server.engine import Call, Cancelled, Closed, Engine
-from unmask.server.shares import LEAST_ROOM, LEAST_WORK, STEP_SECONDS, Shares
-from unmask.server.work import Work, draws_at_once
+from unmask.server.fair_queue import LEAST_ROOM, LEAST_WORK, STEP_SECONDS, Shares
+from unmask.server.rows import Work, draws_at_once
 
 
 class Row(Steps):

@@ -11,10 +11,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from unmask.model import Model
-from unmask.predictor import Query
+from unmask.sampling.predictor import Query
 from unmask.server.app import make_app
-from unmask.server.completions import first_stop
-from unmask.server.desk import Desk
+from unmask.server.jobs import Desk
+from unmask.server.routes_openai import first_stop
 
 LENGTH = 80
 

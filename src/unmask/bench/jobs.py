@@ -15,23 +15,23 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from unmask import kernels
-from unmask.batch import make_batch
 from unmask.bench import Job, Result, flops, textbook
-from unmask.canvas import Canvas
 from unmask.config import OptimConfig
-from unmask.denoisers._network import Network
+from unmask.data.batch import make_batch
 from unmask.denoisers.dit import DiT
+from unmask.denoisers.network import Network
 from unmask.devices import fast_attention
-from unmask.ema import Ema
-from unmask.generate import sample
 from unmask.objectives.mdlm import MDLM
-from unmask.optim import Updater, make_optimizer
 from unmask.samplers import Sampler, Step
-from unmask.samplers._planned import PlannedSampler
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.left_to_right import LeftToRight
+from unmask.samplers.planned import PlannedSampler
 from unmask.samplers.semi_ar import SemiAR
-from unmask.training import compile_trunk
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.loop import sample
+from unmask.training.ema import Ema
+from unmask.training.loop import compile_trunk
+from unmask.training.optim import Updater, make_optimizer
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

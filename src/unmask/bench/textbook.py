@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unmask.denoisers._network import KVCache, Network
+from unmask.denoisers.network import KVCache, Network
 
 
 def log_x_theta(net: Network, z_BL: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def _fail(message: str, code: int) -> int:
     message = " ".join(message.split())
     rank = os.environ.get("RANK", "0")  # one of several processes
     if "RANK" in os.environ:
-        from unmask.launch import leave_note
+        from unmask.distributed.launch import leave_note
 
         if leave_note(code, message):
             return code  # who started us says it, once

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from unmask.built_in import DEFAULT, built_in_names
 from unmask.errors import UsageError
+from unmask.storage.built_in import DEFAULT, built_in_names
 
 HELP = f"a model folder, a training run's, or a built-in model's name (default {DEFAULT})"
 

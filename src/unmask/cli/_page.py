@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from unmask.atomic import atomic_text
+from unmask.data.tokenizers import Tokenizer
 from unmask.samplers import Step
-from unmask.tokens import Tokenizer
+from unmask.storage.atomic import atomic_text
 
 
 class Page:

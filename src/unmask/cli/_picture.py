@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from unmask.atomic import atomic_text
+from unmask.data.tokenizers import Tokenizer
 from unmask.samplers import Step
-from unmask.tokens import Tokenizer
+from unmask.storage.atomic import atomic_text
 
 COLUMNS = 64  # characters a line
 CHAR, LINE, PAD = 8.4, 20, 16

@@ -21,7 +21,7 @@ def launched(args: argparse.Namespace, *, max_restarts: int = 0) -> bool:
     """Whether --nproc asked for processes; they have then done all there was to do."""
     if args.nproc is None or "RANK" in os.environ:
         return False
-    from unmask.launch import launch
+    from unmask.distributed.launch import launch
 
     launch(args.words, nproc=args.nproc, max_restarts=max_restarts)
     return True

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unmask.config import DataConfig
     from unmask.corpora import Corpus
+    from unmask.data.packing import Rows
     from unmask.model import Model
-    from unmask.packing import Rows
 
 LABEL_FIELD = "--label-field"
 DATA = "text, JSONL, CSV, TSV or Parquet file or folder, also .gz .xz .zst; or stdlib"
@@ -26,14 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def given(args: argparse.Namespace) -> dict[str, str]:
     """The options of reading that were given."""
-    from unmask.corpora._reading import OPTIONS
+    from unmask.corpora.reading import OPTIONS
 
     return {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
 
 
 def corpus_of(args: argparse.Namespace, model: Model, trained: DataConfig | None) -> Corpus:
     """What --data names, read as the run reads its own texts."""
-    from unmask.corpora._reading import read_like
+    from unmask.corpora.reading import read_like
 
     like = None if trained is None else trained.valid or trained.train
     options = given(args)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from unmask.model import Model
     from unmask.noise import Noise
     from unmask.samplers import Sampler, Step
-    from unmask.samplers._drawing import Drawing
+    from unmask.samplers.drawing import Drawing
 
 RUNNERS_UP = 4  # shown for each token
 MAX_WINDOW = 1 << 20  # of a model that is not known yet
@@ -159,8 +159,8 @@ def _read_schema(path: str) -> str:
 
 def check(args: argparse.Namespace) -> list[Constraint] | None:
     """Refuse what no model could be asked for, before one is loaded. What the texts are constrained to comes back."""
+    from unmask.data.tokenizers import load_tokenizer
     from unmask.devices import pick_device, pick_dtype
-    from unmask.tokens import load_tokenizer
 
     _check_sampler(args)
     for name in ("num", "length"):
@@ -181,7 +181,7 @@ def check(args: argparse.Namespace) -> list[Constraint] | None:
 def _check_sampler(args: argparse.Namespace) -> None:
     """Refuse options that fit none of the samplers that a model may have as its own."""
     from unmask.samplers import room
-    from unmask.samplers._drawing import Drawing
+    from unmask.samplers.drawing import Drawing
 
     refused: list[UsageError] = []
     for own in ("ancestral", "left_to_right", "posterior"):
@@ -233,7 +233,7 @@ def _build(
     cls: type[Sampler], options: dict[str, Any], *, noise: Noise | None, drawing: Drawing, flags: list[str]
 ) -> Sampler:
     from unmask.config import Word, from_dict
-    from unmask.samplers._drawing import Drawing
+    from unmask.samplers.drawing import Drawing
 
     known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)

@@ -15,11 +15,11 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from unmask.bound import Bound
-from unmask.callbacks import Callback, Sample, StepReport
 from unmask.config import RunConfig
+from unmask.data.tokenizers import Tokenizer
+from unmask.evaluation.bound import Bound
 from unmask.samplers import Step
-from unmask.tokens import Tokenizer
+from unmask.training.callbacks import Callback, Sample, StepReport
 
 MASK_SIGN = "░"
 

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from unmask.data.tokenizers import Tokenizer
 from unmask.errors import UnmaskError
 from unmask.samplers import Step
-from unmask.tokens import Tokenizer
 
 
 def as_dict(step: Step, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
     """A step as plain data. The lists stand side by side: entry i of each is one token that was written.
 
     >>> import torch
-    >>> from unmask.tokens import load_tokenizer
+    >>> from unmask.data.tokenizers import load_tokenizer
     >>> one, log_p = torch.tensor([0]), torch.tensor([-0.5])
     >>> step = Step(one, one, torch.tensor([104]), log_p, torch.tensor([[104]]))
     >>> as_dict(step, 1, load_tokenizer("bytes"))["text"]

@@ -20,7 +20,7 @@ LENGTH, STEPS = 128, 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from unmask.built_in import DEFAULT
+    from unmask.storage.built_in import DEFAULT
 
     parser.add_argument("--model", default=DEFAULT, help="a model folder or a built-in model's name (default stories)")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same texts (default 0)")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from unmask.cli import _naming, _sampling
 
 if TYPE_CHECKING:
-    from unmask.editing import Edit
+    from unmask.text.editing import Edit
 
 TAKES_OVERRIDES = True  # a sampler's own options
 
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from unmask.editing import find_span, length_range
     from unmask.model import load
+    from unmask.text.editing import find_span, length_range
 
     constraint = _sampling.check(args)
     length_range(args.with_length, 1)

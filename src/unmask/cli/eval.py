@@ -26,9 +26,9 @@ from unmask.cli import _naming, _processes, _reading
 if TYPE_CHECKING:
     from unmask.config import DataConfig
     from unmask.corpora import Corpus
+    from unmask.data.packing import Anchor, Policy, Rows
+    from unmask.distributed.parallel import World
     from unmask.model import Model
-    from unmask.packing import Anchor, Policy, Rows
-    from unmask.parallel import World
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if _processes.launched(args):
         return 0
-    from unmask.parallel import join_world
+    from unmask.distributed.parallel import join_world
 
     with join_world(args.device, timeout=args.timeout) as world:
         return _evaluate(args, world)
@@ -58,11 +58,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace, world: World) -> int:
     from unmask.cli._terminal import progress_bar
-    from unmask.corpora._files import existing
+    from unmask.corpora.sources import existing
+    from unmask.data.packing import reading_bar
     from unmask.errors import UsageError, did_you_mean
-    from unmask.evaluate import evaluate_rows
+    from unmask.evaluation.evaluate import evaluate_rows
     from unmask.model import load
-    from unmask.packing import reading_bar
 
     for name in ("max_rows", "num_samples", "batch", "length"):
         value = getattr(args, name)
@@ -151,9 +151,9 @@ def _measured_on(
     bar: Any,
 ) -> tuple[Corpus, Rows, str]:
     """The rows, the corpus they are of, and what the protocol calls it."""
+    from unmask.data.packing import build_rows, rows_of
     from unmask.errors import UsageError
-    from unmask.packing import build_rows, rows_of
-    from unmask.resuming import check_held_out
+    from unmask.training.checkpoint.resume import check_held_out
 
     if args.data is not None:
         corpus = _reading.corpus_of(args, model, trained)

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from unmask.errors import UsageError
     from unmask.model import load
     from unmask.objectives.mdlm import MDLM
-    from unmask.weights import write_published
+    from unmask.storage.published import write_published
 
     model = load(args.model, device="cpu")
     if not isinstance(model.denoiser, DiTNetwork):

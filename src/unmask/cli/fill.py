@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unmask.cli import _naming, _sampling
 
 if TYPE_CHECKING:
-    from unmask.editing import Way
+    from unmask.text.editing import Way
 
 
 TAKES_OVERRIDES = True  # a sampler's own options
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from unmask.editing import fill
     from unmask.model import load
+    from unmask.text.editing import fill
 
     constraint = _sampling.check(args)
     name, given = _naming.model_and_texts(args.given, 'a text with a gap, as in unmask fill "The [MASK:2] sat."')

@@ -101,9 +101,9 @@ def _write_many(args: argparse.Namespace, constraint: list[Constraint] | None) -
     if _processes.launched(args):
         return 0
     from unmask.cli._terminal import progress_bar, stderr
-    from unmask.many import Order, generate_many
+    from unmask.distributed.parallel import join_world
     from unmask.model import load
-    from unmask.parallel import join_world
+    from unmask.text.bulk import Order, generate_many
 
     sizes = {"batch": args.batch, "part": args.part_size}
     with join_world(args.device, timeout=args.timeout) as world:

@@ -43,11 +43,11 @@ def run(args: argparse.Namespace) -> int:
     import sys
     from pathlib import Path
 
+    from unmask.data.tokenizers import load_tokenizer
     from unmask.errors import UsageError
     from unmask.model import Model
     from unmask.objectives.mdlm import MDLM
-    from unmask.tokens import load_tokenizer
-    from unmask.weights import SETTINGS, read_published
+    from unmask.storage.published import SETTINGS, read_published
 
     out = Path(args.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

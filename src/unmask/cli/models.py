@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from unmask.built_in import DEFAULT, built_in_folder, built_in_names, card
+    from unmask.storage.built_in import DEFAULT, built_in_folder, built_in_names, card
 
     names = [args.name] if args.name else built_in_names()
     cards = {name: card(name) for name in names}

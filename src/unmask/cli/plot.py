@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from unmask.atomic import atomic_text
     from unmask.cli._chart import draw
+    from unmask.storage.atomic import atomic_text
 
     names = _names(args.run)
     runs = {name: read_metrics(Path(given), name) for name, given in zip(names, args.run, strict=True)}

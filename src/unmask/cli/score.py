@@ -17,9 +17,9 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from unmask.built_in import DEFAULT
 from unmask.cli import _naming, _reading, _sampling
 from unmask.errors import UsageError, did_you_mean
+from unmask.storage.built_in import DEFAULT
 
 if TYPE_CHECKING:
     from unmask.corpora import Document

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
     pick_dtype(args.dtype, pick_device(args.device))
     try:
-        from unmask.server.running import serve
+        from unmask.server.lifecycle import serve
     except ImportError as e:
         from unmask.errors import MissingExtraError
 

@@ -53,11 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if _processes.launched(args, max_restarts=args.max_restarts):
         return 0
-    from unmask.bound import Bound
-    from unmask.callbacks import Callback
     from unmask.cli._terminal import TrainProgress
     from unmask.config import load_config
-    from unmask.training import train
+    from unmask.evaluation.bound import Bound
+    from unmask.training.callbacks import Callback
+    from unmask.training.loop import train
 
     best: list[Bound] = []
 

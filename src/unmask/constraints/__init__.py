@@ -2,56 +2,11 @@
 
 from __future__ import annotations
 
-import typing
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any
 
-from unmask.errors import UsageError
-from unmask.registry import Room, check_fields
-
-if TYPE_CHECKING:
-    from unmask.constraints._automaton import Automaton
-    from unmask.tokens import Tokenizer
-
-room = Room(__name__, base="Constraint")
-MAX_STATES = 4000  # of an automaton; each of them meets the whole vocabulary once
-
-
-@dataclass(frozen=True, kw_only=True)
-class Constraint(ABC):
-    """What must hold. over: "gap" asks it of every run of masks by itself, "text" of the whole text with its prompt.
-
-    >>> from unmask.tokens import load_tokenizer
-    >>> import unmask
-    >>> automaton = unmask.constraints.Choices(options=("yes", "no")).automaton(load_tokenizer("bytes"))
-    >>> automaton.accepts([110, 111]), automaton.accepts([110])
-    (True, False)
-    """
-
-    room: ClassVar[Room] = room
-
-    over: Literal["gap", "text"] = "gap"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for name, kind in typing.get_type_hints(type(self)).items():
-            if tuple[str, ...] in (kind, *typing.get_args(kind)):
-                object.__setattr__(self, name, _texts(name, getattr(self, name)))
-
-    @abstractmethod
-    def automaton(self, tokenizer: Tokenizer, *, may_end: bool = True) -> Automaton:
-        """The rows of tokens that obey. may_end: end-of-text may be written; what follows it is not asked anything."""
-
-
-def _texts(name: str, given: Any) -> tuple[str, ...] | None:
-    """What was given where texts are asked for. One text alone is a list of one: letter by letter it means nothing."""
-    if given is None:
-        return None
-    texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, typing.Iterable) else (None,)
-    if not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"{name} must be a text or a list of texts, got {str(given)[:40]!r}")
-    return texts
+from unmask.constraints.base import MAX_STATES as MAX_STATES
+from unmask.constraints.base import Constraint as Constraint
+from unmask.constraints.base import room as room
 
 
 def __getattr__(name: str) -> Any:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unmask.constraints import Constraint
-from unmask.constraints._automaton import Automaton, join
 from unmask.constraints._dfa import Dfa, explore
+from unmask.constraints.automaton import Automaton, join
+from unmask.data.tokenizers import Tokenizer
 from unmask.errors import UsageError
-from unmask.tokens import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

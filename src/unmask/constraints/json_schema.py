@@ -10,14 +10,14 @@ from decimal import Decimal
 from typing import Any, cast
 
 from unmask.constraints import Constraint
-from unmask.constraints._automaton import Automaton, join
 from unmask.constraints._dfa import Dfa
 from unmask.constraints._distinct import MAX_VALUES, different, distinct
 from unmask.constraints._numbers import integers, numbers
 from unmask.constraints._schema_check import BOUNDS, FORMATS, HELD, NOTES, ONE_OF, check, types_of
+from unmask.constraints.automaton import Automaton, join
 from unmask.constraints.regex import regex_dfa, spliced_dfa
+from unmask.data.tokenizers import Tokenizer
 from unmask.errors import MissingExtraError, UnmaskError, UsageError
-from unmask.tokens import Tokenizer
 
 WORDS = frozenset({*NOTES, *ONE_OF, *FORMATS, *HELD}.union(*HELD.values()))  # of a schema's own language
 _STANDS_FOR = range(0xF0000, 0x100000)  # characters of nobody's language: each for a part that we spell ourselves

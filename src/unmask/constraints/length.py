@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unmask.constraints import MAX_STATES, Constraint
-from unmask.constraints._automaton import Automaton, count_tokens
+from unmask.constraints.automaton import Automaton, count_tokens
+from unmask.data.tokenizers import Tokenizer
 from unmask.errors import UsageError
-from unmask.tokens import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

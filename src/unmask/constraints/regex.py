@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unmask.constraints import MAX_STATES, Constraint
-from unmask.constraints._automaton import Automaton, join
 from unmask.constraints._dfa import Dfa
 from unmask.constraints._nfa import TooLarge
 from unmask.constraints._pattern import Builder, Wrong, parsed
+from unmask.constraints.automaton import Automaton, join
+from unmask.data.tokenizers import Tokenizer
 from unmask.errors import UsageError
-from unmask.tokens import Tokenizer
 
 MAX_SIZE = 20_000  # characters in a pattern, repeats written out
 MAX_BUILT = 10 * MAX_STATES  # states before those that do the same are joined: fewer may become few enough

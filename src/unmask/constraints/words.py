@@ -7,10 +7,10 @@ import string
 from dataclasses import dataclass
 
 from unmask.constraints import Constraint
-from unmask.constraints._automaton import Automaton, join
 from unmask.constraints._dfa import explore
+from unmask.constraints.automaton import Automaton, join
+from unmask.data.tokenizers import Tokenizer
 from unmask.errors import UsageError
-from unmask.tokens import Tokenizer
 
 WORD = re.compile(r"[A-Za-z0-9_\x80-\U0010ffff]+")
 _LETTERS = {*(string.ascii_letters + string.digits + "_").encode(), *range(0x80, 0x100)}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unmask.corpora import Corpus, Document, _files, check_separator
-from unmask.corpora._labels import check_label
+from unmask.corpora import Corpus, Document, check_separator, sources
+from unmask.corpora.labels import check_label
 from unmask.errors import DataError, UsageError, did_you_mean
 
 MAX_FIELD = 1 << 27  # characters; a quote that is never closed would else take the whole file for one text
@@ -42,22 +42,22 @@ class Csv(Corpus):
 
     def documents(self) -> Iterator[Document]:
         seen = False
-        for file in _files.find(self.path, _files.TABLES):
+        for file in sources.find(self.path, sources.TABLES):
             for document in self._file(file):
                 seen = True
                 yield document
         if not seen:
-            raise _files.is_empty(self.path)
+            raise sources.is_empty(self.path)
 
     def fingerprint(self) -> str:
-        files = _files.find(self.path, _files.TABLES)
+        files = sources.find(self.path, sources.TABLES)
         options = ["csv", self.field, self.prompt_field, self.label_field, self.separator, self.quoted]
-        return _files.digest([*options, *map(self._delimiter, files)], files)
+        return sources.digest([*options, *map(self._delimiter, files)], files)
 
     def _delimiter(self, file: Path) -> str:
         if self.delimiter is not None:
             return "\t" if self.delimiter == r"\t" else self.delimiter
-        return "\t" if _files.ending(file) in (".tsv", ".tab") else ","
+        return "\t" if sources.ending(file) in (".tsv", ".tab") else ","
 
     def _file(self, file: Path) -> Iterator[Document]:
         rows = self._rows(file)
@@ -86,7 +86,7 @@ class Csv(Corpus):
         csv.field_size_limit(
             max(csv.field_size_limit(), MAX_FIELD)
         )  # one for all readers of the process: never lowered
-        lines = (line + "\n" for _, line in _files.lines(file))  # quoted line breaks are part of a text
+        lines = (line + "\n" for _, line in sources.lines(file))  # quoted line breaks are part of a text
         how: dict[str, Any] = {} if self.quoted else {"quoting": csv.QUOTE_NONE}
         reader = csv.reader(lines, delimiter=self._delimiter(file), strict=True, **how)
         while True:

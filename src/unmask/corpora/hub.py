@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from unmask.corpora import Corpus, Document, _files
+from unmask.corpora import Corpus, Document, sources
 from unmask.errors import DataError, UsageError, did_you_mean
 
 
@@ -38,7 +38,7 @@ class Hub(Corpus):
         return any(re.search(r"(^|[_-])test($|[_-])", name) for name in names)
 
     def documents(self) -> Iterator[Document]:
-        datasets = _files.optional("datasets", "datasets", "hf", f"the hub's dataset {self.dataset}")
+        datasets = sources.optional("datasets", "datasets", "hf", f"the hub's dataset {self.dataset}")
         seen = False
         try:
             for example in datasets.load_dataset(self.dataset, self.config, split=self.split, streaming=True):
@@ -52,10 +52,10 @@ class Hub(Corpus):
         except Exception as e:  # network, parsing and access errors come in many classes
             raise self._failed(e) from None
         if not seen:
-            raise _files.is_empty(f"the dataset {self.dataset} ({self.split})")
+            raise sources.is_empty(f"the dataset {self.dataset} ({self.split})")
 
     def fingerprint(self) -> str:
-        hub = _files.optional("huggingface_hub", "huggingface-hub", "hf", f"the hub's dataset {self.dataset}")
+        hub = sources.optional("huggingface_hub", "huggingface-hub", "hf", f"the hub's dataset {self.dataset}")
         try:
             revision = hub.HfApi().dataset_info(self.dataset).sha
         except Exception as e:

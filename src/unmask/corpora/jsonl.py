@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unmask.corpora import Corpus, Document, _files, check_separator
-from unmask.corpora._labels import check_label
+from unmask.corpora import Corpus, Document, check_separator, sources
+from unmask.corpora.labels import check_label
 from unmask.errors import DataError, did_you_mean
 
 
@@ -31,19 +31,19 @@ class Jsonl(Corpus):
 
     def documents(self) -> Iterator[Document]:
         seen = False
-        for file in _files.find(self.path, _files.JSONL):
-            for number, line in _files.lines(file):
+        for file in sources.find(self.path, sources.JSONL):
+            for number, line in sources.lines(file):
                 if line.strip():
                     seen = True
                     yield self._document(file, number, line)
         if not seen:
-            raise _files.is_empty(self.path)
+            raise sources.is_empty(self.path)
 
     def fingerprint(self) -> str:
         options = ["jsonl", self.field, self.prompt_field]
         options += [] if self.label_field is None else [self.label_field]
         separator = [{"separator": self.separator}] if self.separator else []  # so that older caches stay known
-        return _files.digest([*options, *separator], _files.find(self.path, _files.JSONL))
+        return sources.digest([*options, *separator], sources.find(self.path, sources.JSONL))
 
     def _document(self, file: Path, number: int, line: str) -> Document:
         try:

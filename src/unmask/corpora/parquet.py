@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from unmask.corpora import Corpus, Document, _files, check_separator
-from unmask.corpora._labels import check_label
+from unmask.corpora import Corpus, Document, check_separator, sources
+from unmask.corpora.labels import check_label
 from unmask.errors import DataError, did_you_mean
 
 
@@ -28,10 +28,10 @@ class Parquet(Corpus):
         check_separator(self.separator, self.prompt_field)
 
     def documents(self) -> Iterator[Document]:
-        arrow = _files.optional("pyarrow", "pyarrow", "data", "reading Parquet")
-        _files.optional("pyarrow.parquet", "pyarrow", "data", "reading Parquet")
+        arrow = sources.optional("pyarrow", "pyarrow", "data", "reading Parquet")
+        sources.optional("pyarrow.parquet", "pyarrow", "data", "reading Parquet")
         seen = False
-        for file in _files.find(self.path, _files.PARQUET):
+        for file in sources.find(self.path, sources.PARQUET):
             try:
                 for document in self._file(arrow, file):
                     seen = True
@@ -39,13 +39,13 @@ class Parquet(Corpus):
             except (OSError, arrow.ArrowException) as e:
                 raise DataError(f"cannot read {file} as Parquet: {str(e).splitlines()[0]}") from None
         if not seen:
-            raise _files.is_empty(self.path)
+            raise sources.is_empty(self.path)
 
     def fingerprint(self) -> str:
         options = ["parquet", self.field, self.prompt_field]
         options += [] if self.label_field is None else [self.label_field]
         separator = [{"separator": self.separator}] if self.separator else []  # so that older caches stay known
-        return _files.digest([*options, *separator], _files.find(self.path, _files.PARQUET))
+        return sources.digest([*options, *separator], sources.find(self.path, sources.PARQUET))
 
     def _file(self, arrow: object, file: Path) -> Iterator[Document]:
         texts = [self.field] if self.prompt_field is None else [self.field, self.prompt_field]

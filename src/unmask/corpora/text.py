@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from unmask.corpora import Corpus, Document, _files
+from unmask.corpora import Corpus, Document, sources
 from unmask.errors import UsageError
 
 PROSE = (".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".html", ".htm", ".xml", ".csv", ".tsv", ".fa", ".fasta")
@@ -52,7 +52,7 @@ class Text(Corpus):
 
     def files(self) -> list[Path]:
         """The files, in the order in which they are read."""
-        return _files.find(self.path, PROSE + CODE)
+        return sources.find(self.path, PROSE + CODE)
 
     def documents(self) -> Iterator[Document]:
         files = self.files()
@@ -63,15 +63,15 @@ class Text(Corpus):
                 seen = True
                 yield Document(text)
         if not seen:
-            raise _files.is_empty(self.path)
+            raise sources.is_empty(self.path)
 
     def fingerprint(self) -> str:
-        return _files.digest(["text", self.separator, PIECE], self.files())
+        return sources.digest(["text", self.separator, PIECE], self.files())
 
 
 def _pieces(file: Path) -> Iterator[str]:
     rest = ""
-    for text in _files.text_chunks(file):
+    for text in sources.text_chunks(file):
         rest += text
         while len(rest) > PIECE:
             cut = _cut(rest)
@@ -93,7 +93,7 @@ def _cut(text: str) -> int:
 def _between(file: Path, separator: str) -> Iterator[str]:
     trim = "\n" not in separator
     rest, follows = "", False  # follows: a separator stands directly before `rest`
-    for chunk in _files.text_chunks(file):
+    for chunk in sources.text_chunks(file):
         # Only the end of what was already searched can hold the start of a separator.
         start = max(0, len(rest) - len(separator) + 1)
         rest += chunk

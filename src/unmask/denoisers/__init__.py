@@ -2,35 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-from unmask.registry import Room
-
-if TYPE_CHECKING:
-    from unmask.denoisers._network import Network
-
-room = Room(__name__, base="Denoiser")
-
-
-class Denoiser(ABC):
-    """The description of a network; frozen, written to recipes and model folders."""
-
-    room: ClassVar[Room] = room
-
-    @property
-    @abstractmethod
-    def causal(self) -> bool:
-        """Whether position l sees only what stands before it."""
-
-    @property
-    @abstractmethod
-    def uses_level(self) -> bool:
-        """Whether the network looks at the noise level."""
-
-    @abstractmethod
-    def build(self, *, num_ids: int, mask_id: int) -> Network:
-        """The module, freshly initialised, for a vocabulary of `num_ids` ids, the mask among them."""
+from unmask.denoisers.base import Denoiser as Denoiser
+from unmask.denoisers.base import room as room
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from unmask._captured import Lines
+    from unmask.sampling.captured import Lines
 
 CHUNK = 1024  # ids a program sums up
 HEAD_CHUNK = 128  # the same where it also computes their logits

@@ -2,68 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-from unmask.registry import Room
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from unmask.batch import Batch
-    from unmask.bound import Bound
-    from unmask.denoisers import Denoiser
-    from unmask.denoisers._network import Network
-    from unmask.objectives._loss import LossSum
-    from unmask.predictor import Predictor
-    from unmask.samplers import Sampler
-
-room = Room(__name__, base="Objective")
-
-
-class Objective(ABC):
-    """A per-sequence upper bound of -log p(x) in nats, and its stochastic estimate for training."""
-
-    room: ClassVar[Room] = room
-
-    @abstractmethod
-    def check(self, denoiser: Denoiser | Network) -> None:
-        """Raise UsageError with a sentence when this objective and this denoiser make no sense together."""
-
-    @abstractmethod
-    def loss(self, denoiser: Network, batch: Batch) -> LossSum:
-        """What is trained: a sum of nats over the batch's scored tokens, with their count."""
-
-    @abstractmethod
-    def bound(
-        self,
-        denoiser: Network,
-        x_BL: Tensor,
-        valid_BL: Tensor | None = None,
-        *,
-        scored_BL: Tensor | None = None,
-        seed: int = 0,
-        first_row: int = 0,
-        num_samples: int = 8,
-        estimator: str | None = None,
-        label_B: Tensor | None = None,
-    ) -> Bound:
-        """The bound of each sequence, given its class where it has one, from `num_samples` draws of noise each.
-
-        Row i is driven by (seed, first_row + i), so that a set of rows may be scored in batches of any size.
-        """
-
-    @abstractmethod
-    def estimator(self, denoiser: Network | Denoiser) -> str:
-        """Which form `bound` takes unless told otherwise; part of the protocol that goes beside a number."""
-
-    @abstractmethod
-    def predictor(self, denoiser: Network) -> Predictor:
-        """What a sampler consumes."""
-
-    @abstractmethod
-    def sampler(self) -> Sampler:
-        """The sampler that follows this objective's law, for whoever names none."""
+from unmask.objectives.base import Objective as Objective
+from unmask.objectives.base import room as room
 
 
 def __getattr__(name: str) -> Any:

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from unmask.batch import Batch
-from unmask.bound import Bound
+from unmask.data.batch import Batch
 from unmask.denoisers import Denoiser
-from unmask.denoisers._network import Network, evaluating
-from unmask.denoisers._ragged import vectors_at
+from unmask.denoisers.network import Network, evaluating
+from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
 from unmask.errors import UsageError
+from unmask.evaluation.bound import Bound
 from unmask.objectives import Objective
-from unmask.objectives._loss import LossSum, cross_entropy, sum_rows, token_nats, weighted_cross_entropy
+from unmask.objectives.chunked_loss import LossSum, cross_entropy, sum_rows, token_nats, weighted_cross_entropy
 
 if TYPE_CHECKING:
-    from unmask.predictor import Predictor
     from unmask.samplers import Sampler
+    from unmask.sampling.predictor import Predictor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class AR(Objective):
         return Bound(draws_BS=nats_B[:, None].cpu(), tokens_B=scored_BL.sum(dim=1).cpu(), exact=True)
 
     def predictor(self, denoiser: Network) -> Predictor:
-        from unmask.predictor import NextToken
+        from unmask.sampling.predictor import NextToken
 
         self.check(denoiser)
         return NextToken(denoiser)

@@ -12,18 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unmask.batch import DRAW_MASK, DRAW_TIME, Batch
-from unmask.bound import Bound
+from unmask.data.batch import DRAW_MASK, DRAW_TIME, Batch
 from unmask.denoisers import Denoiser
-from unmask.denoisers._network import Network, evaluating
-from unmask.denoisers._ragged import vectors_at
+from unmask.denoisers.network import Network, evaluating
+from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
-from unmask.draws import fold, row_keys, uniform
 from unmask.errors import UsageError
+from unmask.evaluation.bound import Bound
 from unmask.noise import Noise
 from unmask.noise.log_linear import LogLinear
 from unmask.objectives import Objective
-from unmask.objectives._loss import (
+from unmask.objectives.chunked_loss import (
     LossSum,
     Term,
     cross_entropy,
@@ -32,12 +31,13 @@ from unmask.objectives._loss import (
     token_nats,
     weighted_cross_entropy,
 )
-from unmask.objectives._terms import continuous_weight, count_weight, d3pm_nats, step_weight, subs_log_probs
+from unmask.objectives.terms import continuous_weight, count_weight, d3pm_nats, step_weight, subs_log_probs
 from unmask.registry import check_fields
+from unmask.rng import fold, row_keys, uniform
 
 if TYPE_CHECKING:
-    from unmask.predictor import Predictor
     from unmask.samplers import Sampler
+    from unmask.sampling.predictor import Predictor
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class MDLM(Objective):
     # --- sampling ---
 
     def predictor(self, denoiser: Network) -> Predictor:
-        from unmask.predictor import XTheta
+        from unmask.sampling.predictor import XTheta
 
         self.check(denoiser)
         return XTheta(denoiser, zero_masking=self.zero_masking)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from unmask.errors import UsageError
-from unmask.predictor import Query
 from unmask.registry import check_fields
 from unmask.samplers import Sampler
-from unmask.samplers._asking import masked_share
-from unmask.samplers._windowed import WindowedSampler, WindowedState
 from unmask.samplers.confidence import Confidence
 from unmask.samplers.semi_ar import SemiAR
+from unmask.samplers.windowed import WindowedSampler, WindowedState
+from unmask.sampling.predictor import Query
+from unmask.sampling.query import masked_share
 
 
 @dataclass(frozen=True, kw_only=True)

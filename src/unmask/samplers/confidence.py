@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from unmask.samplers._adaptive import CountedSampler
+from unmask.samplers.adaptive import CountedSampler
 
 
 @dataclass(frozen=True, kw_only=True)

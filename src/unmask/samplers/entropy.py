@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from unmask.samplers._adaptive import CountedSampler, entropy
+from unmask.samplers.adaptive import CountedSampler, entropy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from unmask.batch import DRAW_ORDER
-from unmask.canvas import Canvas
-from unmask.draws import uniform
+from unmask.data.batch import DRAW_ORDER
 from unmask.errors import UsageError
+from unmask.rng import uniform
 from unmask.samplers import check_counts
-from unmask.samplers._planned import Plan, PlannedSampler, places, plan_by_place
+from unmask.samplers.planned import Plan, PlannedSampler, places, plan_by_place
+from unmask.sampling.canvas import Canvas
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,17 +8,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from unmask.batch import DRAW_ORDER
-from unmask.canvas import Canvas
-from unmask.draws import uniform
+from unmask.data.batch import DRAW_ORDER
 from unmask.errors import UsageError
 from unmask.noise import Noise
 from unmask.noise.log_linear import LogLinear
-from unmask.posterior import stays_masked
-from unmask.predictor import Query
+from unmask.processes.posterior import stays_masked
+from unmask.rng import uniform
 from unmask.samplers import MAX_STEPS, Sampler, Step
-from unmask.samplers._asking import written_share
-from unmask.samplers._drawing import Drawing
+from unmask.samplers.drawing import Drawing
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.predictor import Query
+from unmask.sampling.query import written_share
 
 
 @dataclass

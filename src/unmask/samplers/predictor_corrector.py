@@ -9,7 +9,7 @@ from typing import ClassVar
 from unmask.errors import UsageError
 from unmask.noise import Noise
 from unmask.noise.log_linear import LogLinear
-from unmask.samplers._remasking import Move, RemaskingSampler, alphas, check_steps, largest_sigma
+from unmask.samplers.remasking import Move, RemaskingSampler, alphas, check_steps, largest_sigma
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from unmask.batch import DRAW_REMASK
-from unmask.canvas import Canvas
-from unmask.draws import fold
+from unmask.data.batch import DRAW_REMASK
 from unmask.errors import UsageError
-from unmask.predictor import Query
 from unmask.registry import check_fields
+from unmask.rng import fold
 from unmask.samplers import Sampler, Step
-from unmask.samplers._adaptive import places
-from unmask.samplers._asking import ask_about, masked_share
-from unmask.samplers._remasking import check_steps
+from unmask.samplers.adaptive import places
 from unmask.samplers.ancestral import Ancestral
+from unmask.samplers.remasking import check_steps
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.predictor import Query
+from unmask.sampling.query import ask_about, masked_share
 
 
 @dataclass

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from unmask.canvas import Canvas
 from unmask.errors import UsageError
 from unmask.registry import check_fields
 from unmask.samplers import Sampler, Step
-from unmask.samplers._windowed import WindowedSampler
 from unmask.samplers.ancestral import Ancestral
+from unmask.samplers.windowed import WindowedSampler
+from unmask.sampling.canvas import Canvas
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from unmask.errors import UsageError
-from unmask.samplers._adaptive import CappedSampler
+from unmask.samplers.adaptive import CappedSampler
 
 
 @dataclass(frozen=True, kw_only=True)

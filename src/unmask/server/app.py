@@ -18,14 +18,14 @@ from starlette.exceptions import HTTPException
 import unmask
 from unmask.errors import UnmaskError
 from unmask.model import Model
-from unmask.server import answers, native, schemas
-from unmask.server.completions import complete
-from unmask.server.desk import Desk, Emit, gone
+from unmask.server import responses, routes_native, schemas
+from unmask.server.access import Doors, Gate
 from unmask.server.docs import STREAM, TRACE_EVENTS, docs_page, openapi
-from unmask.server.doors import Doors, Gate
+from unmask.server.errors import Refused, from_error, from_validation, internal, our_names
+from unmask.server.jobs import Desk, Emit, gone
 from unmask.server.limits import MAX_TEXTS, Limits
-from unmask.server.refusals import Refused, from_error, from_validation, internal, our_names
-from unmask.server.served import Served
+from unmask.server.routes_openai import complete
+from unmask.server.served_model import Served
 
 PAGE = Path(__file__).parent / "page"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -108,12 +108,12 @@ def _openai_routes(app: FastAPI, desk: Desk) -> None:
         if given not in (None, desk.name):
             raise Refused(404, "no such model here: see /v1/models", "model_not_found")
 
-    @app.get("/v1/models", tags=["OpenAI"], summary="The model that is served", response_model=answers.ModelList)
+    @app.get("/v1/models", tags=["OpenAI"], summary="The model that is served", response_model=responses.ModelList)
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": [card]})
 
     @app.get(
-        "/v1/models/{name:path}", tags=["OpenAI"], summary="One model, by its name", response_model=answers.ModelCard
+        "/v1/models/{name:path}", tags=["OpenAI"], summary="One model, by its name", response_model=responses.ModelCard
     )
     async def model(name: str) -> Response:
         check_name(name)
@@ -124,7 +124,7 @@ def _openai_routes(app: FastAPI, desk: Desk) -> None:
         tags=["OpenAI"],
         summary="Write after a prompt, or between prompt and suffix",
         description=STREAMS,
-        response_model=answers.CompletionAnswer,
+        response_model=responses.CompletionAnswer,
         responses={200: {"content": STREAM}},
     )
     async def completions(asked: schemas.Completion, request: Request) -> Response:
@@ -152,25 +152,25 @@ def _openai_routes(app: FastAPI, desk: Desk) -> None:
 def _native_routes(app: FastAPI, desk: Desk) -> None:
     post = partial(app.post, tags=["unmask"])
 
-    @post("/fill", summary="Write every gap of a text", response_model=answers.FillAnswer)
+    @post("/fill", summary="Write every gap of a text", response_model=responses.FillAnswer)
     async def fill(asked: schemas.Fill, request: Request) -> Response:
-        return await desk.work(request, lambda served: JSONResponse(native.fill(served, asked)))
+        return await desk.work(request, lambda served: JSONResponse(routes_native.fill(served, asked)))
 
-    @post("/edit", summary="Write a span of a text anew", response_model=answers.EditsAnswer)
+    @post("/edit", summary="Write a span of a text anew", response_model=responses.EditsAnswer)
     async def edit(asked: schemas.EditSpan, request: Request) -> Response:
-        return await desk.work(request, lambda served: JSONResponse(native.edit(served, asked)))
+        return await desk.work(request, lambda served: JSONResponse(routes_native.edit(served, asked)))
 
-    @post("/score", summary="The bound of texts, token by token", response_model=answers.ScoreAnswer)
+    @post("/score", summary="The bound of texts, token by token", response_model=responses.ScoreAnswer)
     async def score(asked: schemas.Score, request: Request) -> Response:
-        return await desk.work(request, lambda served: JSONResponse(native.score(served, asked)))
+        return await desk.work(request, lambda served: JSONResponse(routes_native.score(served, asked)))
 
-    @post("/fit", summary="Can a constraint hold in a gap?", response_model=answers.FitAnswer)
+    @post("/fit", summary="Can a constraint hold in a gap?", response_model=responses.FitAnswer)
     async def fit(asked: schemas.Fit, request: Request) -> Response:
-        return await desk.work(request, lambda served: JSONResponse(native.fit(served, asked)))
+        return await desk.work(request, lambda served: JSONResponse(routes_native.fit(served, asked)))
 
-    @post("/tokenize", summary="A text's tokens, and words turned into gaps", response_model=answers.TokenizeAnswer)
+    @post("/tokenize", summary="A text's tokens, and words turned into gaps", response_model=responses.TokenizeAnswer)
     async def tokenize(asked: schemas.Tokenize, request: Request) -> Response:
-        return await desk.work(request, lambda served: JSONResponse(native.tokenize(served, asked)))
+        return await desk.work(request, lambda served: JSONResponse(routes_native.tokenize(served, asked)))
 
     @post(
         "/trace",
@@ -180,13 +180,13 @@ def _native_routes(app: FastAPI, desk: Desk) -> None:
     )
     async def trace(asked: schemas.Trace, request: Request) -> Response:
         def job(served: Served, emit: Emit) -> str:
-            return _event("end", native.trace(served, asked, lambda kind, event: emit(_event(kind, event))))
+            return _event("end", routes_native.trace(served, asked, lambda kind, event: emit(_event(kind, event))))
 
         return await _sse(request, desk.stream(request, job))
 
 
 def _other_routes(app: FastAPI, desk: Desk) -> None:
-    @app.get("/health", tags=["server"], summary="Is it there?", response_model=answers.Health)
+    @app.get("/health", tags=["server"], summary="Is it there?", response_model=responses.Health)
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
@@ -194,7 +194,9 @@ def _other_routes(app: FastAPI, desk: Desk) -> None:
     async def metrics() -> Response:
         return PlainTextResponse(desk.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    @app.get("/info", tags=["server"], summary="Model and limits, as the page knows them", response_model=answers.Info)
+    @app.get(
+        "/info", tags=["server"], summary="Model and limits, as the page knows them", response_model=responses.Info
+    )
     async def info() -> Response:
         from unmask.samplers import room
 

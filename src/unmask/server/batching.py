@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from unmask.predictor import Predictor, Query
+from unmask.sampling.predictor import Predictor, Query
 
 LEAST = 8  # positions asked of a row, and lines answered in a call
 MAX_POSITIONS = 1 << 15  # rows × length of one call

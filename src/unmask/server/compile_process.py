@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from unmask.constraints import Constraint
-from unmask.constraints._automaton import Automaton, compile_constraints
+from unmask.constraints.automaton import Automaton, compile_constraints
+from unmask.data.tokenizers import Tokenizer, tokenizer_from_json
 from unmask.errors import UnmaskError, UsageError
-from unmask.tokens import Tokenizer, tokenizer_from_json
 
 MEMORY = 2 << 30  # that compiling may take besides what is there before it
 MAX_RESULT = 1 << 27  # bytes of an automaton

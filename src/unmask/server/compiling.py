@@ -21,10 +21,10 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from unmask.constraints import Constraint
-from unmask.constraints._automaton import Automaton
+from unmask.constraints.automaton import Automaton
+from unmask.data.tokenizers import Tokenizer
 from unmask.errors import UnmaskError, UsageError
 from unmask.server.compile_process import PATIENCE, TOO_MUCH, Found
-from unmask.tokens import Tokenizer
 
 SECONDS = 10.0  # of a processor, for each constraint
 START_SECONDS = 60.0  # for their process to begin

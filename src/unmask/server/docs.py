@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from unmask.server import answers
+from unmask.server import responses
 
 REFS = "#/components/schemas/"
 # Of server-sent events OpenAPI knows no more than that they are text: what each event holds is told beside it.
@@ -32,7 +32,7 @@ def openapi(app: FastAPI) -> dict[str, Any]:
         found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         content = {"application/json": {"schema": {"$ref": f"{REFS}Error"}}}
         shelf = found.setdefault("components", {}).setdefault("schemas", {})
-        more = [(model, "serialization") for model in (answers.Error, answers.TraceStart, answers.TraceStep)]
+        more = [(model, "serialization") for model in (responses.Error, responses.TraceStart, responses.TraceStep)]
         shelf |= models_json_schema(more, ref_template=REFS + "{model}")[1]["$defs"]  # type: ignore[arg-type]
         for name in ("HTTPValidationError", "ValidationError"):
             shelf.pop(name, None)
@@ -46,7 +46,7 @@ def openapi(app: FastAPI) -> dict[str, Any]:
 
 
 def docs_page(schema: dict[str, Any]) -> str:
-    """The routes as a page: what each takes, an example to send, what it answers.
+    """The routes as a page: what each takes, an example to send, what it responses.
 
     >>> "Routes" in docs_page({"paths": {}, "components": {"schemas": {}}})
     True

@@ -24,13 +24,13 @@ from torch import Tensor
 
 from unmask.errors import UnmaskError
 from unmask.model import Model
-from unmask.predictor import Query
 from unmask.samplers import Step
+from unmask.sampling.predictor import Query
 from unmask.server.batching import answer, groups
+from unmask.server.fair_queue import Shares
 from unmask.server.metrics import Metrics
 from unmask.server.next_tokens import answer_next, next_groups
-from unmask.server.shares import Shares
-from unmask.server.work import Work, Writing, draw_together
+from unmask.server.rows import Work, Writing, draw_together
 
 T = TypeVar("T")
 LOOK = 0.1  # seconds between two looks whether somebody still waits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unmask.constraints._automaton import Automaton
+from unmask.constraints.automaton import Automaton
 from unmask.errors import UnmaskError, UsageError
 
 MAX_BODY = 1 << 20

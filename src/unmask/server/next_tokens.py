@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.denoisers._network import KVCache, Network
-from unmask.objectives._terms import subs_log_probs
-from unmask.predictor import Query
+from unmask.denoisers.network import KVCache, Network
+from unmask.objectives.terms import subs_log_probs
+from unmask.sampling.predictor import Query
 from unmask.server.batching import LEAST
 
 FEWEST = 4  # lines of a product; one row by itself pays for all of them, so they are not more

@@ -14,16 +14,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from unmask.canvas import Canvas
 from unmask.errors import UsageError
-from unmask.generate import check_pair
-from unmask.objectives._terms import subs_log_probs
-from unmask.predictor import Query
-from unmask.samplers._asking import ask_about, masked_share
+from unmask.objectives.terms import subs_log_probs
 from unmask.samplers.left_to_right import LeftToRight
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.loop import check_pair
+from unmask.sampling.predictor import Query
+from unmask.sampling.query import ask_about, masked_share
 from unmask.server.batching import LEAST, MAX_NUMBERS
-from unmask.server.served import Served
-from unmask.server.work import Calling, Work, draws_at_once, row_of
+from unmask.server.rows import Calling, Work, draws_at_once, row_of
+from unmask.server.served_model import Served
 
 Scored = tuple[float, list[tuple[int, float]]]  # a token's log-probability, and the likeliest ids with theirs
 

@@ -1,0 +1,83 @@
+"""Corpora: where documents come from. A corpus yields documents; packing makes rows of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, cast
+
+from unmask.errors import UsageError
+from unmask.registry import Room
+
+room = Room("unmask.corpora", base="Corpus", helpers=("labels", "reading", "sources"))
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text. `prompt`, when there is one, stands before it with its separator, is never noised and is not scored.
+
+    `label`: the class it is of, where it has one: its number, or a word (packing gives words their numbers).
+    """
+
+    text: str
+    prompt: str = ""
+    label: int | str | None = None
+
+
+class Corpus(ABC):
+    """A source of documents that can be read any number of times and larger than memory."""
+
+    room: ClassVar[Room] = room
+
+    @abstractmethod
+    def documents(self) -> Iterator[Document]:
+        """The documents, in a fixed order, read as they are asked for."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Changes exactly when the documents would: the cache's key (a hash of the content, not of the path)."""
+
+    def absolute(self) -> Self:
+        """The same corpus from any working directory: a `path` among its options is made absolute.
+
+        >>> from unmask.corpora.text import Text
+        >>> Text(path="/data/sub/../a.txt").absolute()
+        Text(path='/data/a.txt', separator=None)
+        """
+        path = getattr(self, "path", None)
+        if not isinstance(path, str):
+            return self
+        return cast(Self, dataclasses.replace(cast(Any, self), path=os.path.abspath(os.path.expanduser(path))))
+
+    def is_test(self) -> bool:
+        """Whether this is (part of) a test split, which nothing may be tuned on."""
+        return False
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a prompt stands before each text, as the option `prompt_field` asks for where there is one."""
+        return getattr(self, "prompt_field", None) is not None
+
+    @property
+    def prompt_end(self) -> str:
+        """What ends every prompt, so that a model sees where its text begins; part of `Document.prompt`."""
+        return str(getattr(self, "separator", "")) if self.has_prompts else ""
+
+
+MAX_SEPARATOR = 1000  # characters; a model's folder keeps it
+
+
+def check_separator(separator: str, prompt_field: str | None) -> None:
+    """Refuse a separator that is too long, or where no prompt stands before it.
+
+    >>> check_separator("\\n", prompt_field="question")
+    """
+    if separator and prompt_field is None:
+        raise UsageError("the separator stands between prompt and text: name the prompt_field, or leave it out")
+    if len(separator) > MAX_SEPARATOR:
+        raise UsageError(
+            f"the separator has {len(separator)} characters, {MAX_SEPARATOR} are allowed: use a shorter one"
+        )

@@ -1,0 +1,1 @@
+"""Data: text → tokens → packed rows → batches."""

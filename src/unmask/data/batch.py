@@ -1,0 +1,99 @@
+"""A batch of clean rows with everything random about them already decided by (seed, step, global row)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from unmask.rng import fold, row_keys, uniform
+
+# Which draw of a row's key is for what; a new purpose gets a new number, so that no two ever share bits.
+DRAW_TIME, DRAW_MASK, DRAW_ORDER, DRAW_TOKEN, DRAW_PARTICLE, DRAW_REMASK, DRAW_LABEL = 0, 1, 2, 3, 4, 5, 6
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of the global batch, or a slice of them: the numbers do not depend on how the batch is cut.
+
+    x_BL: clean tokens. valid_BL: not padding (None: all). scored_BL: noised and scored, unlike prompt, anchor, padding.
+    key_B: drives the row's masks. time_B: the row's time in (0, 1]. label_B: the row's class, -1 for none (None: none).
+    """
+
+    x_BL: Tensor
+    valid_BL: Tensor | None
+    scored_BL: Tensor
+    key_B: Tensor
+    time_B: Tensor
+    label_B: Tensor | None = None
+
+    @property
+    def num_tokens(self) -> Tensor:
+        return self.scored_BL.sum()
+
+    def rows(self, lo: int, hi: int) -> Batch:
+        """A slice: one micro-batch, or one worker's share."""
+        valid_BL = None if self.valid_BL is None else self.valid_BL[lo:hi]
+        label_B = None if self.label_B is None else self.label_B[lo:hi]
+        rest = (t[lo:hi] for t in (self.scored_BL, self.key_B, self.time_B))
+        return replace(Batch(self.x_BL[lo:hi], valid_BL, *rest), label_B=label_B)
+
+    def forgetting(self, share: float) -> Batch:
+        """The same rows, of which about this share has lost its label: so a network learns to do without one, too."""
+        if self.label_B is None or not share:
+            return self
+        lost_B = uniform(self.key_B, DRAW_LABEL) < share
+        return replace(self, label_B=self.label_B.masked_fill(lost_B, -1))
+
+
+def low_discrepancy_times(key: Tensor, rows_B: Tensor, num_rows: int) -> Tensor:
+    """One uniform for the global batch; row i of N gets (u + i/N) mod 1, as a time in (0, 1].
+
+    Each row's own time is uniform; together they are spread evenly, which lowers the variance of the batch's loss.
+    """
+    u = uniform(key, DRAW_TIME)
+    return 1 - (u + rows_B.to(u.dtype) / num_rows) % 1
+
+
+def make_batch(
+    x_BL: Tensor,
+    valid_len_B: Tensor | None = None,
+    prefix_len_B: Tensor | None = None,
+    *,
+    seed: int,
+    step: int,
+    first_row: int = 0,
+    num_rows: int | None = None,
+    label_B: Tensor | None = None,
+    suffix: int = 0,
+) -> Batch:
+    """Rows `first_row..` of the global batch of `num_rows` at this step. suffix: tokens at each row's end that are
+    neither noised nor scored.
+
+    >>> import torch
+    >>> make_batch(torch.zeros(4, 8, dtype=torch.long), seed=0, step=0).scored_BL.sum()
+    tensor(32)
+    """
+    B, L = x_BL.shape
+    position_L = torch.arange(L, device=x_BL.device)
+    scored_BL = torch.ones_like(x_BL, dtype=torch.bool)
+    valid_BL = None
+    if valid_len_B is not None:
+        scored_BL = position_L < valid_len_B[:, None]
+        valid_BL = scored_BL if bool((valid_len_B < L).any()) else None
+    if suffix:
+        end_B1 = L if valid_len_B is None else valid_len_B[:, None]
+        scored_BL = position_L.expand_as(x_BL) < end_B1 - suffix
+    if prefix_len_B is not None:
+        scored_BL = scored_BL & (position_L >= prefix_len_B[:, None])
+    rows_B = torch.arange(first_row, first_row + B, device=x_BL.device)
+    step_key = fold(row_keys(seed, torch.zeros((), dtype=torch.long, device=x_BL.device)), step)
+    return Batch(
+        x_BL=x_BL,
+        valid_BL=valid_BL,
+        scored_BL=scored_BL,
+        key_B=fold(step_key, rows_B + 1),
+        time_B=low_discrepancy_times(step_key, rows_B, num_rows or B),
+        label_B=label_B,
+    )

@@ -1,0 +1,151 @@
+"""Batches of rows in an order that depends on the seed and the step alone: nothing to save, any world size."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unmask.errors import DataError, UsageError
+
+Ints = NDArray[np.int64]
+Batch = tuple[Ints, Ints, Ints, Ints]
+"""Row indices [n], tokens [n, L], valid lengths [n], prefix lengths [n]."""
+
+_ROUNDS = 6
+
+
+class SupportsTake(Protocol):
+    """What the loader needs of `unmask.data.packing.Rows`."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: Ints) -> tuple[Ints, Ints, Ints]: ...
+
+
+class Loader:
+    """Row i of step s is element s·batch + i of an endless chain of epochs, each its own permutation of the rows.
+
+    >>> loader = Loader(rows, batch=64, seed=0)  # doctest: +SKIP
+    >>> indices, x, valid_len, prefix_len = loader.fetch(step=1000, lo=0, hi=32)  # half of it  # doctest: +SKIP
+    """
+
+    def __init__(self, rows: SupportsTake, batch: int, seed: int) -> None:
+        if batch < 1:
+            raise UsageError(f"a batch has at least 1 row, got {batch}")
+        if len(rows) < 1:
+            raise DataError("there are no rows to load; give more text or a smaller length")
+        self.rows, self.batch, self.seed = rows, batch, seed
+
+    def indices(self, step: int) -> Ints:
+        """The rows of the global batch of this step.
+
+        >>> Loader(rows, batch=4, seed=0).indices(7)  # doctest: +SKIP
+        array([ 12, 803, 255,  41])
+        """
+        return self._indices(step, 0, self.batch)
+
+    def fetch(self, step: int, lo: int = 0, hi: int | None = None) -> Batch:
+        """Rows lo..hi of the global batch of this step: a rank's or a micro-batch's share."""
+        hi = self.batch if hi is None else hi
+        if not 0 <= lo <= hi <= self.batch:
+            raise UsageError(f"rows {lo} to {hi} do not lie within a batch of {self.batch}")
+        indices = self._indices(step, lo, hi)
+        return (indices, *self.rows.take(indices))
+
+    def prefetch(self, start_step: int, num_steps: int, depth: int = 2, lo: int = 0, hi: int | None = None) -> Prefetch:
+        """The steps from `start_step` on, read `depth` ahead by a thread that ends with the iterator.
+
+        >>> with loader.prefetch(0, 100) as batches:  # doctest: +SKIP
+        ...     for indices, x, valid_len, prefix_len in batches: ...
+        """
+        return Prefetch(self, range(start_step, start_step + num_steps), depth, lo, hi)
+
+    def _indices(self, step: int, lo: int, hi: int) -> Ints:
+        if step < 0:
+            raise UsageError(f"steps count from 0, got {step}")
+        places = np.arange(step * self.batch + lo, step * self.batch + hi, dtype=np.int64)
+        epochs, within = np.divmod(places, len(self.rows))
+        return permuted(within, len(self.rows), self.seed, epochs)
+
+
+class Prefetch(Iterator[Batch]):
+    """Batches read ahead. Close it, use it in a `with`, or read it to its end: then its thread is gone."""
+
+    def __init__(self, loader: Loader, steps: range, depth: int, lo: int, hi: int | None) -> None:
+        if depth < 1:
+            raise UsageError(f"prefetching needs a depth of at least 1, got {depth}")
+        self._fetch = lambda step: loader.fetch(step, lo, hi)
+        self._steps = iter(steps)
+        self._pending: deque[Future[Batch]] = deque()
+        self._pool: ThreadPoolExecutor | None = ThreadPoolExecutor(1, thread_name_prefix="unmask-loader")
+        for _ in range(depth):
+            self._ask()
+
+    def __next__(self) -> Batch:
+        if not self._pending:
+            self.close()
+            raise StopIteration
+        try:
+            batch = self._pending.popleft().result()
+        except BaseException:
+            self.close()
+            raise
+        self._ask()
+        return batch
+
+    def close(self) -> None:
+        """Stop reading ahead and wait for the thread; may be called again."""
+        self._pending.clear()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+    def __enter__(self) -> Prefetch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self) -> None:
+        step = next(self._steps, None)
+        if step is not None and self._pool is not None:
+            self._pending.append(self._pool.submit(self._fetch, step))
+
+
+def permuted(places: Ints, size: int, seed: int, epochs: Ints) -> Ints:
+    """Where the permutation of range(size) keyed by (seed, epoch) sends each place; memory for the places alone.
+
+    A Feistel network permutes the next power of four; a result outside the range is sent through again until it is
+    inside, which keeps the map one-to-one on the range.
+
+    >>> sorted(permuted(np.arange(5), 5, 0, np.zeros(5, dtype=np.int64)).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    half = np.uint64(max(3, ((size - 1).bit_length() + 1) // 2))  # 3 bits: with fewer a round has too few choices
+    low = np.uint64((1 << int(half)) - 1)
+    keys = _mix(_mix(np.full(len(places), seed % (1 << 64), dtype=np.uint64)) ^ epochs.astype(np.uint64))
+    out = places.astype(np.uint64)
+    todo = np.arange(len(places))
+    while len(todo):
+        left, right, key = out[todo] >> half, out[todo] & low, keys[todo]
+        for turn in range(_ROUNDS):
+            left, right = right, left ^ (_mix(key ^ ((right << np.uint64(8)) | np.uint64(turn))) & low)
+        out[todo] = (left << half) | right
+        todo = todo[out[todo] >= size]
+    return out.astype(np.int64)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's output function: every input bit reaches every output bit; arrays wrap around in silence."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

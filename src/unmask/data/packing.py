@@ -1,0 +1,361 @@
+"""Documents → rows of a fixed length, cached on disk as a memory map.
+
+Three policies: `wrap` chains all documents, each with end-of-text behind it, and cuts the chain into rows; `pad` gives
+each document a row; `sentence` gives each line one. What does not fit a row is cut, and counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast, get_args
+
+import numpy as np
+
+from unmask.corpora import Corpus, Document
+from unmask.corpora.labels import Words
+from unmask.data.cache import cached, default_cache_dir
+from unmask.data.rows import FILES, LABELS, Anchor, Ints, Policy, Report, Rows, RowWriter, dtypes
+from unmask.data.tokenizers import Tokenizer
+from unmask.errors import DataError, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from unmask.config import DataConfig
+
+__all__ = ["Anchor", "Policy", "Report", "Rows", "build_rows", "pack_texts", "reading_bar", "rows_of"]
+
+Part = Literal["all", "train", "valid"]
+Progress = Callable[[int], None]
+FORMAT = 1  # of the cache; a change makes old ones unknown
+_CHUNK = 1 << 20  # characters that are tokenized together
+
+
+class _Packer:
+    """Takes documents, writes rows."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, policy: Policy, length: int, anchor: Anchor, files: dict[str, BinaryIO]
+    ) -> None:
+        if policy not in get_args(Policy):
+            raise UsageError(f"unknown packing {policy!r}; {did_you_mean(policy, get_args(Policy))}")
+        if anchor not in get_args(Anchor):
+            raise UsageError(f"unknown anchor {anchor!r}; {did_you_mean(anchor, get_args(Anchor))}")
+        if policy == "wrap" and anchor != "none":
+            raise UsageError("rows of the packing 'wrap' begin anywhere in a text: anchors need 'pad' or 'sentence'")
+        begin, end = anchor_ids(tokenizer, anchor)
+        if length < 2 + len(begin) + len(end):
+            raise UsageError(f"a row has at least {2 + len(begin) + len(end)} tokens, got a length of {length}")
+        self._tokenizer, self._policy, self._length, self._anchor = tokenizer, policy, length, anchor
+        self._begin, self._end = np.array(begin, dtype=np.int64), np.array(end, dtype=np.int64)
+        self._writer = RowWriter(files, tokenizer.num_ids)
+        self.words = Words()  # that stand for classes
+        self._documents = self._cut = self._dropped = self._empty = 0
+        self._waiting: list[Document] = []
+        self._waiting_size = 0
+        # wrap: the row begun, as pieces of tokens
+        self._open: list[Ints] = []
+        self._open_tokens = self._open_bytes = 0
+
+    def add(self, document: Document) -> None:
+        """One document; it is tokenized together with its neighbours."""
+        self._waiting.append(document)
+        self._waiting_size += len(document.text) + len(document.prompt) + 16
+        if self._waiting_size > _CHUNK:
+            self._pack_waiting()
+
+    def finish(self) -> Report:
+        """Write what is begun and say what became of everything."""
+        self._pack_waiting()
+        if self._open_tokens:
+            self._close_row()
+        writer = self._writer
+        writer.flush()
+        return Report(
+            policy=self._policy,
+            length=self._length,
+            anchor=self._anchor,
+            documents=self._documents,
+            rows=writer.rows,
+            tokens=writer.total - writer.prefix_total - len(self._end) * writer.rows,
+            bytes=writer.byte_total,
+            cut_tokens=self._cut,
+            dropped_documents=self._dropped,
+            empty_documents=self._empty,
+        )
+
+    @property
+    def labelled(self) -> bool:
+        return self._writer.labelled
+
+    def _pack_waiting(self) -> None:
+        documents, self._waiting, self._waiting_size = self._waiting, [], 0
+        if not documents:
+            return
+        self._documents += len(documents)
+        if self._policy != "pad" and any(document.prompt for document in documents):
+            raise UsageError(f"documents with a prompt need the packing 'pad', not {self._policy!r}: one row each")
+        if self._policy == "wrap" and any(document.label is not None for document in documents):
+            raise UsageError(
+                "documents with a label need the packing 'pad' or 'sentence', not 'wrap': a row has one label"
+            )
+        pack = {"wrap": self._wrap, "pad": self._pad, "sentence": self._sentences}[self._policy]
+        pack(documents)
+
+    def _wrap(self, documents: list[Document]) -> None:
+        for ids, ends in self._tokenizer.encode_spans([document.text for document in documents]):
+            if not len(ids):
+                self._empty += 1
+                continue
+            chain = np.append(ids, self._tokenizer.eot_id)
+            reach = np.append(ends, ends[-1])  # end-of-text stands for no byte
+            done = 0
+            while done < len(chain):
+                step = min(self._length - self._open_tokens, len(chain) - done)
+                before = int(reach[done - 1]) if done else 0
+                self._open.append(chain[done : done + step])
+                self._open_tokens += step
+                self._open_bytes += int(reach[done + step - 1]) - before
+                done += step
+                if self._open_tokens == self._length:
+                    self._close_row()
+
+    def _close_row(self) -> None:
+        self._writer.add(np.concatenate(self._open), 0, self._open_bytes)
+        self._open, self._open_tokens, self._open_bytes = [], 0, 0
+
+    def _pad(self, documents: list[Document]) -> None:
+        prompts = self._tokenizer.encode_batch([document.prompt for document in documents])
+        spans = self._tokenizer.encode_spans([document.text for document in documents])
+        for document, prompt, (ids, ends) in zip(documents, prompts, spans, strict=True):
+            if not len(ids):
+                self._empty += 1
+            elif len(prompt) >= self._length - len(self._begin) - len(self._end):
+                self._dropped += 1
+            else:
+                head = np.concatenate([self._begin, np.array(prompt, dtype=np.int64)])
+                self._row(head, ids, ends, prefix=len(head), label=self.words.number(document.label))
+
+    def _sentences(self, documents: list[Document]) -> None:
+        lines: list[str] = []
+        labels: list[int | None] = []
+        for document in documents:
+            found = [line for line in document.text.replace("\r\n", "\n").split("\n") if line.strip()]
+            self._empty += not found
+            lines += found
+            labels += [self.words.number(document.label)] * len(found)
+        bos = self._tokenizer.bos_id
+        # Without an anchor a begin token is a token like any other: noised and scored.
+        head = np.array([] if bos is None else [bos], dtype=np.int64) if self._anchor == "none" else self._begin
+        for label, (ids, ends) in zip(labels, self._tokenizer.encode_spans(lines), strict=True):
+            if len(ids):
+                self._row(head, ids, ends, prefix=len(self._begin), label=label)
+
+    def _row(self, head: Ints, ids: Ints, ends: Ints, *, prefix: int, label: int | None) -> None:
+        row, room = np.concatenate([head, ids, np.array([self._tokenizer.eot_id])]), self._length - len(self._end)
+        self._cut += max(0, len(row) - room)
+        kept = min(len(ids), room - len(head))
+        row = np.concatenate([row[:room], self._end])
+        self._writer.add(row, prefix, int(ends[kept - 1]) if kept else 0, label)
+
+
+def anchor_ids(tokenizer: Tokenizer, anchor: Anchor) -> tuple[list[int], list[int]]:
+    """What stands before and after the text of an anchored row; end-of-text where the vocabulary has no begin token.
+
+    >>> from unmask.data.tokenizers import load_tokenizer
+    >>> anchor_ids(load_tokenizer("bytes"), "both")
+    ([256], [256])
+    """
+    begin = tokenizer.eot_id if tokenizer.bos_id is None else tokenizer.bos_id
+    return [begin] if anchor != "none" else [], [tokenizer.eot_id] if anchor == "both" else []
+
+
+def pack_texts(
+    texts: Iterable[str | Document],
+    tokenizer: Tokenizer,
+    policy: Policy = "wrap",
+    length: int = 256,
+    anchor: Anchor = "none",
+) -> Rows:
+    """Rows in memory, for texts that are at hand.
+
+    >>> from unmask.data.tokenizers import load_tokenizer
+    >>> x, valid_len, prefix_len = pack_texts(["abc"], load_tokenizer("bytes"), "pad", 6).take(np.array([0]))
+    >>> x.tolist(), valid_len.tolist()
+    ([[97, 98, 99, 256, 256, 256]], [4])
+    """
+    files = {name: io.BytesIO() for name in (*FILES, LABELS)}
+    packer = _Packer(tokenizer, policy, length, anchor, cast(dict[str, BinaryIO], files))
+    for text in texts:
+        packer.add(Document(text) if isinstance(text, str) else text)
+    report = packer.finish()
+    if not packer.labelled:
+        del files[LABELS]
+    if not report.rows:
+        raise DataError(f"there is no text to pack ({report.sentence()}); give at least one text that is not empty")
+    kinds = dtypes(tokenizer.num_ids)
+    parts = {name: np.frombuffer(file.getbuffer(), dtype=kinds[name]) for name, file in files.items()}
+    return Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids, list(packer.words.found))
+
+
+def rows_of(
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    part: Literal["train", "valid"],
+    *,
+    anchor: Anchor = "none",
+    progress: Progress | None = None,
+) -> Rows:
+    """What a run trains on or validates on; anchor: the run's, `RunConfig.anchor`.
+
+    >>> rows_of(load_config("demo").data, load_tokenizer("bytes"), "valid")  # doctest: +SKIP
+    """
+    cache = None if data.cache is None else Path(data.cache)
+    options: dict[str, Any] = {"policy": data.packing, "length": data.length, "anchor": anchor}
+    options |= {"cache_dir": cache, "progress": progress}
+    if data.valid is not None:
+        return build_rows(data.train if part == "train" else data.valid, tokenizer, **options)
+    return build_rows(data.train, tokenizer, part=part, held_out=data.held_out, **options)
+
+
+def build_rows(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    *,
+    policy: Policy = "wrap",
+    length: int = 256,
+    anchor: Anchor = "none",
+    cache_dir: Path | None = None,
+    part: Part = "all",
+    held_out: float = 0.02,
+    progress: Progress | None = None,
+) -> Rows:
+    """The corpus's rows, from the cache where they are there; None as folder is the user's cache.
+
+    `part`: documents are held out by a hash of their content, whatever their order. Where that leaves one side without
+    any (a single file, a few long texts), the last `held_out` of the rows are held out instead, and the report says so.
+    `progress` is called with the characters read since the last call.
+
+    >>> rows = build_rows(Stdlib(), load_tokenizer("bytes"), length=256, part="valid")  # doctest: +SKIP
+    >>> print(rows.report.sentence())  # doctest: +SKIP
+    """
+    if part != "all" and not 0 < held_out < 1:
+        raise UsageError(f"held_out must lie between 0 and 1, got {held_out}")
+    folder = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
+    source = [FORMAT, corpus.fingerprint(), tokenizer.fingerprint(), policy, length]
+    source += [] if anchor == "none" else [anchor]
+
+    def get(part: Part) -> tuple[Path, dict[str, Any]]:
+        share = None if part == "all" else (part, held_out)
+        key = hashlib.sha256(json.dumps([*source, share]).encode()).hexdigest()[:40]
+        build = partial(_pack_corpus, corpus, tokenizer, policy, length, anchor, share, progress)
+        return folder / key, cached(folder, key, build)
+
+    path, manifest = get(part)
+    if not manifest["split_rows"]:
+        return _open(path, manifest, tokenizer)
+    whole = _open(*get("all"), tokenizer)
+    num = len(whole)
+    if num < 2:
+        raise DataError(f"the corpus fills one row of {length}: too little to hold a part out; name a corpus for valid")
+    cut = num - min(num - 1, max(1, round(num * held_out)))
+    return whole.between(*((0, cut) if part == "train" else (cut, num)), split_rows=True)
+
+
+def _open(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer) -> Rows:
+    try:
+        report = Report(**manifest["report"])
+        kinds = dtypes(tokenizer.num_ids)
+        names = [*FILES, LABELS] if LABELS in manifest["files"] else FILES
+        parts = {name: np.memmap(path / name, dtype=kinds[name], mode="r") for name in names}
+        words = [str(word) for word in manifest.get("words", ())]
+    except (OSError, ValueError, TypeError, KeyError) as e:
+        raise DataError(f"the token cache {path} cannot be opened: {e}; delete it, it is built again") from None
+    rows = Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids, words)
+    rows.key = path.name
+    return rows
+
+
+def _pack_corpus(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    policy: Policy,
+    length: int,
+    anchor: Anchor,
+    share: tuple[str, float] | None,
+    progress: Progress | None,
+    work: Path,
+) -> dict[str, Any]:
+    """Write the rows of the corpus's part into `work`; returns the cache's manifest."""
+    sides = [0, 0]  # documents with text: trained on, held out
+    with ExitStack() as stack:
+        files = {name: stack.enter_context((work / name).open("wb")) for name in (*FILES, LABELS)}
+        packer = _Packer(tokenizer, policy, length, anchor, cast(dict[str, BinaryIO], files))
+        for document in _read(corpus):
+            held = share is not None and _place(document) < share[1]
+            sides[held] += bool(document.text.strip())
+            packer.words.number(document.label)  # of both parts: their classes are the same
+            if share is None or held == (share[0] == "valid"):
+                packer.add(document)
+            if progress is not None:
+                progress(len(document.text) + len(document.prompt))
+        report = packer.finish()
+    if not packer.labelled:
+        (work / LABELS).unlink()
+    if not any(sides):
+        raise DataError("the corpus is empty: it has no document with text in it")
+    split_rows = share is not None and not all(sides)
+    if split_rows:  # the rows come from the cache of the whole; this entry only remembers that
+        for path in list(work.iterdir()):
+            path.unlink()
+    elif not report.rows:
+        raise DataError(
+            f"no rows for the part {share[0] if share else 'all'}: {report.sentence()}; change length or corpus"
+        )
+    manifest = {"format": FORMAT, "split_rows": split_rows, "report": dataclasses.asdict(report)}
+    return manifest | ({"words": list(packer.words.found)} if packer.words.found else {})
+
+
+def _read(corpus: Corpus) -> Iterator[Document]:
+    try:
+        yield from corpus.documents()
+    except OSError as e:  # a third party's corpus; here, so that it is not taken for trouble with the cache
+        raise DataError(f"cannot read the corpus: {e.strerror or e}") from None
+
+
+def _place(document: Document) -> float:
+    """A number in [0, 1) that depends on the document's content alone."""
+    content = f"{len(document.prompt)}\0{document.prompt}{document.text}".encode("utf-8", errors="surrogatepass")
+    return int.from_bytes(hashlib.sha256(content).digest()[:6], "big") / (1 << 48)
+
+
+@contextmanager
+def reading_bar(label: str = "reading the corpus") -> Iterator[Progress | None]:
+    """A progress bar for `build_rows` on stderr; None, and nothing shown, where stderr is no terminal.
+
+    >>> with reading_bar() as progress:  # doctest: +SKIP
+    ...     rows = build_rows(corpus, tokenizer, progress=progress)
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeElapsedColumn(),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda amount: bar.advance(task, amount)

@@ -1,0 +1,277 @@
+"""Packed rows: how they are written as a stream, and how they are read through a memory map."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unmask.corpora.labels import class_words, is_number
+from unmask.errors import DataError, UsageError, did_you_mean
+
+Ints = NDArray[np.int64]
+Policy = Literal["wrap", "pad", "sentence"]
+Anchor = Literal["none", "begin", "both"]
+"""What frames each row's text, never noised, scored or shown: nothing, a begin token, or also an end marker.
+
+Relative positions alone give every position of an all-masked row the same law: a fixed token at an end breaks the tie.
+"""
+FILES = ("tokens", "ends", "prefixes", "bytes")  # bytes: of the scored text of each row
+LABELS = "labels"  # one more file where documents carry one: each row's class, or its word's place, plus 1; 0 for none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What became of the documents."""
+
+    policy: Policy
+    length: int
+    anchor: Anchor = "none"
+    documents: int = 0  # read, of this part
+    rows: int = 0
+    tokens: int = 0  # neither padding nor prompt nor anchor
+    bytes: int = 0  # UTF-8 bytes of the text whose tokens are in the rows
+    cut_tokens: int = 0  # did not fit their row
+    dropped_documents: int = 0  # the prompt alone filled the row
+    empty_documents: int = 0
+    split_rows: bool = False  # too few documents to hold some out: the last rows are
+
+    def sentence(self) -> str:
+        """One line for the user.
+
+        >>> Report(policy="pad", length=8, documents=2, rows=2, tokens=9, bytes=7, cut_tokens=3).sentence()
+        '2 documents in 2 rows of up to 8: 9 tokens, 7 bytes; 3 tokens cut'
+        """
+        rows = f"{_count(self.rows, 'row')} of {'' if self.policy == 'wrap' else 'up to '}{self.length:,}"
+        head = f"{_count(self.documents, 'document')} in {rows}"
+        parts = [f"{head}: {_count(self.tokens, 'token')}, {_count(self.bytes, 'byte')}"]
+        if self.cut_tokens:
+            parts.append(f"{_count(self.cut_tokens, 'token')} cut")
+        if self.dropped_documents:
+            parts.append(f"{_count(self.dropped_documents, 'document')} dropped, the prompt fills the row")
+        if self.empty_documents:
+            parts.append(f"{_count(self.empty_documents, 'empty document')} skipped")
+        if self.split_rows:
+            parts.append("too few documents to hold some out, so the last rows are held out")
+        return "; ".join(parts)
+
+
+def _count(num: int, noun: str) -> str:
+    return f"{num:,} {noun}{'' if num == 1 else 's'}"
+
+
+class Rows:
+    """Fixed-length rows, on disk or in memory; padding is end-of-text.
+
+    >>> from unmask.data.packing import pack_texts
+    >>> from unmask.data.tokenizers import load_tokenizer
+    >>> rows = pack_texts(["ab", "c"], load_tokenizer("bytes"), "wrap", 3)
+    >>> rows.take(np.array([1]))[0].tolist()
+    [[99, 256, 256]]
+    """
+
+    def __init__(
+        self, parts: Mapping[str, Any], report: Report, eot_id: int, num_ids: int, words: Sequence[str] = ()
+    ) -> None:
+        self.report, self.length = report, report.length
+        self._tokens, self._prefixes, self._bytes = parts["tokens"], parts["prefixes"], parts["bytes"]
+        self._ends, self._labels = parts["ends"], parts.get(LABELS)
+        self._eot_id, self._num_ids = eot_id, num_ids
+        self._lo, self._hi = 0, len(self._ends)
+        self.key = ""  # the cache's: what the corpus holds, the tokenizer and the packing decide it
+        self.words = tuple(words)  # that stand for classes, as they came; see `classed`
+        self._class_of: Ints | None = None  # by a word's place plus 1: its class plus 1
+
+    def __len__(self) -> int:
+        return self._hi - self._lo
+
+    def take(self, indices: Ints) -> tuple[Ints, Ints, Ints]:
+        """Tokens [n, L], valid lengths [n] and prefix lengths [n] of these rows."""
+        at = self._at(indices)
+        ends = self._ends[at].astype(np.int64)
+        starts = np.where(at > 0, self._ends[np.maximum(at - 1, 0)], 0).astype(np.int64)
+        valid_n = ends - starts
+        if len(at) and not (valid_n.min() > 0 and valid_n.max() <= self.length and ends.max() <= len(self._tokens)):
+            raise _damaged()
+        x_nl = np.full((len(at), self.length), self._eot_id, dtype=np.int64)
+        for row, start, end in zip(x_nl, starts.tolist(), ends.tolist(), strict=True):
+            row[: end - start] = self._tokens[start:end]
+        if len(at) and x_nl.max() >= self._num_ids:
+            raise _damaged()
+        return x_nl, valid_n, self._prefixes[at].astype(np.int64)
+
+    @property
+    def suffix(self) -> int:
+        """Tokens at the end of every row that are neither noised nor scored."""
+        return 1 if self.report.anchor == "both" else 0
+
+    def counts(self, indices: Ints) -> tuple[int, int]:
+        """Tokens of these rows: those that are scored, and those with their prompts and anchors."""
+        at = self._at(indices)
+        starts = np.where(at > 0, self._ends[np.maximum(at - 1, 0)], 0).astype(np.int64)
+        tokens = int((self._ends[at].astype(np.int64) - starts).sum())
+        return tokens - int(self._prefixes[at].sum(dtype=np.int64)) - self.suffix * len(at), tokens
+
+    def typical_length(self) -> int | None:
+        """Tokens of a row on average, prompt and anchors included, where a row is one text; None for full windows.
+
+        >>> from unmask.data.packing import pack_texts
+        >>> from unmask.data.tokenizers import load_tokenizer
+        >>> pack_texts(["abc", "abcde"], load_tokenizer("bytes"), "pad", 16).typical_length()
+        5
+        """
+        if self.report.policy == "wrap":
+            return None
+        first = int(self._ends[self._lo - 1]) if self._lo else 0
+        return round((int(self._ends[self._hi - 1]) - first) / len(self))
+
+    def bytes_of(self, indices: Ints) -> Ints:
+        """UTF-8 bytes of the scored text in each of these rows: what bits per byte divides by."""
+        counts: Ints = self._bytes[self._at(indices)].astype(np.int64)
+        return counts
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the documents carry labels."""
+        return self._labels is not None
+
+    def labels_of(self, indices: Ints) -> Ints | None:
+        """The classes of these rows, -1 for none; None where the documents carry no labels."""
+        if self._labels is None:
+            return None
+        return self._classes(self._labels[self._at(indices)]) - 1
+
+    def _classes(self, stored_n: Any) -> Ints:
+        """What is stored → classes plus 1."""
+        if self._class_of is not None:
+            return np.asarray(self._class_of[stored_n])
+        if self.words:
+            raise UsageError(
+                f"the labels are words such as {self.words[0]!r}: Rows.classed says which classes they are"
+            )
+        classes: Ints = stored_n.astype(np.int64)
+        return classes
+
+    @property
+    def class_words(self) -> tuple[str, ...]:
+        """The words of the classes 0, 1, ... of a model that is trained on these rows; none where classes are numbers.
+
+        >>> from unmask.corpora import Document
+        >>> from unmask.data.packing import pack_texts
+        >>> from unmask.data.tokenizers import load_tokenizer
+        >>> documents = [Document("hm", label="bad"), Document("ah", label="a")]
+        >>> pack_texts(documents, load_tokenizer("bytes"), "pad").class_words
+        ('a', 'bad')
+        """
+        return class_words(self.words)
+
+    def classed(self, labels: Sequence[str]) -> Rows:
+        """The same rows, their words read as the classes of a model that has these `labels`; an unknown one is refused.
+
+        >>> from unmask.corpora import Document
+        >>> from unmask.data.packing import pack_texts
+        >>> from unmask.data.tokenizers import load_tokenizer
+        >>> rows = pack_texts([Document("hm", label="bad")], load_tokenizer("bytes"), "pad", 8)
+        >>> rows.classed(["awful", "bad"]).labels_of(np.array([0])).tolist()
+        [1]
+        """
+        number = (
+            {word: i for i, word in enumerate(labels)} if labels else {w: int(w) for w in self.words if is_number(w)}
+        )
+        for word in self.words:
+            if word not in number and labels:
+                raise DataError(
+                    f"the corpus has the label {word!r}, which the model does not know; {did_you_mean(word, labels)}"
+                )
+            if word not in number:
+                raise DataError(
+                    f"the corpus has the label {word!r}, the model's classes are numbers: give their numbers"
+                )
+        view = copy.copy(self)
+        view._class_of = (
+            np.array([0, *(number[word] + 1 for word in self.words)], dtype=np.int64) if self.words else None
+        )
+        return view
+
+    def check_labels(self, classes: int) -> None:
+        """Refuse rows and a denoiser that do not agree on the classes there are."""
+        if self._labels is None:
+            if classes:
+                raise DataError(
+                    "the denoiser has classes and the corpus no labels: name its label_field, or leave out classes"
+                )
+            return
+        most = int(self._classes(self._labels[self._lo : self._hi]).max(initial=0))
+        if (words := len(self.class_words)) > classes:
+            raise DataError(f"the corpus has {words} labels that are words: set denoiser.classes = {words} or more")
+        if most > classes:
+            raise DataError(f"the corpus has labels up to {most - 1}: set denoiser.classes = {most} or more")
+
+    def between(self, lo: int, hi: int, *, split_rows: bool = False) -> Rows:
+        """The rows lo..hi as rows of their own, with their own counts; what was cut or dropped stays with the whole."""
+        view = Rows.__new__(Rows)
+        view.__dict__.update(self.__dict__)
+        view._lo, view._hi = self._lo + lo, self._lo + hi
+        view.report = dataclasses.replace(
+            self.report,
+            rows=hi - lo,
+            tokens=view.counts(np.arange(hi - lo))[0],
+            bytes=int(self._bytes[view._lo : view._hi].sum(dtype=np.int64)),
+            split_rows=split_rows or self.report.split_rows,
+        )
+        return view
+
+    def _at(self, indices: Ints) -> Ints:
+        at = np.asarray(indices, dtype=np.int64)
+        if len(at) and not (at.min() >= 0 and at.max() < len(self)):
+            raise IndexError(f"row {at.min() if at.min() < 0 else at.max()} of {len(self)}")
+        return at + self._lo
+
+
+def _damaged() -> DataError:
+    return DataError("the token cache is damaged; delete its folder, it is built again")
+
+
+def dtypes(num_ids: int) -> dict[str, np.dtype[Any]]:
+    """How each file's numbers are stored; little-endian everywhere, since caches are copied between machines."""
+    kinds = ("<u2" if num_ids <= 1 << 16 else "<u4", "<u8", "<u4", "<u4", "<u4")
+    return {name: np.dtype(kind) for name, kind in zip((*FILES, LABELS), kinds, strict=True)}
+
+
+class RowWriter:
+    """Appends rows to streams of numbers, a buffer at a time."""
+
+    def __init__(self, files: Mapping[str, BinaryIO], num_ids: int) -> None:
+        self._files, self._dtypes = files, dtypes(num_ids)
+        self._buffers: dict[str, list[Any]] = {name: [] for name in (*FILES, LABELS)}
+        self._buffered = 0
+        self.labelled = False
+        self.rows = self.total = self.prefix_total = self.byte_total = 0
+
+    def add(self, tokens: Ints, prefix: int, num_bytes: int, label: int | None = None) -> None:
+        """One row, without its padding."""
+        self.rows += 1
+        self.total += len(tokens)
+        self.prefix_total += prefix
+        self.byte_total += num_bytes
+        self.labelled |= label is not None
+        values = (tokens, self.total, prefix, num_bytes, 0 if label is None else label + 1)
+        for name, value in zip((*FILES, LABELS), values, strict=True):
+            self._buffers[name].append(value)
+        self._buffered += len(tokens) + 8
+        if self._buffered > 1 << 20:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what is buffered to the files."""
+        for name, values in self._buffers.items():
+            if values:
+                whole = np.concatenate(values) if name == "tokens" else np.array(values, dtype=np.int64)
+                self._files[name].write(whole.astype(self._dtypes[name]).tobytes())
+                values.clear()
+        self._buffered = 0

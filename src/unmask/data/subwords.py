@@ -1,0 +1,320 @@
+"""Subword vocabularies (BPE, WordPiece, Unigram) through the `tokenizers` library, in its own file format."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+
+from unmask.corpora import Corpus
+from unmask.data.tokenizers import EOT_TEXT, MASK_TEXT, Span, Tokenizer, lone_surrogate
+from unmask.errors import DataError, ModelFolderError, UnmaskError
+
+# The file format has no room for "which id is the mask", so the roles are told by known spellings, best first.
+# The last of mask and end of text is for vocabularies in which all the others are ordinary words.
+MASKS = (MASK_TEXT, "<mask>", "<|mask|>", "<|mdm_mask|>", "<MASK>", "<|unmask:mask|>")
+EOTS = (EOT_TEXT, "</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<EOS>", "[EOS]", "<|eos|>", "<|unmask:eot|>")
+BOSES = ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>", "<BOS>", "[BOS]", "<|bos|>")
+MAX_GROWTH = 1 << 12  # of a text under the file's replacements; a chain of doublings would take all memory
+MAX_IDS = 1 << 22  # a file that asks for more wants the memory of the logits, not a vocabulary
+
+
+class Subwords(Tokenizer):
+    """A vocabulary of `tokenizers`; mask and end of text are appended where it has none.
+
+    >>> Subwords.from_data(json.loads(train_bpe(300, corpus).to_json())).mask_id  # doctest: +SKIP
+    300
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        inner.no_truncation()
+        inner.no_padding()
+        inner.encode_special_tokens = True  # "[MASK]" in a text is six characters, not the mask
+        self.eot_id = _role(inner, EOTS)
+        self.mask_id = _role(inner, MASKS)
+        self._added = inner.get_added_tokens_decoder()
+        special = {token.content: id for id, token in self._added.items() if token.special}
+        self.bos_id = next((special[s] for s in BOSES if s in special), None)
+        vocab = inner.get_vocab(with_added_tokens=True)
+        self.num_ids = max(vocab.values()) + 1
+        if self.num_ids > MAX_IDS:
+            raise ModelFolderError(f"the tokenizer has ids up to {self.num_ids - 1}; at most {MAX_IDS} are allowed")
+        self._inner = inner
+        named = set(vocab.values())
+        self._never = sorted((set(special.values()) | (set(range(self.num_ids)) - named)) - {self.eot_id, self.mask_id})
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Subwords:
+        """From the parsed content of a `tokenizer.json`."""
+        model = data.get("model")
+        if not isinstance(model, dict):
+            raise ModelFolderError("the tokenizer's JSON has no model: it is no tokenizer.json")
+        if model.get("dropout"):
+            data = data | {"model": model | {"dropout": None}}  # the same text must give the same ids each time
+        with _guard(ModelFolderError, "the tokenizer cannot be read"):
+            for part in ("normalizer", "decoder"):
+                if _growth(data.get(part)) > MAX_GROWTH:
+                    raise ModelFolderError(f"the tokenizer's {part} makes texts over {MAX_GROWTH} times longer")
+            return cls(tokenizers.Tokenizer.from_str(json.dumps(data)))
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(encoding.ids) for encoding in self._encodings(texts, offsets=False)]
+
+    def encode_spans(self, texts: Sequence[str]) -> list[Span]:
+        spans: list[Span] = []
+        byte_level = isinstance(self._inner.decoder, decoders.ByteLevel)
+        for text, encoding in zip(texts, self._encodings(texts, offsets=not byte_level), strict=True):
+            ids = np.array(encoding.ids, dtype=np.int64)
+            num_bytes = len(text.encode("utf-8"))
+            if byte_level:
+                ends = np.cumsum(self._byte_lengths[ids])
+                if len(ids) and ends[-1] == num_bytes:
+                    spans.append((ids, ends))
+                    continue
+                encoding = self._encodings([text], offsets=True)[0]  # a normalizer or an added space is at work
+            spans.append((ids, _ends_from_offsets(text, encoding.offsets, num_bytes)))
+        return spans
+
+    def decode(self, ids: Iterable[int]) -> str:
+        ids = [int(i) for i in ids]
+        if self._inner.id_to_token(self.mask_id) == MASK_TEXT:
+            return str(self._inner.decode(ids, skip_special_tokens=False))
+        parts: list[list[int]] = [[]]
+        for i in ids:
+            if i == self.mask_id:
+                parts.append([])
+            else:
+                parts[-1].append(i)
+        return MASK_TEXT.join(str(self._inner.decode(part, skip_special_tokens=False)) for part in parts)
+
+    def token_text(self, id: int) -> str:
+        if id == self.mask_id:
+            return MASK_TEXT
+        if id in self._added:
+            return str(self._added[id].content)
+        token = self._inner.id_to_token(id)
+        if token is None:
+            return f"<{id}>"
+        if isinstance(self._inner.decoder, decoders.ByteLevel):
+            return self.decode([id])
+        return str(token)  # decode would drop WordPiece's ## and SentencePiece's ▁, which say how pieces join
+
+    def spellings(self) -> tuple[list[bytes | None], list[bytes | None]]:
+        return self._spellings
+
+    @cached_property
+    def _spellings(self) -> tuple[list[bytes | None], list[bytes | None]]:
+        if isinstance(self._inner.decoder, decoders.ByteLevel):
+            words = [self._byte_level_word(id) for id in range(self.num_ids)]
+            return words, words
+        # Other decoders join words by rules of their own: what an id adds is seen behind a token that is known.
+        anchor = self.encode("a")[:1]
+        base = self.decode(anchor)
+        ids = range(self.num_ids)
+        alone = self._inner.decode_batch([[id] for id in ids], skip_special_tokens=False)
+        behind = self._inner.decode_batch([[*anchor, id] for id in ids], skip_special_tokens=False)
+        inside = [text.removeprefix(base) if text.startswith(base) else None for text in behind]
+        # A word at the start has no joining space; a piece that continues a word cannot stand there.
+        first = [
+            text if text in (whole, (whole or "").removeprefix(" ")) else None
+            for text, whole in zip(alone, inside, strict=True)
+        ]
+        return [_whole(word) for word in first], [_whole(word) for word in inside]
+
+    def _byte_level_word(self, id: int) -> bytes | None:
+        token = self._inner.id_to_token(id)
+        if token is None or id == self.mask_id:
+            return None
+        if id in self._added:
+            return str(token).encode()
+        return bytes(_BYTE_OF[char] for char in token) if all(char in _BYTE_OF for char in token) else None
+
+    def never_ids(self) -> list[int]:
+        return list(self._never)
+
+    def to_json(self) -> str:
+        return str(self._inner.to_str())
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return super().fingerprint()
+
+    @cached_property
+    def _byte_lengths(self) -> NDArray[np.int64]:
+        """Bytes of each id in a byte-level vocabulary, whose tokens are spelled with one character a byte."""
+        lengths = np.zeros(self.num_ids, dtype=np.int64)
+        for token, id in self._inner.get_vocab(with_added_tokens=True).items():
+            lengths[id] = len(token.encode()) if id in self._added else len(token)
+        return lengths
+
+    def _encodings(self, texts: Sequence[str], *, offsets: bool) -> list[Any]:
+        encode = self._inner.encode_batch if offsets else self._inner.encode_batch_fast
+        for text in texts:
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as e:
+                raise lone_surrogate(text, e.start) from None
+        with _guard(DataError, "the tokenizer cannot encode the text"):
+            encodings: list[Any] = encode(list(texts), add_special_tokens=False)
+        for encoding in encodings:
+            ids = encoding.ids
+            for role in (self.mask_id, self.eot_id):
+                if role in ids:
+                    spelling = self._inner.id_to_token(role)
+                    raise DataError(
+                        f"the text spells {spelling}, which this vocabulary reserves; remove it or use bytes"
+                    )
+        return encodings
+
+
+def _byte_of() -> dict[str, int]:
+    """Byte-level vocabularies spell a byte by its Latin-1 character where that can be seen, else by one from 256 up."""
+    seen = [b for b in range(256) if 0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or b >= 0xAE]
+    hidden = [b for b in range(256) if b not in seen]
+    return {chr(b): b for b in seen} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_of()
+
+
+def _whole(word: str | None) -> bytes | None:
+    """UTF-8, unless the token is a piece of a character, which cannot be told by itself."""
+    return None if word is None or "\ufffd" in word else word.encode()
+
+
+def train_bpe(size: int, corpus: Corpus) -> Subwords:
+    """A byte-level BPE of `size` ids (fewer, if the corpus has too little to merge), streamed; id 0 ends a text.
+
+    >>> train_bpe(4096, corpus).num_ids  # the mask is one more  # doctest: +SKIP
+    4097
+    """
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[EOT_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    seen = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal seen
+        for document in corpus.documents():
+            for text in (document.prompt, document.text):
+                if text:
+                    seen += 1
+                    yield text.encode("utf-8", errors="replace").decode("utf-8")
+
+    inner.train_from_iterator(texts(), trainer=trainer)
+    if not seen:
+        raise DataError("the corpus is empty: there is nothing to train a tokenizer on")
+    return Subwords(inner)
+
+
+def from_gpt2_vocab(vocab: Path, merges: Path) -> Subwords:
+    """GPT-2's two files: byte-level BPE, `<|endoftext|>` ends a text, the mask is appended."""
+    with _guard(ModelFolderError, f"cannot read the vocabulary {vocab} with {merges.name}"):
+        inner = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
+        return Subwords(inner)
+
+
+def from_bert_vocab(vocab: Path) -> Subwords:
+    """BERT's file: WordPiece; without a capital letter in it the text is lower-cased, as bert-base-uncased does."""
+    specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    with _guard(ModelFolderError, f"cannot read the vocabulary {vocab}"):
+        inner = tokenizers.Tokenizer(models.WordPiece.from_file(str(vocab), unk_token="[UNK]"))
+        words = inner.get_vocab()
+        if "[UNK]" not in words:
+            raise ModelFolderError(f"the vocabulary {vocab} has no [UNK]: it is no BERT vocabulary")
+        lower = not any(w != w.lower() for w in words if w not in specials)
+        inner.normalizer = normalizers.BertNormalizer(lowercase=lower)
+        inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        inner.decoder = decoders.WordPiece()
+        inner.add_special_tokens([_special(s) for s in specials if s in words])
+        return Subwords(inner)
+
+
+def _growth(part: Any) -> float:
+    """How many times longer a text may become, at most, by what the file says of a normalizer or decoder."""
+    if not isinstance(part, dict):
+        return 1.0
+    steps = part.get("normalizers") or part.get("decoders")
+    if isinstance(steps, list):
+        return math.prod(map(_growth, steps))
+    for key in ("content", "prepend"):
+        if isinstance(text := part.get(key), str):
+            pattern = part.get("pattern")
+            replaced = pattern.get("String") if isinstance(pattern, dict) else None
+            if isinstance(replaced, str) and replaced:
+                return max(1.0, len(text) / len(replaced))
+            return 1.0 + len(text)  # put before a text, or where an expression matches nothing
+    return 1.0
+
+
+def _role(inner: tokenizers.Tokenizer, spellings: Sequence[str]) -> int:
+    """The id of the first spelling that is special; else of one that no text yields; else of one appended."""
+    special = {token.content: id for id, token in inner.get_added_tokens_decoder().items() if token.special}
+    for spelling in spellings:
+        if spelling in special:
+            return int(special[spelling])
+    for spelling in spellings:
+        id = inner.token_to_id(spelling)
+        if id is not None and id not in inner.encode(spelling, add_special_tokens=False).ids:
+            inner.add_special_tokens([_special(spelling)])  # has an id: it is marked, not appended
+            return int(id)
+    for spelling in (spellings[0], spellings[-1]):
+        if inner.token_to_id(spelling) is None:
+            inner.add_special_tokens([_special(spelling)])
+            return max(inner.get_vocab(with_added_tokens=True).values())
+    raise ModelFolderError(f"the vocabulary uses {spellings[0]} and {spellings[-1]} as words: no spelling is left")
+
+
+def _special(spelling: str) -> AddedToken:
+    return AddedToken(spelling, special=True, normalized=False)
+
+
+def _ends_from_offsets(text: str, offsets: Sequence[tuple[int, int]], num_bytes: int) -> NDArray[np.int64]:
+    """Bytes up to the end of each token, from the characters it came from; the last one owns what is left."""
+    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    widths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
+    byte_of_char = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(widths)])
+    ends = np.array([end for _, end in offsets], dtype=np.int64)
+    if not len(ends):
+        return ends
+    ends = byte_of_char[np.maximum.accumulate(np.minimum(ends, len(text)))]
+    ends[-1] = num_bytes
+    return ends
+
+
+@contextmanager
+def _guard(kind: type[UnmaskError], what: str) -> Iterator[None]:
+    """Turn what the Rust side raises, panics included, into one line."""
+    try:
+        yield
+    except UnmaskError:
+        raise
+    except BaseException as e:
+        # A Rust panic is no Exception, so it is told by its name; anything else of that kind is not ours.
+        if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
+            raise
+        reason = (str(e).strip() or type(e).__name__).splitlines()[0]
+        raise kind(f"{what}: {reason[:200]}") from None

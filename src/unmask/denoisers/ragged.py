@@ -1,0 +1,98 @@
+"""Rows of different lengths end to end, without padding: what a network does position by position costs text alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unmask.denoisers.network import Network, put_rows, take_rows
+from unmask.devices import put
+
+FEW_SIZES = 4096
+
+
+class Ragged(NamedTuple):
+    """Where the M tokens of a padded batch [B, L] stand, row after row; only attention has to know."""
+
+    at_M: Tensor  # in the flat padded batch: row x L + position
+    row_M: Tensor
+    position_M: Tensor
+    starts: Tensor  # [B + 1]: row b is starts[b]..starts[b + 1]
+    shape: tuple[int, int]  # B, L
+
+    def to(self, device: torch.device) -> Ragged:
+        moved = [put(t, device) for t in self[:4]]
+        return Ragged(moved[0], moved[1], moved[2], moved[3], self.shape)
+
+
+def ragged(valid_BL: Tensor, multiple: int = 1) -> Ragged:
+    """The places of all that is not padding, up to a multiple. Counted where valid_BL is: on the host, in training.
+
+    What is missing to the multiple is filled with rows of their own behind all others.
+
+    >>> ragged(torch.tensor([[True, True, False], [True, False, False]])).starts
+    tensor([0, 2, 3], dtype=torch.int32)
+    >>> ragged(torch.tensor([[True, True, False], [True, False, False]]), 8).starts
+    tensor([0, 2, 3, 6, 8, 8], dtype=torch.int32)
+    """
+    L = valid_BL.shape[1]
+    if multiple > 1:
+        missing = -int(valid_BL.sum()) % multiple
+        rows = -(-(multiple - 1) // L)  # as many for any number: graphs are kept while no shape changes
+        valid_BL = torch.cat([valid_BL, (torch.arange(rows * L, device=valid_BL.device) < missing).view(rows, L)])
+    B = len(valid_BL)
+    at_M = valid_BL.flatten().nonzero().squeeze(1)
+    starts = F.pad(valid_BL.sum(dim=1).cumsum(0), (1, 0)).to(torch.int32)
+    return Ragged(at_M, at_M // L, at_M % L, starts, (B, L))
+
+
+def ragged_attention(q_MHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, rows: Ragged, *, causal: bool) -> Tensor:
+    """Attention inside each row, [M, H, K]; on a GPU by a kernel that knows where rows begin, elsewhere with padding.
+
+    >>> rows = ragged(torch.tensor([[True, True, False], [True, False, False]]))
+    >>> v = torch.arange(3.0).view(3, 1, 1)
+    >>> ragged_attention(torch.zeros(3, 1, 1), torch.zeros(3, 1, 1), v, rows, causal=False).flatten()
+    tensor([0.5000, 0.5000, 2.0000])
+    """
+    if q_MHK.is_cuda and q_MHK.dtype in (torch.bfloat16, torch.float16):
+        from torch.nn.attention.varlen import varlen_attn
+
+        # the kernel wants the longest row only to size its grid, and a graph is kept while it does not change
+        window = (-1, 0) if causal else (-1, -1)
+        starts, longest = rows.starts, rows.shape[1]
+        out: Tensor = varlen_attn(q_MHK, k_MHK, v_MHK, starts, starts, longest, longest, window_size=window)  # type: ignore[assignment]
+        return out
+    (B, L), (M, H, K) = rows.shape, q_MHK.shape
+    q, k, v = (put_rows(t.flatten(1), rows.at_M, B * L).view(B, L, H, K).transpose(1, 2) for t in (q_MHK, k_MHK, v_MHK))
+    mask = None  # padding stands at the end of a row, so a causal mask already hides it
+    if not causal:
+        mask = torch.zeros(B * L, dtype=torch.bool, device=q.device).index_fill(0, rows.at_M, True).view(B, 1, 1, L)
+    o_BHLK = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+    o_MD: Tensor = take_rows(o_BHLK.transpose(1, 2).reshape(B * L, H * K), rows.at_M)
+    return o_MD.view(M, H, K)
+
+
+def vectors_at(
+    network: Network,
+    z_BL: Tensor,
+    level_B: Tensor | None,
+    flat_N: Tensor,
+    *,
+    valid_BL: Tensor | None,
+    label_B: Tensor | None,
+) -> Tensor:
+    """The trunk's h_ND at the flat positions, by the shorter way; all that is given may still be on the host."""
+    device = network.device_for(z_BL)
+    level_B, label_B = (None if t is None else put(t, device) for t in (level_B, label_B))
+    if valid_BL is None or not network.takes_ragged():
+        valid_BL = None if valid_BL is None else put(valid_BL, device)
+        return network.trunk_at(put(z_BL, device), level_B, put(flat_N, device), valid_BL=valid_BL, cond=label_B)
+    # On a GPU every new size of a step costs the host a search for kernels and for memory: few sizes cost few.
+    rows = ragged(valid_BL, FEW_SIZES if device.type == "cuda" else 1)
+    place_N = (valid_BL.flatten().cumsum(0) - 1)[flat_N]
+    z_M = F.pad(z_BL[valid_BL], (0, len(rows.at_M) - int(rows.starts[len(z_BL)])), value=network.mask_id)
+    z_M = put(z_M, device)
+    return network.trunk_ragged(z_M, level_B, rows.to(device), put(place_N, device), cond=label_B)

@@ -1,0 +1,1 @@
+"""Several processes: who they are, how a network is spread over them, what watches them."""

@@ -1,0 +1,1 @@
+"""Evaluation: bounds, scores and the protocol beside each number."""

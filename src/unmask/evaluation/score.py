@@ -1,0 +1,112 @@
+"""Scoring: the bound of each text, by itself or given a prompt and a class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from unmask.errors import UsageError
+from unmask.evaluation.bound import Bound, join
+from unmask.text.arguments import check_texts, check_whole
+
+if TYPE_CHECKING:
+    from unmask.model import Model
+    from unmask.sampling.canvas import Canvas
+
+BATCH = 32  # rows at a time
+
+
+def score(
+    model: Model,
+    texts: str | Sequence[str],
+    *,
+    seed: int = 0,
+    num_samples: int = 16,
+    estimator: str | None = None,
+    label: int | str | None = None,
+    prompts: str | Sequence[str] | None = None,
+    labels: Sequence[int | str | None] | None = None,
+    separator: str | None = None,
+) -> Bound:
+    """The bound of each text, its end-of-text included; a text beyond the window is scored window by window. It is
+    `Model.score`.
+
+    prompts: one for all texts or one for each; the text is scored given its prompt, which is neither noised nor
+    scored and stands before every window of a long text. separator: as in `generate`.
+    label: the class that all texts are taken to be of; labels: one for each text, None for none.
+
+    Diffusion sees where a row ends, so its bound is given the number of tokens; autoregression's value is not.
+
+    >>> model.score(["import os", "import sys"], num_samples=64).nats_B  # doctest: +SKIP
+    >>> model.score("bonjour", prompts="hello").nats  # of -log p(bonjour | hello)  # doctest: +SKIP
+    """
+    check_whole(seed=seed, num_samples=num_samples)
+    texts = check_texts(texts, "texts")
+    prompts = prompts if prompts is None or isinstance(prompts, str) else check_texts(prompts, "prompts")
+    if not texts:
+        raise UsageError("nothing to score: give at least one text")
+    each = _labels(label, labels, len(texts))
+    rows, owner, given = [], [], []
+    for i, (text, head) in enumerate(zip(texts, _heads(model, prompts, separator, len(texts)), strict=True)):
+        for row in _windows(model, text, head):
+            rows.append(row)
+            owner.append(i)
+            given.append(len(head or ()))
+    parts = []
+    for lo in range(0, len(rows), BATCH):
+        some = slice(lo, lo + BATCH)
+        canvas = model.canvas(rows[some], may_end=True, label=[each[i] for i in owner[some]])
+        how: dict[str, Any] = {"seed": seed, "num_samples": num_samples, "estimator": estimator}
+        parts.append(model._bound(canvas, _scored(canvas, given[some]), first_row=lo, **how))
+    windows = join(parts)
+    owner_B = torch.tensor(owner)
+    draws_BS = torch.zeros(len(texts), windows.draws_BS.shape[1], dtype=windows.draws_BS.dtype)
+    return Bound(
+        draws_BS=draws_BS.index_add(0, owner_B, windows.draws_BS),
+        tokens_B=torch.zeros(len(texts), dtype=torch.long).index_add(0, owner_B, windows.tokens_B),
+        num_bytes=sum(len(t.encode()) for t in texts),
+        exact=windows.exact,
+    )
+
+
+def _heads(
+    model: Model, prompts: str | Sequence[str] | None, separator: str | None, num: int
+) -> list[list[int]] | list[None]:
+    """What stands before each text and is given, tokenized apart from it as packing does it; None: nothing."""
+    if prompts is None:
+        return [None] * num if model.anchor == "none" else [list(model.begin)] * num
+    prompts = [prompts] * num if isinstance(prompts, str) else list(prompts)
+    if len(prompts) != num:
+        raise UsageError(f"{len(prompts)} prompts for {num} texts: give one for all, or one for each")
+    end = model.separator if separator is None else separator
+    return [[*model.begin, *ids] for ids in model.tokenizer.encode_batch([prompt + end for prompt in prompts])]
+
+
+def _labels(label: int | str | None, labels: Sequence[int | str | None] | None, num: int) -> list[int | str | None]:
+    if labels is None:
+        return [label] * num
+    if label is not None or isinstance(labels, str) or len(labels) != num:
+        raise UsageError("give one label for all texts, or as many labels as texts")
+    return list(labels)
+
+
+def _windows(model: Model, text: str, head: list[int] | None) -> list[list[int]]:
+    """The rows of a text, each with what is given before and after it."""
+    ids = [*([] if head else model.begin), *model.tokenizer.encode(text), model.tokenizer.eot_id]
+    head = head or []
+    room = model.length - len(head) - len(model.end)
+    if room < 1:
+        raise UsageError(
+            f"the prompt takes {len(head)} tokens, the model's window holds {model.length}: give a shorter prompt"
+        )
+    return [[*head, *ids[lo : lo + room], *model.end] for lo in range(0, len(ids), room)]
+
+
+def _scored(canvas: Canvas, given: list[int]) -> Tensor:
+    """All but what is given before each row's text, what ends the row, and padding."""
+    position_L = torch.arange(canvas.tokens.shape[1], device=canvas.tokens.device)
+    first_B1 = torch.tensor(given, device=canvas.tokens.device)[:, None]
+    return (position_L >= first_B1) & (position_L < canvas.length_B[:, None] - canvas.frame[1])

@@ -1,0 +1,193 @@
+"""Orders that look: each call asks about all masked positions of a row, and the answer decides which of them open."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unmask.data.batch import DRAW_ORDER
+from unmask.errors import UsageError
+from unmask.rng import uniform
+from unmask.samplers import Sampler, Step, check_counts
+from unmask.samplers.drawing import Drawing, forbid
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.predictor import Query
+from unmask.sampling.query import ask_about, masked_share, written_share
+
+
+@dataclass
+class AdaptiveState:
+    canvas: Canvas
+    tokens_BL: Tensor
+    round: int = 0
+    query: Query | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveSampler(Drawing, Sampler):
+    """Positions open in the order of their score; the first in that order always does.
+
+    random: the share of the order that is random. A position's priority is a mix of its place in the row's order of
+    scores and of a uniform number; at 1 the order is a uniformly random one, at 0 the score alone decides.
+    Scores are of the model's own law, before temperature, top_k and top_p.
+    """
+
+    random: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.random <= 1:
+            raise UsageError(f"random is the share of the order that is random, in [0, 1]; got {self.random}")
+
+    @abstractmethod
+    def score(self, log_p_NI: Tensor) -> Tensor:
+        """[N] the larger, the sooner it opens."""
+
+    @abstractmethod
+    def opens(self, state: AdaptiveState, score_RK: Tensor, place_RK: Tensor) -> Tensor:
+        """[R, K] what opens now, given each position's score and its place in its row's order (0: first).
+
+        Padding has score -inf and the last places; what is said of it does not matter.
+        """
+
+    def max_calls(self, length: int) -> int:
+        return length
+
+    def start(self, canvas: Canvas) -> AdaptiveState:
+        return AdaptiveState(canvas, canvas.tokens.clone())
+
+    def ask(self, state: AdaptiveState) -> Query | None:
+        canvas, tokens_BL = state.canvas, state.tokens_BL
+        masked_BL = tokens_BL == canvas.mask_id
+        state.query = ask_about(canvas, tokens_BL, masked_BL, masked_share(canvas, tokens_BL))
+        return state.query
+
+    def tell(self, state: AdaptiveState, prediction: Tensor) -> Step:
+        canvas = state.canvas
+        opens_N = self.decide(state, prediction)
+        row_N, position_N = _asked(state.query, opens_N)
+        token_N, log_prob_N = self.draw_tokens(
+            prediction[opens_N],
+            canvas.key_B[row_N],
+            position_N + canvas.offset,
+            canvas.never,
+            share_N=written_share(canvas, state.tokens_BL)[row_N],
+        )
+        return self.write(state, opens_N, token_N, log_prob_N)
+
+    def decide(self, state: AdaptiveState, prediction: Tensor) -> Tensor:
+        """[N] which of the masked positions open."""
+        canvas, query = state.canvas, state.query
+        assert query is not None
+        wanted_RK = query.wanted_RK
+        log_p_NI = torch.log_softmax(forbid(prediction, canvas.never), dim=-1)
+        score_RK = log_p_NI.new_full(wanted_RK.shape, -torch.inf)
+        score_RK[wanted_RK] = self.score(log_p_NI)
+        place_RK = self._places(canvas, query, score_RK)
+        return ((place_RK == 0) | self.opens(state, score_RK, place_RK))[wanted_RK]
+
+    def write(self, state: AdaptiveState, opens_N: Tensor, token_N: Tensor, log_prob_N: Tensor) -> Step:
+        """Put drawn tokens where this round opens."""
+        canvas = state.canvas
+        row_N, position_N = _asked(state.query, opens_N)
+        state.tokens_BL = canvas.close_ended(state.tokens_BL.index_put((row_N, position_N), token_N))
+        state.round += 1
+        return Step(row_N, position_N, token_N, log_prob_N, state.tokens_BL)
+
+    def _places(self, canvas: Canvas, query: Query, score_RK: Tensor) -> Tensor:
+        """[R, K] each position's place in the order in which its row opens."""
+        place_RK = places(score_RK)
+        if self.random == 0:
+            return place_RK
+        key_R = canvas.key_B if query.rows_R is None else canvas.key_B[query.rows_R]
+        u_RK = uniform(key_R[:, None], DRAW_ORDER, query.at_RK + canvas.offset)
+        by_score_RK = 1 - place_RK / query.wanted_RK.sum(dim=1, keepdim=True)
+        mixed_RK = (1 - self.random) * by_score_RK + self.random * u_RK
+        return places(mixed_RK.masked_fill(~query.wanted_RK, -torch.inf))
+
+
+def _asked(query: Query | None, chosen_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and positions of some of what was asked about."""
+    assert query is not None
+    index_R = torch.arange(len(query.at_RK), device=query.at_RK.device) if query.rows_R is None else query.rows_R
+    row_N = index_R[:, None].expand_as(query.at_RK)[query.wanted_RK]
+    return row_N[chosen_N], query.at_RK[query.wanted_RK][chosen_N]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedSampler(AdaptiveSampler):
+    """An adaptive order that opens a given number: `tokens` a call, or so many that a row is done in `steps` calls.
+
+    With neither, one token a call.
+    """
+
+    steps: int | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None and self.tokens is not None:
+            raise UsageError("steps and tokens both say how many open in a call: give one of them")
+        check_counts(self.steps, self.tokens)
+
+    def max_calls(self, length: int) -> int:
+        return -(-length // (self.tokens or 1)) if self.steps is None else min(self.steps, length)
+
+    def opens(self, state: AdaptiveState, score_RK: Tensor, place_RK: Tensor) -> Tensor:
+        return place_RK < ((self.tokens or 1) if self.steps is None else due(state, self.steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CappedSampler(AdaptiveSampler):
+    """An adaptive order in which the model decides how many open; `tokens` a call at most, but always so many that a
+    row is done in `steps` calls."""
+
+    steps: int | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(self.steps, self.tokens)
+
+    def max_calls(self, length: int) -> int:
+        return length if self.steps is None else min(self.steps, length)
+
+    @abstractmethod
+    def wanted(self, score_RK: Tensor, place_RK: Tensor) -> Tensor:
+        """[R, K] what would open with neither of them."""
+
+    def opens(self, state: AdaptiveState, score_RK: Tensor, place_RK: Tensor) -> Tensor:
+        opens_RK = self.wanted(score_RK, place_RK)
+        if self.tokens is not None:
+            opens_RK = opens_RK & (place_RK < self.tokens)
+        return opens_RK if self.steps is None else opens_RK | (place_RK < due(state, self.steps))
+
+
+def due(state: AdaptiveState, steps: int) -> Tensor:
+    """[R, 1] how many must open now for a row to be done in so many calls."""
+    assert state.query is not None
+    left_R1 = state.query.wanted_RK.sum(dim=1, keepdim=True)
+    calls = steps - state.round
+    return (left_R1 + calls - 1) // calls
+
+
+def entropy(log_p_NI: Tensor) -> Tensor:
+    """[N] in nats.
+
+    >>> entropy(torch.tensor([[0.5, 0.5, 0.0]]).log())
+    tensor([0.6931])
+    """
+    entropy_N: Tensor = torch.special.entr(log_p_NI.exp()).sum(dim=-1)
+    return entropy_N
+
+
+def places(x_RK: Tensor) -> Tensor:
+    """Each number's place in its row, from the largest; of equals the left one comes first.
+
+    >>> places(torch.tensor([[0.1, 0.7, 0.1]])).tolist()
+    [[1, 0, 2]]
+    """
+    return x_RK.argsort(dim=1, descending=True, stable=True).argsort(dim=1)

@@ -1,0 +1,134 @@
+"""Reverse chains in which what is written can be masked again, so that a token once drawn can still be mended.
+
+A move from time t to s masks a written token with probability sigma and opens a masked position with probability
+(alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t). Then a position is visible with probability alpha_s after it if it was
+with alpha_t before: the marginals of the forward process are kept, for every sigma up to min(1, (1 - alpha_s)/alpha_t).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unmask.data.batch import DRAW_ORDER
+from unmask.errors import UsageError
+from unmask.noise import Noise
+from unmask.rng import uniform
+from unmask.samplers import Sampler, Step
+from unmask.samplers.drawing import Drawing
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.predictor import Query
+from unmask.sampling.query import ask_about, written_share
+
+MAX_MOVES = 100_000  # each is looked at on the host, also where it costs no network call
+
+
+@dataclass(frozen=True)
+class Move:
+    """From alpha_t to alpha_s; sigma: the probability that a written token is masked again.
+
+    >>> Move(alpha_t=0.5, alpha_s=0.75, sigma=0.5).opening
+    1.0
+    """
+
+    alpha_t: float
+    alpha_s: float
+    sigma: float
+
+    @property
+    def opening(self) -> float:
+        """The probability that a masked position opens."""
+        return (self.alpha_s - (1 - self.sigma) * self.alpha_t) / (1 - self.alpha_t)
+
+
+def largest_sigma(alpha_t: float, alpha_s: float) -> float:
+    """The most that can be masked again: then every masked position opens.
+
+    >>> largest_sigma(0.5, 0.75)
+    0.5
+    """
+    return min(1.0, (1 - alpha_s) / alpha_t) if alpha_t > 0 else 1.0
+
+
+def alphas(noise: Noise, start: float, stop: float, steps: int) -> list[float]:
+    """alpha at evenly spaced times, both ends included."""
+    times = torch.linspace(start, stop, steps + 1, dtype=torch.float64)
+    found: list[float] = noise.alpha(times).tolist()
+    return found
+
+
+@dataclass
+class RemaskingState:
+    """told_BL: log-probabilities of the written tokens, as they were drawn. opens_BL, masks_BL: what this move does."""
+
+    canvas: Canvas
+    tokens_BL: Tensor
+    told_BL: Tensor
+    moves: list[Move]
+    at: int = 0
+    opens_BL: Tensor | None = None
+    masks_BL: Tensor | None = None
+
+
+class RemaskingSampler(Drawing, Sampler):
+    """A sequence of moves. What opens is known before the network is asked: a call is made only where something does,
+    and asked only about that. Both draws of a position are new in every move."""
+
+    @abstractmethod
+    def moves(self) -> list[Move]:
+        """From all masks to none."""
+
+    def sigma(self, state: RemaskingState, move: Move) -> Tensor | float:
+        """The probability that a written token is masked again, for each position or for all."""
+        return move.sigma
+
+    def start(self, canvas: Canvas) -> RemaskingState:
+        told_BL = torch.zeros(canvas.tokens.shape, device=canvas.tokens.device)
+        return RemaskingState(canvas, canvas.tokens.clone(), told_BL, self.moves())
+
+    def ask(self, state: RemaskingState) -> Query | None:
+        canvas = state.canvas
+        position_L = torch.arange(canvas.tokens.shape[1], device=canvas.tokens.device) + canvas.offset
+        while state.at < len(state.moves):
+            move = state.moves[state.at]
+            masked_BL = state.tokens_BL == canvas.mask_id
+            u_BL = uniform(canvas.key_B[:, None], DRAW_ORDER, position_L, state.at)
+            state.opens_BL = masked_BL & (u_BL < move.opening)
+            state.masks_BL = canvas.open_BL & ~masked_BL & (u_BL < self.sigma(state, move))
+            level_B = canvas.key_B.new_full(canvas.key_B.shape, 1 - move.alpha_t, dtype=torch.float32)
+            if (query := ask_about(canvas, state.tokens_BL, state.opens_BL, level_B)) is not None:
+                return query
+            self._mask_again(state)
+        return None
+
+    def _mask_again(self, state: RemaskingState) -> None:
+        assert state.masks_BL is not None
+        state.tokens_BL = state.tokens_BL.masked_fill(state.masks_BL, state.canvas.mask_id)
+        state.at += 1
+
+    def tell(self, state: RemaskingState, prediction: Tensor) -> Step:
+        canvas, at = state.canvas, state.at
+        assert state.opens_BL is not None
+        row_N, position_N = state.opens_BL.nonzero(as_tuple=True)
+        share_N = written_share(canvas, state.tokens_BL)[row_N]
+        token_N, log_prob_N = self.draw_tokens(
+            prediction, canvas.key_B[row_N], position_N + canvas.offset, canvas.never, share_N=share_N, visit=at
+        )
+        self._mask_again(state)
+        state.tokens_BL = state.tokens_BL.index_put((row_N, position_N), token_N)
+        state.told_BL = state.told_BL.index_put((row_N, position_N), log_prob_N.to(state.told_BL.dtype))
+        return Step(row_N, position_N, token_N, log_prob_N, state.tokens_BL)
+
+
+def check_steps(steps: int | None, name: str = "steps", least: int = 1) -> None:
+    """Refuse a number of moves that cannot be.
+
+    >>> check_steps(0)
+    Traceback (most recent call last):
+    unmask.errors.UsageError: steps must lie in 1..100000, got 0
+    """
+    if steps is None or not least <= steps <= MAX_MOVES:
+        raise UsageError(f"{name} must lie in {least}..{MAX_MOVES}, got {steps}")

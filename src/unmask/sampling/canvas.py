@@ -1,0 +1,137 @@
+"""The canvas: tokens, what of them is fixed, and what may be written in the rest.
+
+A prompt, a gap, a suffix and a semi-autoregressive window are all the same thing: a canvas with some positions masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unmask.errors import UsageError
+from unmask.rng import row_keys
+
+if TYPE_CHECKING:
+    from unmask.constraints.automaton import Automaton
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """`tokens` [B, L]: masked positions are open, all others are fixed and never change.
+
+    key_B: row i is driven by its key and nothing else. valid_BL: False behind the end of a shorter row (None: none).
+    forbidden: ids never written. offset: the absolute position of column 0, so that windows of one text differ.
+    end_id: end-of-text. Once it is written with no mask before it, the row is done; what follows is not shown.
+    draft_BL: written, but a sampler that refines may write there anew; to all others it is fixed (None: nowhere).
+    label_B: the class of each row, for a network trained with classes; -1 for none (None: none).
+    frame: how many tokens at the beginning and at the end of each row anchor the text and are no part of it.
+    constraint: what the finished text or its gaps must be, as an automaton over tokens (see unmask.constraints).
+    """
+
+    tokens: Tensor
+    mask_id: int
+    key_B: Tensor
+    valid_BL: Tensor | None = None
+    forbidden: tuple[int, ...] = ()
+    offset: int = 0
+    end_id: int | None = None
+    draft_BL: Tensor | None = None
+    label_B: Tensor | None = None
+    frame: tuple[int, int] = (0, 0)
+    constraint: Automaton | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 2 or self.key_B.shape != self.tokens.shape[:1]:
+            raise UsageError(f"a canvas has tokens [B, L] and keys [B], got {self.tokens.shape} and {self.key_B.shape}")
+        if self.label_B is not None and self.label_B.shape != self.key_B.shape:
+            raise UsageError(f"a canvas of {len(self.key_B)} rows has as many labels, got {list(self.label_B.shape)}")
+        if self.end_id == self.mask_id:
+            raise UsageError(f"end_id and mask_id are both {self.end_id}: a mask cannot end a text")
+
+    @classmethod
+    def blank(cls, *, num: int, length: int, mask_id: int, seed: int = 0) -> Canvas:
+        """All masks.
+
+        >>> Canvas.blank(num=1, length=3, mask_id=9).tokens
+        tensor([[9, 9, 9]])
+        """
+        if num < 1 or length < 1:
+            raise UsageError(f"a canvas needs at least one row and one position, got {num} x {length}")
+        return cls.of(torch.full((num, length), mask_id), mask_id=mask_id, seed=seed)
+
+    @classmethod
+    def of(cls, tokens: Tensor, *, mask_id: int, seed: int = 0) -> Canvas:
+        """Given tokens, masks where something is to be written; row i is driven by (seed, i)."""
+        return cls(tokens, mask_id, row_keys(seed, torch.arange(len(tokens), device=tokens.device)))
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Sequence[int]], *, mask_id: int, pad_id: int, seed: int = 0) -> Canvas:
+        """Rows of different lengths; what lies behind a shorter row's end is neither seen nor written."""
+        length = max(len(row) for row in rows)
+        tokens = torch.full((len(rows), length), pad_id)
+        for i, row in enumerate(rows):
+            tokens[i, : len(row)] = torch.tensor(row, dtype=torch.long)
+        canvas = cls.of(tokens, mask_id=mask_id, seed=seed)
+        if all(len(row) == length for row in rows):
+            return canvas
+        ends_B = torch.tensor([len(row) for row in rows])
+        return replace(canvas, valid_BL=torch.arange(length) < ends_B[:, None])
+
+    @property
+    def open_BL(self) -> Tensor:
+        """Where something is to be written."""
+        return self.tokens == self.mask_id
+
+    @property
+    def given_BL(self) -> Tensor:
+        """What the user has given: fixed, and no part of the frame."""
+        position_L = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        begin, end = self.frame
+        inside_BL = (position_L >= begin) & (position_L < self.length_B[:, None] - end)
+        return ~self.open_BL & inside_BL
+
+    @property
+    def never(self) -> tuple[int, ...]:
+        """Ids that no draw may give."""
+        return (self.mask_id, *self.forbidden)
+
+    def close_ended(self, tokens_BL: Tensor) -> Tensor:
+        """A later state of this canvas, in which rows that have ended are filled up with end-of-text.
+
+        An end ends its row where it was written, not given, and nothing before it is still open: then what is shown
+        cannot change any more, whatever would be written behind it.
+
+        >>> canvas = Canvas(torch.tensor([[1, 9, 9], [9, 9, 9]]), 9, torch.zeros(2, dtype=torch.long), end_id=1)
+        >>> canvas.close_ended(torch.tensor([[1, 9, 9], [1, 9, 9]])).tolist()
+        [[1, 9, 9], [1, 1, 1]]
+        """
+        if self.end_id is None:
+            return tokens_BL
+        masked_BL = tokens_BL == self.mask_id
+        ends_BL = (tokens_BL == self.end_id) & self.open_BL & (masked_BL.cumsum(dim=1) == 0)
+        return tokens_BL.masked_fill(masked_BL & ends_BL.any(dim=1, keepdim=True), self.end_id)
+
+    def part(self, lo: int, hi: int, tokens_BL: Tensor) -> Canvas:
+        """Columns lo..hi-1 of a later state of this canvas."""
+        valid_BL = None if self.valid_BL is None else self.valid_BL[:, lo:hi]
+        draft_BL = None if self.draft_BL is None else self.draft_BL[:, lo:hi]
+        frame = (max(0, self.frame[0] - lo), max(0, self.frame[1] - (self.tokens.shape[1] - hi)))
+        tokens, offset = tokens_BL[:, lo:hi], self.offset + lo
+        return replace(self, tokens=tokens, valid_BL=valid_BL, draft_BL=draft_BL, frame=frame, offset=offset)
+
+    @property
+    def length_B(self) -> Tensor:
+        """How many positions of each row are there."""
+        B, L = self.tokens.shape
+        return self.tokens.new_full((B,), L) if self.valid_BL is None else self.valid_BL.sum(dim=1)
+
+    def to(self, device: torch.device | str) -> Canvas:
+        valid_BL = None if self.valid_BL is None else self.valid_BL.to(device)
+        draft_BL = None if self.draft_BL is None else self.draft_BL.to(device)
+        label_B = None if self.label_B is None else self.label_B.to(device)
+        tokens, key_B = self.tokens.to(device), self.key_B.to(device)
+        return replace(self, tokens=tokens, key_B=key_B, valid_BL=valid_BL, draft_BL=draft_BL, label_B=label_B)

@@ -1,0 +1,288 @@
+"""A planned or adaptive sampler, also block by block, whose every draw obeys the canvas's constraint.
+
+The order of opening and the number of calls are the inner sampler's. Only, each call asks about all masks of the spans
+in which something opens: whether a token leads to an accepted text depends on what the others can still become.
+An adaptive order's scores are the model's own, unconditioned. Steps are conditioned one by one, so it is all the same
+to the automaton which positions a step opens: those of a block, as well as any others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unmask.constraints.automaton import Automaton
+from unmask.constraints.conditioning import Spans, draw, possible
+from unmask.constraints.tables import Tables, tables_of
+from unmask.errors import UsageError
+from unmask.samplers import Sampler, Step
+from unmask.samplers.adaptive import AdaptiveSampler
+from unmask.samplers.planned import PlannedSampler
+from unmask.samplers.semi_ar import SemiAR
+from unmask.samplers.windowed import WindowedSampler
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.predictor import Query
+
+
+@dataclass
+class ConstrainedState:
+    """row_G: the row of each span that the automaton reads. column_GM: the columns of its tokens; OPENS and CLOSES
+    stand around a gap where the automaton is told of gaps, NONE behind the span's end. span_BL: the span of each
+    position, -1 for none. wanted_BL: what the network was asked about."""
+
+    inner: Any
+    tables: Tables
+    never: Tensor
+    row_G: np.ndarray
+    column_GM: np.ndarray
+    span_BL: np.ndarray
+    masked_BL: np.ndarray
+    wanted_BL: np.ndarray
+
+
+NONE, OPENS, CLOSES = -1, -2, -3
+
+
+class Impossible(UsageError):
+    """No writing of the masks meets the constraint, in so many spans."""
+
+    def __init__(self, where: str, spans: int) -> None:
+        super().__init__(f"the constraint cannot hold in {where}")
+        self.spans = spans
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constrained(Sampler):
+    """Each step is exactly the inner sampler's, conditioned on the constraint."""
+
+    inner: Sampler
+
+    def max_calls(self, length: int) -> int:
+        return self.inner.max_calls(length)
+
+    def start(self, canvas: Canvas) -> ConstrainedState:
+        automaton = canvas.constraint
+        assert automaton is not None
+        sampler = self.inner
+        while isinstance(sampler, WindowedSampler):
+            if isinstance(sampler, SemiAR) and sampler.window < canvas.tokens.shape[1]:
+                raise UsageError("a constraint is held within one window: ask for no more tokens than fit one")
+            sampler = sampler.inner
+        if automaton.num_words <= int(canvas.tokens.max()):
+            raise UsageError("the constraint was made for another vocabulary: make it with the model's own tokenizer")
+        # float64 sums are not for every device; where there are none the few numbers are moved
+        device = torch.device("cpu") if canvas.tokens.device.type == "mps" else canvas.tokens.device
+        masked_BL = canvas.open_BL.cpu().numpy()
+        row_G, column_GM = spans_of(canvas, automaton.over)
+        span_BL = np.full(masked_BL.shape, -1)
+        g, m = np.nonzero(column_GM >= 0)
+        span_BL[row_G[g], column_GM[g, m]] = g
+        never = torch.tensor([canvas.mask_id, *canvas.forbidden], device=device)
+        state = ConstrainedState(
+            self.inner.start(replace(canvas, end_id=None)),
+            tables_of(automaton, device),
+            never,
+            row_G,
+            column_GM,
+            span_BL,
+            masked_BL,
+            masked_BL,
+        )
+        self._check(state, canvas, automaton)
+        return state
+
+    def ask(self, state: ConstrainedState) -> Query | None:
+        query = self.inner.ask(state.inner)
+        if query is None:
+            return None
+        asked_BL = np.zeros_like(state.masked_BL)
+        sampler, inner, lo = _innermost(self.inner, state.inner)
+        if isinstance(sampler, PlannedSampler):  # known without asking the device
+            row_N, position_N = inner.opens(inner.round)
+            asked_BL[row_N, position_N + lo] = True
+        else:
+            asked_BL[:, lo : lo + inner.tokens_BL.shape[1]] = (inner.tokens_BL == inner.canvas.mask_id).cpu().numpy()
+        state.wanted_BL = self._together(state, asked_BL)
+        rows = np.flatnonzero(asked_BL.any(axis=1))
+        count_R = state.wanted_BL[rows].sum(axis=1)
+        wanted_RK = np.arange(count_R.max()) < count_R[:, None]
+        at_RK = np.zeros(wanted_RK.shape, dtype=np.int64)
+        at_RK[wanted_RK] = state.wanted_BL[rows].nonzero()[1]
+        device = query.tokens_BL.device
+        return replace(
+            query,
+            at_RK=torch.from_numpy(at_RK).to(device),
+            wanted_RK=torch.from_numpy(wanted_RK).to(device),
+            reach=int(at_RK.max()) + 1,
+        )
+
+    def tell(self, state: ConstrainedState, prediction: Tensor) -> Step:
+        if prediction.shape[1] != len(state.tables.word_I):
+            raise UsageError("the constraint was made for another vocabulary: make it with the model's own tokenizer")
+        sampler, inner, lo = _innermost(self.inner, state.inner)
+        opens_BL = np.zeros_like(state.masked_BL)
+        if isinstance(sampler, PlannedSampler):
+            row_N, position_N = inner.opens(inner.round)
+            opens_BL[row_N, position_N + lo] = True
+            return self._write(self.inner, state.inner, *self._draw(state, prediction, opens_BL))
+        here_BL = np.zeros_like(state.masked_BL)
+        here_BL[:, lo : lo + inner.tokens_BL.shape[1]] = True
+        opens_N = sampler.decide(inner, _lines(prediction, here_BL[state.wanted_BL]))
+        opens_BL[state.masked_BL & here_BL] = opens_N.cpu().numpy()
+        return self._write(self.inner, state.inner, opens_N, *self._draw(state, prediction, opens_BL))
+
+    def _together(self, state: ConstrainedState, opens_BL: np.ndarray) -> np.ndarray:
+        """[B, L] what must be known to open this: all masks of the spans in which something opens."""
+        together_BL: np.ndarray = state.masked_BL & np.isin(state.span_BL, np.unique(state.span_BL[opens_BL]))
+        return together_BL
+
+    def _write(self, sampler: Any, state: Any, *drawn: Tensor) -> Step:
+        if isinstance(sampler, WindowedSampler):
+            return sampler.took(state, self._write(sampler.inner, state.inner, *drawn))
+        step: Step = sampler.write(state, *drawn)
+        return step
+
+    def _draw(self, state: ConstrainedState, log_p_NI: Tensor, opens_BL: np.ndarray) -> tuple[Tensor, Tensor]:
+        together_BL = self._together(state, opens_BL)
+        spans = _read_spans(state, np.unique(state.span_BL[opens_BL]), together_BL, opens_BL)
+        log_p_NI = _lines(log_p_NI, together_BL[state.wanted_BL])
+        state.masked_BL = state.masked_BL & ~opens_BL
+        how, _, _ = _innermost(self.inner, state.inner)
+        token_N, log_prob_N = draw(state.tables, log_p_NI.to(state.never.device), spans, how, state.never)
+        device = state.inner.tokens_BL.device
+        return token_N.to(device), log_prob_N.to(device, log_p_NI.dtype)
+
+    def _check(self, state: ConstrainedState, canvas: Canvas, automaton: Automaton) -> None:
+        """Refuse, before the network is called, what no writing of the masks can meet."""
+        if not len(state.row_G):
+            return  # nothing is to be written
+        everything = _read_spans(state, np.arange(len(state.row_G)), state.masked_BL, state.masked_BL)
+        bad = (~possible(state.tables, everything, state.never)).nonzero().flatten().tolist()
+        if not bad:
+            return
+        row, column_M = state.row_G[bad[0]], state.column_GM[bad[0]]
+        column_M = column_M[column_M >= 0]
+        num = len(column_M)
+        what = "a gap" if automaton.over == "gap" else "a text"
+        where = f"{what} of {num} token{'s' if num > 1 else ''}"
+        where += f" (row {row})" if len(canvas.tokens) > 1 else ""
+        if automaton.over == "both" or not state.masked_BL[row, column_M].all():
+            raise Impossible(f"{where} with what is fixed in it: change one of them", len(bad))
+        least = automaton.shortest(state.never.tolist())
+        if least is None or least <= num:
+            raise Impossible(f"{where}: nothing of just that length obeys it", len(bad))
+        raise Impossible(f"{where}: it needs at least {least}", len(bad))
+
+
+def constrained(sampler: Sampler) -> Sampler:
+    """The same sampler, bound to the canvas's constraint; those that cannot hold one are refused."""
+    return Constrained(inner=_holding(sampler))
+
+
+def takes_likeliest(sampler: Sampler) -> bool:
+    """Whether it takes the likeliest text that obeys instead of drawing one.
+
+    >>> from unmask.samplers.ancestral import Ancestral
+    >>> takes_likeliest(Ancestral(temperature=0.0)), takes_likeliest(Ancestral())
+    (True, False)
+    """
+    while isinstance(sampler, WindowedSampler):
+        sampler = sampler.inner
+    return isinstance(sampler, PlannedSampler | AdaptiveSampler) and sampler.takes_likeliest
+
+
+def _holding(sampler: Sampler) -> Sampler:
+    if isinstance(sampler, WindowedSampler):
+        return cast(Sampler, replace(sampler, inner=_holding(sampler.inner)))  # type: ignore[type-var]
+    if not isinstance(sampler, PlannedSampler | AdaptiveSampler):
+        raise UsageError(
+            f"the sampler {type(sampler).__name__} cannot hold a constraint: use ancestral, left_to_right, confidence "
+            "or block"
+        )
+    if sampler.draw == "hybrid" or sampler.temperature_end is not None:
+        raise UsageError("a constrained draw has one temperature: leave out temperature_end and draw=hybrid")
+    return replace(sampler, temperature=0.0) if sampler.takes_likeliest else sampler
+
+
+def _innermost(sampler: Any, state: Any) -> tuple[Any, Any, int]:
+    """The sampler that opens positions, its state, and where in the canvas its own columns begin."""
+    lo = 0
+    while isinstance(sampler, WindowedSampler):
+        lo += state.lo
+        sampler, state = sampler.inner, state.inner
+    return sampler, state, lo
+
+
+def _lines(log_p_NI: Tensor, chosen_N: np.ndarray) -> Tensor:
+    """Some lines; all of them are not copied, as they are many numbers."""
+    return log_p_NI if chosen_N.all() else log_p_NI[torch.from_numpy(chosen_N).to(log_p_NI.device)]
+
+
+def spans_of(canvas: Canvas, over: str) -> tuple[np.ndarray, np.ndarray]:
+    """What is constrained, in order, as rows and columns: every run of masks, or every row's text; with over="both" the
+    text with OPENS before and CLOSES behind each run of masks."""
+    open_BL = canvas.open_BL.cpu().numpy()
+    edge_BL = np.diff(open_BL.astype(np.int8), axis=1, prepend=0, append=0)
+    row_G, lo_G = np.nonzero(edge_BL == 1)
+    hi_G = np.nonzero(edge_BL == -1)[1]
+    if over == "gap":
+        return row_G, _columns(lo_G, hi_G)
+    rows, first = np.unique(row_G, return_index=True)
+    begin, end = canvas.frame
+    column_GM = _columns(np.full_like(rows, begin), canvas.length_B.cpu().numpy()[rows] - end)
+    if over == "text":
+        return rows, column_GM
+    gaps = zip(np.split(lo_G - begin, first[1:]), np.split(hi_G - begin, first[1:]), strict=True)
+    marked = [_with_gaps(column_M[column_M != NONE], *gap) for column_M, gap in zip(column_GM, gaps, strict=True)]
+    column_GM = np.full((len(marked), max(map(len, marked), default=0)), NONE)
+    for column_M, found in zip(column_GM, marked, strict=True):
+        column_M[: len(found)] = found
+    return rows, column_GM
+
+
+def _columns(lo_G: np.ndarray, hi_G: np.ndarray) -> np.ndarray:
+    column_GM = lo_G[:, None] + np.arange((hi_G - lo_G).max(initial=0))
+    return np.where(column_GM < hi_G[:, None], column_GM, NONE)
+
+
+def _with_gaps(column: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
+    """The same columns with marks around the gaps lo..hi.
+
+    >>> _with_gaps(np.arange(3), np.array([1]), np.array([2])).tolist()
+    [0, -2, 1, -3, 2]
+    """
+    marks = np.repeat([[OPENS, CLOSES]], len(lo), axis=0).reshape(-1)
+    return np.insert(column, np.column_stack([lo, hi]).reshape(-1), marks)
+
+
+def _read_spans(state: ConstrainedState, spans: np.ndarray, masked_BL: np.ndarray, opens_BL: np.ndarray) -> Spans:
+    """The chosen spans side by side; their masked positions are answered line by line in this order."""
+    canvas, device = state.inner.canvas, state.never.device
+    row_G, column_GM = state.row_G[spans], state.column_GM[spans]
+    length_G = (column_GM != NONE).sum(axis=1)
+    column_GM = column_GM[:, : length_G.max(initial=0)]
+    real_GM = column_GM >= 0
+    at = row_G[:, None], column_GM.clip(min=0)
+    masked_GM = masked_BL[at] & real_GM
+    line_GM = np.where(masked_GM, np.cumsum(masked_GM).reshape(masked_GM.shape) - 1, -1)
+
+    def tensor(x: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(x)).to(device)
+
+    row, column = tensor(row_G), tensor(at[1])
+    token_GM = state.inner.tokens_BL.to(device)[row[:, None], column]
+    last = len(state.tables.class_I) - 1
+    for mark, id in ((OPENS, last - 1), (CLOSES, last)):
+        token_GM = token_GM.masked_fill(tensor(column_GM == mark), id)
+    return Spans(
+        token_GM=token_GM,
+        line_GM=tensor(line_GM),
+        opens_GM=tensor(opens_BL[at] & real_GM),
+        length_G=tensor(length_G),
+        key_G=canvas.key_B.to(device)[row],
+        counter_GM=column + canvas.offset,
+    )

@@ -1,0 +1,103 @@
+"""What samplers ask and what networks answer: the network call stands between `ask` and `tell`, outside both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from unmask.denoisers.network import KVCache, Network
+from unmask.objectives.terms import subs_log_probs
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which rows are looked at, at which noise level, and at which positions an answer is wanted.
+
+    tokens_BL is the whole canvas; rows_R the rows asked about (None: all). at_RK are positions, padded on the right;
+    wanted_RK says which are real. The answer has one line for each real one, row by row.
+    label_B: the class of each row, -1 for none (None: none has one).
+    reach is one more than the rightmost real position, known without asking the device.
+    lo: where in the sampler's canvas the first of these columns lies, as a window is part of a longer text.
+    """
+
+    tokens_BL: Tensor
+    level_R: Tensor
+    at_RK: Tensor
+    wanted_RK: Tensor
+    reach: int
+    rows_R: Tensor | None = None
+    valid_BL: Tensor | None = None
+    label_B: Tensor | None = None
+    lo: int = 0
+
+    @property
+    def z_RL(self) -> Tensor:
+        return self.tokens_BL if self.rows_R is None else self.tokens_BL[self.rows_R]
+
+    @property
+    def valid_RL(self) -> Tensor | None:
+        return self.valid_BL if self.valid_BL is None or self.rows_R is None else self.valid_BL[self.rows_R]
+
+    @property
+    def label_R(self) -> Tensor | None:
+        return self.label_B if self.label_B is None or self.rows_R is None else self.label_B[self.rows_R]
+
+
+Kind = Literal["log_x_theta", "log_x_theta_and_mask", "score"]
+
+
+class Predictor(Protocol):
+    """Answers a query with one line a wanted position. `kind` says of what: a sampler takes only the kinds it knows.
+
+    log_x_theta: under SUBS. log_x_theta_and_mask: the mask may be predicted. score: a ratio model.
+
+    left_to_right: the answer for a position is right only when everything before it is written and nothing behind it
+    matters, as for an autoregressive network.
+    """
+
+    kind: Kind
+    left_to_right: bool
+
+    def __call__(self, query: Query) -> Tensor: ...
+
+
+class XTheta:
+    """log x_theta [N, I]; samplers ask about masked positions only, which is the carry-over half of SUBS."""
+
+    left_to_right = False
+
+    def __init__(self, denoiser: Network, *, zero_masking: bool = True) -> None:
+        self.denoiser = denoiser
+        self.zero_masking = zero_masking
+        self.kind: Kind = "log_x_theta" if zero_masking else "log_x_theta_and_mask"
+
+    @torch.no_grad()
+    def __call__(self, query: Query) -> Tensor:
+        h_RKD = self.denoiser.trunk(
+            query.z_RL, query.level_R, valid_BL=query.valid_RL, cond=query.label_R, at_BK=query.at_RK
+        )
+        return subs_log_probs(self.denoiser.head(h_RKD[query.wanted_RK]), self.denoiser.mask_id, self.zero_masking)
+
+
+class NextToken:
+    """log p(x_l | x_<l) [N, I] from a causal network with a key-value cache; rows move in lockstep.
+
+    Made anew for each generation: it remembers how far the cache reaches.
+    """
+
+    kind: Kind = "log_x_theta"
+    left_to_right = True
+
+    def __init__(self, denoiser: Network) -> None:
+        self.denoiser = denoiser
+        self.cache = KVCache()
+
+    @torch.no_grad()
+    def __call__(self, query: Query) -> Tensor:
+        self.cache.stop = query.reach
+        h_BD = self.denoiser.trunk(query.tokens_BL, cache=self.cache)[:, -1]
+        h_RD = h_BD if query.rows_R is None else h_BD[query.rows_R]
+        return subs_log_probs(self.denoiser.head(h_RD), self.denoiser.mask_id)

@@ -1,0 +1,83 @@
+"""A request's fields as the library's own objects: sampler, constraint, gaps."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from unmask.cli._sampling import make_sampler
+from unmask.config import from_dict
+from unmask.constraints import Constraint
+from unmask.constraints.json_schema import JsonSchema
+from unmask.constraints.regex import Regex
+from unmask.errors import UsageError, did_you_mean
+from unmask.model import Model
+from unmask.samplers import Sampler, room
+from unmask.server.limits import Limits
+from unmask.server.schemas import Constrained, Sampling
+from unmask.text.editing import MAX_CANDIDATES
+from unmask.text.prompts import MASK_SPELLING, known_lengths, parse_gaps
+
+_FIELDS = ("steps", "temperature", "top_p", "top_k")
+MAX_SCHEMA = 16_000  # characters
+
+
+def sampler_of(asked: Sampling, model: Model) -> Sampler:
+    """The sampler that the fields describe, by the rules of the command line."""
+    if asked.sampler is not None and asked.sampler not in room.names():
+        raise UsageError(f"unknown sampler; {did_you_mean(asked.sampler, room.names())}")
+    if taken := [name for name in _FIELDS if name in asked.options]:
+        raise UsageError(f"{taken[0]} is a field of its own, not one of options")
+    words = {
+        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in asked.options.items()
+    }
+    steps: Any = ... if asked.steps is None else None if asked.steps == "inf" else asked.steps
+    flags = argparse.Namespace(
+        sampler=asked.sampler,
+        steps=steps,
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=asked.top_k,
+        window=None,
+        stride=None,
+        overrides=words,
+        flags=[],
+    )
+    return make_sampler(flags, model)
+
+
+def constraints_of(asked: Constrained) -> list[Constraint] | None:
+    """What the fields ask for; None where they ask for nothing."""
+    over: dict[str, Any] = {"over": asked.over}
+    found: list[Constraint] = []
+    if asked.regex is not None:
+        found.append(Regex(pattern=asked.regex, **over))
+    if asked.json_schema is not None:
+        found.append(schema_of(asked.json_schema, **over))
+    if asked.choices is not None:
+        found.append(from_dict(Constraint, over | {"name": "choices", "options": asked.choices}))
+    for given in asked.constraints or ():
+        if len(json.dumps(given)) > MAX_SCHEMA:
+            raise UsageError(f"a constraint may have {MAX_SCHEMA} characters: use a shorter one")
+        found.append(from_dict(Constraint, over | given, "constraints"))
+    return found or None
+
+
+def schema_of(schema: dict[str, Any], **over: Any) -> JsonSchema:
+    """A schema of bearable size."""
+    made = JsonSchema.of(schema, **over)
+    if len(made.schema) > MAX_SCHEMA:
+        raise UsageError(f"a schema may have {MAX_SCHEMA} characters: use a smaller one")
+    return made
+
+
+def check_gaps(text: str, model: Model, limits: Limits, *, exact: bool) -> tuple[int, int]:
+    """Refuse gaps, or a text with them, that are more than a row may have, before any row is made. Comes back: how many
+    ways there are to read gaps of unknown length, and the tokens of the longest. exact: as in parse_gaps."""
+    most = [max(int(n[:8]) for n in gap.groups(default="1")) for gap in MASK_SPELLING.finditer(text)]
+    limits.check_length(sum(most))
+    longest = MASK_SPELLING.sub(lambda gap: f"[MASK:{gap[2] or gap[1] or 1}]", text)
+    length = len(model.begin) + len(parse_gaps(longest, model.tokenizer, exact=exact)) + len(model.end)
+    limits.check_length(length)
+    return len(known_lengths(text, MAX_CANDIDATES)), length

@@ -1,0 +1,278 @@
+"""What the engine works on: rows, each with its own questions for the network. None of them knows of any other."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.data.batch import Batch
+from unmask.denoisers.network import KVCache, Network
+from unmask.objectives.mdlm import MDLM, Noised, bound_draws
+from unmask.objectives.terms import subs_log_probs
+from unmask.rng import row_keys
+from unmask.samplers import Sampler, Step
+from unmask.samplers.planned import PlannedSampler
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.guidance import Guidance, Guided
+from unmask.sampling.observe import seen
+from unmask.sampling.predictor import Kind, Predictor, Query
+from unmask.sampling.query import ask_about
+from unmask.server.batching import LEAST, MAX_NUMBERS, bucket
+from unmask.server.next_tokens import NextQuery
+
+Drawn = tuple[Tensor, Tensor]  # tokens and their log-probabilities
+LONG = 128  # tokens that the network could read while a row's own work keeps it waiting
+AT_ONCE = 8  # draws of a bound that are asked in one step: they do not depend on each other
+AT_ONCE_TOKENS = 256  # of them on a CPU, where a step of many tokens keeps everybody waiting
+
+
+class Work(ABC):
+    """One row's way through the engine: a step at a time until it is done.
+
+    Where it has `questions` they are answered together with those of others and `take` gets the answers; else it is
+    `alone` with the network for a step.
+    """
+
+    questions: list[Query]
+    done: bool = False
+    stopped: bool = False  # its owner wants no more of it; set from any thread, it leaves before its next step
+    extra: int = 0  # what a step costs besides the network's reading, in tokens that it would read meanwhile
+
+    @property
+    def beside(self) -> bool:
+        """Whether what it does with its answers takes so long that it is done beside the engine's thread."""
+        return bool(self.questions) and self.extra > LONG
+
+    @abstractmethod
+    def take(self, predictions: list[Tensor]) -> Step | None:
+        """The answers to all questions; says what was written and sets the next questions."""
+
+    def alone(self) -> Step | None:
+        raise NotImplementedError
+
+
+class _Relay:
+    """Stands for the network while a predictor around it is read: first it notes what it is asked, then it answers."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self.kind: Kind = predictor.kind
+        self.left_to_right = predictor.left_to_right
+        self._cache = KVCache()  # of what stands before, where the network goes from left to right
+        self.asked: list[Query] = []
+        self.answers: list[Tensor] = []
+
+    def __call__(self, query: Query) -> Tensor:
+        if self.answers:
+            return self.answers.pop(0)
+        if self.left_to_right:
+            parts = {field.name: getattr(query, field.name) for field in fields(query)}
+            query = NextQuery(**parts, cache=self._cache)
+        self.asked.append(query)
+        return torch.zeros(int(query.wanted_RK.sum()), 1)
+
+
+class Writing(Work):
+    """A row of a canvas that a sampler writes."""
+
+    def __init__(
+        self,
+        canvas: Canvas,
+        sampler: Sampler,
+        predictor: Predictor,
+        *,
+        guidance: Guidance | None = None,
+        runners_up: int = 0,
+        extra: int = 0,
+    ) -> None:
+        self.canvas, self.sampler, self.runners_up, self.extra = canvas, sampler, runners_up, extra
+        self.kind = predictor.kind
+        self._relay = _Relay(predictor)
+        self._seen_by: Predictor = self._relay if guidance is None else Guided(self._relay, canvas, guidance)
+        self.tokens_1L = canvas.tokens
+        self._state = sampler.start(canvas)
+        self._ask()
+
+    @property
+    def law(self) -> tuple[PlannedSampler, tuple[int, ...]] | None:
+        """Rows for which this is the same draw their tokens alike; None: in a way of its own."""
+        plain = isinstance(self._seen_by, _Relay)
+        if not plain or not isinstance(self.sampler, PlannedSampler) or self.sampler.temperature_end is not None:
+            return None
+        return self.sampler, self.canvas.never
+
+    @property
+    def lines(self) -> tuple[Tensor, Tensor]:
+        """The keys and positions of what this step draws."""
+        row_N, position_N = self._state.asked
+        return self.canvas.key_B[row_N], position_N + self.canvas.offset
+
+    def _ask(self) -> None:
+        self._query = self.sampler.ask(self._state)
+        self._relay.asked = []
+        self.done = self._query is None
+        if self._query is not None:
+            self._seen_by(self._query)  # with guidance two questions come of one
+        self.questions = self._relay.asked
+
+    def take(self, predictions: list[Tensor], drawn: Drawn | None = None) -> Step:
+        """drawn: the tokens, where they were drawn together with those of other rows."""
+        assert self._query is not None
+        self._relay.answers = list(predictions)
+        prediction = self._seen_by(self._query)
+        if drawn is not None:
+            assert isinstance(self.sampler, PlannedSampler)
+            step = self.sampler.write(self._state, *drawn)
+        else:
+            step = self.sampler.tell(self._state, prediction)
+        if self.runners_up:
+            step = seen(step, self._query, prediction, self.kind, self.tokens_1L, self.canvas.mask_id, self.runners_up)
+        self.tokens_1L = step.tokens_BL
+        self._ask()
+        return step
+
+
+def draw_together(works: Sequence[Work], predictions: Sequence[list[Tensor] | None]) -> dict[int, Drawn]:
+    """The tokens of rows that draw alike, by their place among the works. A draw is a matter of its own line alone:
+    many at once cost little more than one, and give what each by itself would."""
+    alike: dict[Any, list[int]] = {}
+    for i, (work, given) in enumerate(zip(works, predictions, strict=True)):
+        if given is not None and isinstance(work, Writing) and (law := work.law) is not None:
+            alike.setdefault(law, []).append(i)
+    found: dict[int, Drawn] = {}
+    for (sampler, never), several in alike.items():
+        lines = [predictions[i][0] for i in several]  # type: ignore[index]
+        key_N, position_N = (torch.cat(parts) for parts in zip(*(works[i].lines for i in several), strict=True))  # type: ignore[attr-defined]
+        try:
+            token_N, log_prob_N = sampler.draw_tokens(torch.cat(lines), key_N, position_N, never)
+        except Exception:  # of one row: each by itself shows which, and tells it
+            continue
+        counts = [len(part) for part in lines]
+        both = zip(torch.split(token_N, counts), torch.split(log_prob_N, counts), strict=True)
+        found |= dict(zip(several, both, strict=True))
+    return found
+
+
+def draws_at_once(length: int, device: torch.device) -> int:
+    """How many questions of a row that do not depend on each other are asked in one step.
+
+    >>> draws_at_once(128, torch.device("cpu")), draws_at_once(128, torch.device("cuda"))
+    (2, 8)
+    """
+    return max(1, min(AT_ONCE, AT_ONCE_TOKENS // bucket(length))) if device.type == "cpu" else AT_ONCE
+
+
+class Scoring(Work):
+    """A row whose bound is estimated: `num_samples` draws of its masks, exactly those of `MDLM.bound`.
+
+    nats_L: how much of the bound each token brings, in the mean over the draws.
+    """
+
+    def __init__(
+        self,
+        x_1L: Tensor,
+        objective: MDLM,
+        mask_id: int,
+        *,
+        scored_1L: Tensor,
+        seed: int,
+        row: int,
+        num_samples: int,
+        at_once: int = AT_ONCE,
+    ) -> None:
+        assert objective.zero_masking
+        assert objective.carry_over
+        self.objective, self.mask_id, self.x_1L, self.scored_1L = objective, mask_id, x_1L, scored_1L
+        self.nats_S: list[float] = []
+        self.nats_L = torch.zeros(x_1L.shape[1], dtype=torch.float64)
+        self._num, self._at_once = num_samples, at_once
+        self._draws = self._noised(row_keys(seed, torch.tensor([row])))
+        self._ask()
+
+    def _noised(self, key_1: Tensor) -> Iterator[tuple[tuple[int, int], Noised, Query]]:
+        """Which group of how many a draw is of, its masks, and the question that goes with them."""
+        for g, group in enumerate(bound_draws(key_1, self._num)):
+            self.nats_S.append(0.0)
+            for key_j_1, time_1 in group:
+                noised = self.objective.noised(Batch(self.x_1L, None, self.scored_1L, key_j_1, time_1), self.mask_id)
+                canvas = Canvas(self.x_1L, self.mask_id, key_j_1)
+                query = ask_about(canvas, noised.z_BL, noised.masked_BL, noised.level_B)
+                if query is not None:  # at an early time nothing may be masked
+                    yield (g, len(group)), noised, query
+
+    def _ask(self) -> None:
+        self._drawn = list(itertools.islice(self._draws, self._at_once))
+        self.questions = [query for _, _, query in self._drawn]
+        self.done = not self._drawn
+
+    def take(self, predictions: list[Tensor]) -> None:
+        for ((g, strata), noised, _), log_p_NI in zip(self._drawn, predictions, strict=True):
+            masked_L = noised.masked_BL[0]
+            x_N = self.x_1L[0, masked_L]
+            nats_N = -noised.weight_B * log_p_NI.gather(1, x_N[:, None]).squeeze(1).double()
+            self.nats_S[g] += float(nats_N.sum()) / strata
+            self.nats_L[masked_L] += nats_N / self._num
+        self._ask()
+
+
+class Reading(Work):
+    """A row that an autoregressive network reads once: its score is exact. The same fields as Scoring's."""
+
+    def __init__(self, x_1L: Tensor, denoiser: Network, *, scored_1L: Tensor) -> None:
+        self.questions = []
+        self.extra = x_1L.shape[1]
+        self.x_1L, self.scored_1L, self.denoiser = x_1L, scored_1L, denoiser
+        self.nats_S: list[float] = []
+        self.nats_L = torch.zeros(x_1L.shape[1], dtype=torch.float64)
+
+    def take(self, predictions: list[Tensor]) -> None:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def alone(self) -> None:
+        x_1L = self.x_1L.to(self.denoiser.device_for(self.x_1L))
+        most = max(LEAST, MAX_NUMBERS // self.denoiser.num_ids)  # lines of the vocabulary at a time
+        parts = zip(torch.split(self.denoiser.trunk(x_1L)[0], most), torch.split(x_1L[0], most), strict=True)
+        nats_L = torch.cat([self._nats(h_ND, x_N).double().cpu() for h_ND, x_N in parts])
+        self.nats_L = nats_L.masked_fill(~self.scored_1L[0], 0.0)
+        self.nats_S, self.done = [float(self.nats_L.sum())], True
+
+    def _nats(self, h_ND: Tensor, x_N: Tensor) -> Tensor:
+        log_p_NI = subs_log_probs(self.denoiser.head(h_ND), self.denoiser.mask_id)
+        return -log_p_NI.gather(1, x_N[:, None]).squeeze(1)
+
+
+class Calling(Work):
+    """Anything else that needs the network, in one step; tokens: how many it will read."""
+
+    def __init__(self, function: Callable[[], Any], tokens: int) -> None:
+        self.questions = []
+        self.extra = tokens
+        self.function = function
+        self.result: Any = None
+
+    def take(self, predictions: list[Tensor]) -> None:
+        raise NotImplementedError
+
+    def alone(self) -> None:
+        self.result, self.done = self.function(), True
+
+
+def row_of(canvas: Canvas, i: int) -> Canvas:
+    """Row i alone, as long as it is itself.
+
+    >>> row_of(Canvas.of_rows([[1, 9], [9]], mask_id=9, pad_id=0), 1).tokens
+    tensor([[9]])
+    """
+    end = int(canvas.length_B[i])
+    parts: dict[str, Any] = {}
+    for field in fields(canvas):
+        value = getattr(canvas, field.name)
+        if isinstance(value, Tensor):
+            parts[field.name] = value[i : i + 1, :end] if value.ndim == 2 else value[i : i + 1]
+    return replace(canvas, **{**parts, "valid_BL": None})

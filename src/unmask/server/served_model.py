@@ -1,0 +1,257 @@
+"""A model whose every network call goes through the engine: the library's own generate, fill, edit and score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from unmask.constraints import Constraint
+from unmask.evaluation.bound import Bound, join
+from unmask.model import Model, Watch
+from unmask.objectives.ar import AR
+from unmask.objectives.mdlm import MDLM
+from unmask.samplers import RunnersUp, Sampler, Step
+from unmask.samplers.planned import PlannedSampler
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.constrained import constrained, takes_likeliest
+from unmask.sampling.guidance import Guidance
+from unmask.sampling.loop import check_pair
+from unmask.server.compiling import Compiler
+from unmask.server.engine import Call, Engine, Told
+from unmask.server.limits import Holding, Limits
+from unmask.server.rows import LONG, Calling, Reading, Scoring, Work, Writing, draws_at_once, row_of
+from unmask.server.turns import Turns
+
+Scored = Scoring | Reading
+T = TypeVar("T")
+
+
+class Served(Model):
+    """The engine's model for one request. Its methods block until the engine is done, or raise when it is cancelled.
+
+    >>> Served(engine, compiler, Limits(), Call()).fill("The [MASK:3] sat.")  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, engine: Engine, compiler: Compiler, limits: Limits, call: Call, turns: Turns | None = None
+    ) -> None:
+        vars(self).update(vars(engine.model))  # the same parts, whatever a model is made of
+        self.engine, self.compiler, self.limits, self.call = engine, compiler, limits, call
+        # Of many threads that have something to do one does it at a time: all at once would keep the event loop and the
+        # engine from their turns. Whoever waits for the engine gives its turn away.
+        self.turns = turns or Turns()
+        self.scorings: list[Scored] = []  # of the last score, window by window
+        self._known: dict[str, tuple[Bound, list[Scored]]] = {}
+        self._has_turn = False
+        self._looked = 0  # what it has cost so far to see whether constraints can hold
+        self.rows: list[list[int]] = []  # that the last run wrote
+        self.on_canvas: Callable[[Canvas], None] | None = None  # told of each canvas before it is written
+
+    def canvas(
+        self,
+        rows: list[list[int]],
+        constraint: Constraint | Any | None = None,
+        **how: Any,
+    ) -> Canvas:
+        """As the model's; constraints are compiled elsewhere."""
+        self.limits.check_length(max(map(len, rows)))
+        canvas = super().canvas(rows, None, **how)
+        if constraint is None:
+            return canvas
+        with self._waiting():
+            automaton = self.compiler(constraint, may_end=how["may_end"], check=self.call.check)
+        return replace(canvas, constraint=automaton)
+
+    def run(
+        self,
+        canvas: Canvas,
+        sampler: Sampler | None = None,
+        *,
+        guidance: float | None = None,
+        watch: Watch | None = None,
+        runners_up: int = 0,
+        enough: Callable[[int, list[int]], bool] | None = None,
+    ) -> list[list[int]]:
+        """As the model's, row by row through the engine. enough: asked of a row and its tokens after each of its steps;
+        where it says so the row is not written on, and what is masked in it stays so."""
+        num, length = canvas.tokens.shape
+        fitted = self.fit_sampler(sampler, length)
+        holding = self._holding(canvas, fitted)
+        self.limits.check(rows=num, length=length, calls=self.calls(fitted, length, guidance), holding=holding)
+        check_pair(self.engine.predictor, fitted, canvas)
+        held = fitted if canvas.constraint is None else constrained(fitted)
+        if isinstance(fitted, PlannedSampler):
+            canvas = canvas.to("cpu")  # it has few numbers to look at, and a GPU's small steps are slow
+        how: dict[str, Any] = {"guidance": guidance, "runners_up": runners_up if watch else 0}
+        works = [self._begun(row_of(canvas, i), held, holding, **how) for i in range(num)]
+        if self.on_canvas is not None:
+            self.on_canvas(canvas)
+        tokens_BL = canvas.tokens.clone()
+        ended: dict[int, list[int]] = {}
+        for told in self._done(works, quiet=watch is None and enough is None):
+            told = [(i, step) for i, step in told if i not in ended]  # the engine may be a step ahead
+            for i, step in told:
+                assert step is not None
+                tokens_BL[i, : step.tokens_BL.shape[1]] = step.tokens_BL[0]
+            if watch is not None and told:
+                watch(together(told, tokens_BL.clone()))
+            for i, step in told:
+                assert step is not None
+                row = step.tokens_BL[0].tolist()
+                if enough is not None and enough(i, row):
+                    works[i].stopped, ended[i] = True, row
+        self.rows = [ended.get(i) or work.tokens_1L[0].tolist() for i, work in enumerate(works)]
+        return self.rows
+
+    def calls(self, sampler: Sampler, length: int, guidance: float | None) -> int:
+        """The most network calls that a row may take; with guidance there are two a step."""
+        return self.fit_sampler(sampler, length).max_calls(length) * (1 if guidance is None else 2)
+
+    def score(self, texts: str | Sequence[str], **how: Any) -> Bound:
+        """As the model's. What this request has had scored is not scored again, as a text that was ranked before."""
+        key = repr((texts, sorted(how.items())))
+        if key not in self._known:
+            self._known[key] = super().score(texts, **how), self.scorings
+        bound, self.scorings = self._known[key]
+        return bound
+
+    def check_possible(self, canvas: Canvas, sampler: Sampler | None = None) -> None:
+        """As the model's; what all these looks of a request cost is counted."""
+        holding = self._holding(canvas, self.fit_sampler(sampler, canvas.tokens.shape[1]), steps=0)
+        self._looked += len(canvas.tokens) * holding.text
+        self.limits.check_step(holding)
+        self.limits.check_looks(self._looked)
+        self._maybe_beside(lambda: super(Served, self).check_possible(canvas, sampler), holding)
+
+    def _holding(self, canvas: Canvas, sampler: Sampler, steps: int | None = None) -> Holding:
+        """What the canvas's constraint costs each of its rows at most, in as many steps as the sampler may take."""
+        if canvas.constraint is None:
+            return Holding()
+        length = canvas.tokens.shape[1]
+        positions = int(canvas.open_BL.sum(dim=1).max()) if canvas.constraint.over == "gap" else length
+        steps = sampler.max_calls(length) if steps is None else steps
+        return Holding.of(canvas.constraint, positions, steps, likeliest=takes_likeliest(sampler))
+
+    def _begun(
+        self, row: Canvas, sampler: Sampler, holding: Holding, *, guidance: float | None, runners_up: int
+    ) -> Writing:
+        how: dict[str, Any] = {"guidance": None if guidance is None else Guidance(guidance)}
+        how |= {"runners_up": runners_up, "extra": holding.step}
+        return self._maybe_beside(lambda: Writing(row, sampler, self.engine.predictor, **how), holding)
+
+    def _maybe_beside(self, job: Callable[[], T], holding: Holding) -> T:
+        """What takes long keeps nobody waiting for this request's turn, nor many processors busy."""
+        if holding.step <= LONG:
+            if self._has_turn:
+                self.turns.give_way()  # a request may have hundreds of rows
+            self.call.check()
+            return job()
+        with self._waiting():
+            return self.engine.do_beside(job, self.call)
+
+    def _bound(self, canvas: Canvas, scored_BL: Tensor, **how: Any) -> Bound:
+        num, length = canvas.tokens.shape
+        self.limits.check(rows=num, length=length, calls=how["num_samples"])
+        rows = [row_of(canvas.to("cpu"), i).tokens for i in range(num)]
+        scored = [scored_BL[i : i + 1, : x_1L.shape[1]].cpu() for i, x_1L in enumerate(rows)]
+        objective = self.objective
+        if type(objective) is AR and canvas.label_B is None and how["estimator"] in (None, "exact"):
+            readings = [Reading(x_1L, self.denoiser, scored_1L=s) for x_1L, s in zip(rows, scored, strict=True)]
+            return self._scored(readings, how["first_row"], exact=True)
+        plain = type(objective) is MDLM and objective.carry_over and objective.zero_masking
+        if not plain or canvas.label_B is not None:
+            tokens = length * how["num_samples"]
+            callings = [Calling(self._bound_of_row(row_of(canvas, i), scored[i], i, **how), tokens) for i in range(num)]
+            self._finish(callings)
+            return join([calling.result for calling in callings])
+        assert isinstance(objective, MDLM)
+        form = objective.with_estimator(how["estimator"] or objective.estimator(self.denoiser))
+        form.check(self.denoiser)
+        draws: dict[str, Any] = {"seed": how["seed"], "num_samples": how["num_samples"]}
+        works = [
+            Scoring(
+                x_1L,
+                form,
+                self.tokenizer.mask_id,
+                scored_1L=scored[i],
+                row=how["first_row"] + i,
+                at_once=draws_at_once(x_1L.shape[1], self.device),
+                **draws,
+            )
+            for i, x_1L in enumerate(rows)
+        ]
+        return self._scored(works, how["first_row"], exact=False)
+
+    def _bound_of_row(self, row: Canvas, scored_1L: Tensor, i: int, **how: Any) -> Callable[[], Bound]:
+        given = (row, scored_1L.to(row.tokens.device))
+        return lambda: super(Served, self)._bound(*given, **{**how, "first_row": how["first_row"] + i})
+
+    def _scored(self, works: Sequence[Scored], first_row: int, *, exact: bool) -> Bound:
+        self._finish(works)
+        self.scorings = [*(self.scorings if first_row else ()), *works]
+        nats_BS = torch.tensor([work.nats_S for work in works], dtype=torch.float64)
+        tokens_B = torch.tensor([int(work.scored_1L.sum()) for work in works])
+        return Bound(draws_BS=nats_BS, tokens_B=tokens_B, exact=exact)
+
+    def _finish(self, works: Sequence[Work]) -> None:
+        for _ in self._done(works, quiet=True):
+            pass
+
+    def _done(self, works: Sequence[Work], *, quiet: bool) -> Iterator[Told]:
+        events = self.engine.run(works, self.call, quiet=quiet)
+        while True:
+            with self._waiting():
+                told = next(events, None)
+            if told is None:
+                return
+            yield told
+
+    def in_turn(self, job: Callable[[Served], Any]) -> Any:
+        """The job, done when it is this request's turn."""
+        with self.turns:
+            self._has_turn = True
+            return job(self)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        if not self._has_turn:
+            yield
+            return
+        self.turns.release()
+        try:
+            yield
+        finally:
+            self.turns.acquire()
+
+
+def together(told: Told, tokens_BL: Tensor) -> Step:
+    """What several rows of one canvas wrote in the same engine step, as one step of the canvas."""
+    steps = [(i, step) for i, step in told if step is not None]
+
+    def cat(parts: list[Tensor]) -> Tensor:
+        return torch.cat([part.to(tokens_BL.device) for part in parts])
+
+    others = [step.others for _, step in steps]
+    remasked = [(torch.full_like(step.remasked[0], i), step.remasked[1]) for i, step in steps if step.remasked]
+    return Step(
+        row_N=cat([torch.full_like(step.row_N, i) for i, step in steps]),
+        position_N=cat([step.position_N for _, step in steps]),
+        token_N=cat([step.token_N for _, step in steps]),
+        log_prob_N=cat([step.log_prob_N for _, step in steps]),
+        tokens_BL=tokens_BL,
+        remasked=(cat([r for r, _ in remasked]), cat([p for _, p in remasked])) if remasked else None,
+        others=_beside([other for other in others if other is not None]) if all(others) and others else None,
+    )
+
+
+def _beside(others: list[RunnersUp]) -> RunnersUp:
+    return RunnersUp(
+        torch.cat([o.token_NK for o in others]),
+        torch.cat([o.prob_NK for o in others]),
+        torch.cat([o.prob_N for o in others]),
+    )

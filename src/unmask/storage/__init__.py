@@ -1,0 +1,1 @@
+"""Files: atomic writes, safe reading, model folders, published weights."""

@@ -1,0 +1,240 @@
+"""A model's folder: config.json, tokenizer.json and its weights. Written whole, read with every claim checked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from unmask.config import from_dict, to_dict
+from unmask.corpora import MAX_SEPARATOR
+from unmask.data.packing import Anchor, Policy
+from unmask.data.tokenizers import Tokenizer, tokenizer_from_json
+from unmask.denoisers import Denoiser
+from unmask.denoisers.network import Network
+from unmask.errors import ConfigError, ModelFolderError, UsageError
+from unmask.objectives import Objective
+from unmask.samplers.drawing import Drawing
+from unmask.storage.atomic import write_file
+from unmask.storage.tensor_file import read_shapes, read_tensors, write_tensors
+from unmask.storage.untrusted import check_plain, parse_json, read_text, shown
+from unmask.storage.weight_parts import joined, weight_files
+
+if TYPE_CHECKING:
+    from unmask.model import Model
+
+FORMAT_VERSION = 2
+FILES = ("config.json", "model.safetensors", "tokenizer.json")
+MAX_LENGTH = 1 << 20  # of a window; a config that says more is taken for damaged
+MAX_CONFIG = 1 << 20  # bytes
+
+
+def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None = None) -> None:
+    """The three files of a model, into a folder that is there.
+
+    >>> write_folder(Path("models/mine"), model)  # doctest: +SKIP
+    """
+    description = getattr(model.denoiser, "config", None)
+    if not isinstance(description, Denoiser):
+        raise UsageError("only a denoiser made by a plug-in can be saved: this one has no description to write")
+    config = {
+        "format_version": FORMAT_VERSION,
+        "denoiser": to_dict(description),
+        "objective": to_dict(model.objective),
+        "length": model.length,
+        "num_ids": model.tokenizer.num_ids,
+        "mask_id": model.tokenizer.mask_id,
+        "packing": model.packing,
+        "anchor": model.anchor,
+        **({} if model.typical_length is None else {"typical_length": model.typical_length}),
+        **({} if model.drawing == Drawing() else {"drawing": to_dict(model.drawing)}),
+        **({} if not model.separator else {"separator": model.separator}),
+        **({"labels": list(model.labels)} if model.labels else {}),
+    }
+    write_file(folder / "config.json", [json.dumps(config, indent=2).encode(), b"\n"])
+    write_file(folder / "tokenizer.json", [model.tokenizer.to_json().encode()])
+    write_tensors(folder / "model.safetensors", weights or unshared(model.denoiser), {"format": "pt"})
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What a model's folder holds, checked."""
+
+    network: Network
+    tokenizer: Tokenizer
+    objective: Objective
+    length: int
+    packing: Policy
+    anchor: Anchor
+    typical_length: int | None
+    drawing: Drawing
+    separator: str
+    labels: tuple[str, ...]
+
+
+def read_folder(folder: Path) -> Folder:
+    """Everything in a model's folder, the network on the CPU. Nothing in it is executed.
+
+    >>> read_folder(Path("runs/demo/model")).length  # doctest: +SKIP
+    """
+    for name in ("config.json", "tokenizer.json"):
+        check_plain(folder / name)
+    config = _read_config(folder / "config.json")
+    try:
+        tokenizer = tokenizer_from_json(read_text(folder / "tokenizer.json"))
+    except ModelFolderError as e:
+        raise ModelFolderError(f"{folder / 'tokenizer.json'}: {e}") from None
+    try:
+        description = cast(Denoiser, from_dict(Denoiser, config["denoiser"], "denoiser", saved=True))
+        objective = cast(Objective, from_dict(Objective, config["objective"], "objective", saved=True))
+        drawing = cast(Drawing, from_dict(Drawing, config.get("drawing", {}), "drawing", saved=True))
+    except ConfigError as e:
+        raise ModelFolderError(f"{folder / 'config.json'}: {shown(e, 300)}") from None
+    if config["num_ids"] != tokenizer.num_ids or config["mask_id"] != tokenizer.mask_id:
+        raise ModelFolderError(
+            f"{folder}: config.json says {shown(config['num_ids'])} ids with mask {shown(config['mask_id'])}, "
+            f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
+        )
+    network = _build(description, tokenizer, folder)
+    labels = tuple(config.get("labels", ()))
+    if len(labels) > network.num_classes:
+        raise ModelFolderError(f"{folder / 'config.json'}: {len(labels)} labels for {network.num_classes} classes")
+    return Folder(
+        network=network,
+        tokenizer=tokenizer,
+        objective=objective,
+        length=config["length"],
+        packing=config["packing"],
+        anchor=config["anchor"],
+        typical_length=config.get("typical_length"),
+        drawing=drawing,
+        separator=config.get("separator", ""),
+        labels=labels,
+    )
+
+
+def unshared(network: Network) -> dict[str, Tensor]:
+    """The state without second names of one tensor (a tied head), which a weights file cannot hold."""
+    names = {name for name, _ in network.named_parameters()} | {name for name, _ in network.named_buffers()}
+    return {k: v for k, v in network.state_dict().items() if k in names}
+
+
+def load_weights(network: Network, tensors: dict[str, Tensor], where: str) -> None:
+    """Copy the tensors in; a missing, unexpected or misshapen one is refused by name."""
+    check_weights(network, tensors, where)
+    network.load_state_dict(tensors, strict=False)
+
+
+def check_weights(network: Network, tensors: dict[str, Tensor], where: str) -> None:
+    """Refuse tensors that are not this network's, by name; the network may be on the meta device."""
+    wanted = unshared(network)
+    for name in sorted(wanted.keys() - tensors.keys()):
+        raise ModelFolderError(f"{where}: the tensor {shown(name)} is missing; the file belongs to another model")
+    for name in sorted(tensors.keys() - wanted.keys()):
+        raise ModelFolderError(f"{where}: the tensor {shown(name)} is unexpected; the file belongs to another model")
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name].shape:
+            raise ModelFolderError(
+                f"{where}: {name} has shape {tuple(tensor.shape)}, the config asks for {tuple(wanted[name].shape)}"
+            )
+        known = tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        if not known or not (tensor.is_meta or bool(torch.isfinite(tensor).all())):
+            raise ModelFolderError(f"{where}: {name} holds numbers that are not finite floats; the weights are damaged")
+
+
+def _build(description: Denoiser, tokenizer: Tokenizer, folder: Path) -> Network:
+    """The network with its weights. A config or a file that lies about its sizes costs neither memory nor time."""
+    paths = weight_files(folder)
+    where = str(paths[0] if len(paths) == 1 else folder)
+    shapes = joined(read_shapes, paths)
+    for name, value in to_dict(description).items():
+        # Every block has tensors of its own, and no other size is larger than all numbers together.
+        most = len(shapes) if name == "blocks" else max(1 << 16, sum(t.numel() for t in shapes.values()))
+        if type(value) is int and value > most:
+            raise ModelFolderError(
+                f"{folder / 'config.json'}: denoiser.{name} is {shown(value)}, far more than {where} holds"
+            )
+    try:
+        with torch.device("meta"), NoStart():  # names and shapes alone
+            network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+    except (RuntimeError, OverflowError, TypeError):  # sizes whose product no machine counts
+        raise ModelFolderError(f"{folder / 'config.json'}: the denoiser's sizes are beyond any network") from None
+    check_weights(network, shapes, where)
+    tensors = joined(read_tensors, paths)
+    with NoStart():
+        network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+    load_weights(network, tensors, where)
+    return network
+
+
+class NoStart(TorchFunctionMode):
+    """Inside, no random numbers are drawn to start weights that are overwritten anyway: most of the time of a load.
+
+    On the meta device a draw would import torch's compiler, which takes seconds.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_"):
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = parse_json(read_text(path, MAX_CONFIG))
+    except (ValueError, RecursionError) as e:
+        raise ModelFolderError(f"{path} is not valid JSON; the folder is damaged ({shown(e)})") from None
+    version = config.get("format_version") if isinstance(config, dict) else None
+    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
+        raise ModelFolderError(f"{path}: format_version is {shown(repr(version))}, this unmask reads 1 and 2")
+    assert isinstance(config, dict)
+    wanted = {
+        "format_version": int,
+        "denoiser": dict,
+        "objective": dict,
+        "length": int,
+        "num_ids": int,
+        "mask_id": int,
+        **({"bos": bool} if version == 1 else {"packing": str, "anchor": str}),
+    }
+    for key, kind in wanted.items():
+        if type(config.get(key)) is not kind:
+            raise ModelFolderError(f"{path}: {key} is missing or not {kind.__name__}; the folder is damaged")
+    if not 1 <= config["length"] <= MAX_LENGTH:
+        raise ModelFolderError(f"{path}: length is {shown(config['length'])}, not between 1 and {MAX_LENGTH}")
+    typical = config.get("typical_length", 1)
+    if type(typical) is not int or not 1 <= typical <= config["length"]:
+        raise ModelFolderError(f"{path}: typical_length is {shown(repr(typical))}, not between 1 and length")
+    if type(config.get("drawing", {})) is not dict:
+        raise ModelFolderError(f"{path}: drawing is not dict; the folder is damaged")
+    separator = config.get("separator", "")
+    if type(separator) is not str or len(separator) > MAX_SEPARATOR:
+        raise ModelFolderError(f"{path}: separator is no text of at most {MAX_SEPARATOR} characters")
+    labels = config.get("labels", [])
+    if type(labels) is not list or not all(type(word) is str for word in labels) or len(set(labels)) < len(labels):
+        raise ModelFolderError(f"{path}: labels is not a list of different words; the folder is damaged")
+    if others := config.keys() - wanted.keys() - {"typical_length", "drawing", "separator", "labels"}:
+        raise ModelFolderError(f"{path}: unknown key {shown(min(others))!r}")
+    config = _from_version_1(config) if version == 1 else config
+    for key, choices in (("packing", get_args(Policy)), ("anchor", get_args(Anchor))):
+        if config[key] not in choices:
+            raise ModelFolderError(f"{path}: {key} is {shown(config[key])!r}, not one of {', '.join(choices)}")
+    if config["packing"] == "wrap" and config["anchor"] != "none":
+        raise ModelFolderError(f"{path}: anchor is {config['anchor']}, but rows of the packing wrap have none")
+    return config
+
+
+def _from_version_1(config: dict[str, Any]) -> dict[str, Any]:
+    """There were no anchors, and the packing was not told: what it did shows in the other keys.
+
+    >>> _from_version_1({"bos": False, "typical_length": 174})["packing"]
+    'pad'
+    """
+    alone = "pad" if "typical_length" in config else "wrap"
+    return config | {"packing": "sentence" if config["bos"] else alone, "anchor": "none"}

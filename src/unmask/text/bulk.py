@@ -1,0 +1,281 @@
+"""Many texts into a folder: in parts that are written whole or not at all, by any number of processes.
+
+Text i depends on the model, the options and (seed, i) alone. The cut into parts, and of a part into batches, is the
+order's, so a part comes out the same whoever writes it: a call that was killed goes on without a gap or a duplicate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unmask.config import to_dict
+from unmask.constraints import Constraint
+from unmask.denoisers import Denoiser
+from unmask.distributed.parallel import World
+from unmask.errors import Stopped, UnmaskError, UsageError
+from unmask.model import Model
+from unmask.samplers import Sampler
+from unmask.storage.atomic import atomic_folder, atomic_text, clean
+from unmask.storage.model_folder import unshared
+from unmask.storage.untrusted import read_json, shown
+from unmask.text.arguments import check_whole
+from unmask.training.monitor import stop_requests
+
+MANIFEST = "generate.json"
+FORMAT_VERSION = 1
+_PART = re.compile(r"part-\d{5,}\.jsonl")
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is to be written: `num` texts for each prompt, with the options of `Model.generate`.
+
+    batch: texts written at a time; part: texts in a file. Both are part of the order, since a matrix product may round
+    otherwise in a batch of another size.
+
+    >>> Order(num=1000, part=256).parts
+    [range(0, 256), range(256, 512), range(512, 768), range(768, 1000)]
+    """
+
+    num: int
+    length: int | None = None
+    prompts: tuple[str, ...] = ("",)
+    suffix: str = ""
+    sampler: Sampler | None = None
+    seed: int = 0
+    constraint: tuple[Constraint, ...] | None = None
+    label: int | str | None = None
+    guidance: float | None = None
+    separator: str | None = None
+    continuation_only: bool = False
+    batch: int = 64
+    part: int = 256
+
+    def __post_init__(self) -> None:
+        check_whole(num=self.num, batch=self.batch, part=self.part, length=self.length, seed=self.seed)
+        for name in ("num", "batch", "part"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def total(self) -> int:
+        return self.num * len(self.prompts)
+
+    @property
+    def parts(self) -> list[range]:
+        """The numbers of the texts in each file."""
+        return [range(lo, min(lo + self.part, self.total)) for lo in range(0, self.total, self.part)]
+
+    def texts(self, model: Model, numbers: range) -> list[str]:
+        """The texts of these numbers, in one batch."""
+        return model.generate(
+            self.num,
+            self.length,
+            self.prompts,
+            self.suffix,
+            sampler=self.sampler,
+            seed=self.seed,
+            constraint=self.constraint,
+            label=self.label,
+            guidance=self.guidance,
+            only=numbers,
+            separator=self.separator,
+            continuation_only=self.continuation_only,
+        )
+
+    def check(self, model: Model) -> None:
+        """Refuse before the first text what would be refused at the last: a prompt that leaves no room, a label."""
+        model.prompted(
+            self.num,
+            self.length,
+            self.prompts,
+            self.suffix,
+            self.constraint,
+            label=self.label,
+            only=range(0, self.total, self.num),
+            separator=self.separator,
+        )
+
+    def line(self, number: int, text: str) -> str:
+        """A text as it stands in its part: the digest says whether it is still what was written."""
+        digest = hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()
+        prompt = self.prompts[number // self.num]
+        told = {"index": number, "seed": self.seed, "prompt": prompt, "text": text, "sha256": digest}
+        return json.dumps(told) + "\n"
+
+    def manifest(self, model: Model) -> dict[str, Any]:
+        """All that decides the texts, as it is written down."""
+        length = (model.typical_length or model.length) if self.length is None else self.length
+        end = model.separator if self.separator is None else self.separator
+        weights = next(model.denoiser.parameters(), torch.empty(0))
+        told = {
+            "format_version": FORMAT_VERSION,
+            "num": self.num,
+            "part": self.part,
+            "batch": min(self.batch, self.part),
+            "seed": self.seed,
+            "length": length,
+            "prompts": self.prompts,
+            "suffix": self.suffix,
+            "sampler": to_dict(model.fit_sampler(self.sampler, length)),
+            "constraint": to_dict(self.constraint),
+            "label": model.class_of(self.label),
+            "guidance": self.guidance,
+            **({"separator": end} if end else {}),
+            **({"continuation_only": True} if self.continuation_only else {}),
+            "model": _identity(model),
+            "device": weights.device.type,
+            "dtype": str(weights.dtype).removeprefix("torch."),
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(told))  # as it is read back, to the last type
+        return plain
+
+
+def part_name(number: int) -> str:
+    return f"part-{number:05d}.jsonl"
+
+
+def generate_many(
+    model: Model,
+    order: Order,
+    folder: str | Path,
+    *,
+    world: World | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    note: Note | None = None,
+) -> None:
+    """Write what is ordered into a folder; the same call goes on where an earlier one was stopped or killed.
+
+    Several processes take turns with the parts. SIGTERM and Ctrl-C drop the parts in work and raise Stopped.
+    progress is told how many texts are there, of how many; note what else there is to say.
+
+    >>> generate_many(model, Order(num=100_000, length=128), "texts")  # doctest: +SKIP
+    """
+    folder, world = Path(folder), world or World()
+    order.check(model)
+    manifest = order.manifest(model)
+    others = [rank for rank, told in enumerate(world.gather(manifest)) if told != manifest]
+    if others:
+        raise UsageError(f"rank {world.rank} and rank {others[0]} differ in their model or options: give all the same")
+    with stop_requests() as asked_to_stop:
+        missing = world.from_first(lambda: _begin(folder, manifest, order, note))
+        if not folder.is_dir():
+            raise _not_shared(folder)
+        clean(folder)  # what dead writers left: each process knows those of its own id
+        world.barrier()  # on another machine a writer that lives looks dead
+        world.arm()
+        parts = order.parts
+        done = written = order.total - sum(len(parts[k]) for k in missing)
+        for turn in range(0, len(missing), world.size):
+            now = missing[turn : turn + world.size]
+            mine = parts[now[world.rank]] if world.rank < len(now) else range(0)
+            lines: list[str] = []
+            stopping = False
+            # All go through as many batches as the longest part has: nobody waits longer than a batch for the others.
+            for lo in range(0, len(parts[now[0]]), order.batch):
+                if batch := mine[lo : lo + order.batch]:
+                    lines += map(order.line, batch, order.texts(model, batch))
+                told = world.gather((len(batch), asked_to_stop()))
+                done += sum(count for count, _ in told)
+                if progress is not None:
+                    progress(done, order.total)
+                if stopping := any(asked for _, asked in told):
+                    break
+            whole = len(lines) == len(mine)
+            if mine and whole:
+                atomic_text(folder / part_name(now[world.rank]), "".join(lines))
+            written += sum(world.gather(len(lines) if whole else 0))
+            if stopping and written < order.total:
+                raise Stopped(f"stopped with {written:,} of {order.total:,} texts in {folder}")
+        world.from_first(lambda: _finish(folder, manifest, order))
+
+
+def _begin(folder: Path, manifest: dict[str, Any], order: Order, note: Note | None) -> list[int]:
+    """Make the folder, or see that it is this order's; the parts that are still to be written."""
+    if not folder.exists():
+        with atomic_folder(folder) as new:
+            (new / MANIFEST).write_text(_json(manifest, complete=False), encoding="utf-8")
+        return list(range(len(order.parts)))
+    held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else [folder.name]
+    if MANIFEST in held:
+        found = read_json(folder / MANIFEST)
+        differing = [key for key in manifest | found if key != "complete" and manifest.get(key) != found.get(key)]
+        # A call that failed before its first part has left nothing that could be lost.
+        if differing and any(_PART.fullmatch(name) for name in held):
+            raise UsageError(
+                f"{folder} was begun with another {differing[0]}, {_told(found, differing[0])} and not "
+                f"{_told(manifest, differing[0])}: give the options it was begun with, or another folder"
+            )
+    elif held:
+        raise UsageError(f"{folder} holds {held[0]} and no {MANIFEST}: give a folder of its own")
+    missing = []
+    for k, numbers in enumerate(order.parts):
+        path = folder / part_name(k)
+        if not path.exists():
+            missing.append(k)
+        elif (wrong := _wrong(path, order, numbers)) is not None:
+            missing.append(k)
+            if note is not None:
+                note(f"{path} is damaged at line {wrong}: it is written anew")
+    if missing:
+        atomic_text(folder / MANIFEST, _json(manifest, complete=False))
+    return missing
+
+
+def _finish(folder: Path, manifest: dict[str, Any], order: Order) -> None:
+    for path in (folder / part_name(k) for k in range(len(order.parts))):
+        if not path.exists():
+            raise _not_shared(path)
+    clean(folder)
+    if not read_json(folder / MANIFEST).get("complete"):
+        atomic_text(folder / MANIFEST, _json(manifest, complete=True))
+
+
+def _not_shared(path: Path) -> UnmaskError:
+    return UnmaskError(f"{path} is not there: processes on several machines must share the folder that they write to")
+
+
+def _wrong(path: Path, order: Order, numbers: range) -> int | None:
+    """The first line that is not what an order of this kind writes there; None where all is well."""
+    with path.open("rb") as file:
+        for at, number in enumerate(numbers, 1):
+            line = file.readline()
+            try:
+                text = json.loads(line)["text"]
+                if order.line(number, text).encode() != line:
+                    return at
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                return at
+        return len(numbers) + 1 if file.read(1) else None
+
+
+def _identity(model: Model) -> dict[str, Any]:
+    """What the model is, to the last weight; not where it lies."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(unshared(model.denoiser).items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    description = getattr(model.denoiser, "config", None)
+    return {
+        "weights": digest.hexdigest(),
+        "denoiser": to_dict(description) if isinstance(description, Denoiser) else None,
+        "objective": to_dict(model.objective),
+        "tokenizer": model.tokenizer.fingerprint(),
+    }
+
+
+def _json(manifest: dict[str, Any], *, complete: bool) -> str:
+    return json.dumps({"complete": complete} | manifest, indent=1) + "\n"
+
+
+def _told(manifest: dict[str, Any], key: str) -> str:
+    return shown(json.dumps(manifest.get(key)), 60)

@@ -1,0 +1,163 @@
+"""Where a run goes on: the checkpoint it continues, whether it is the same run, and how a stop is told."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.config import RunConfig, from_dict, option_paths
+from unmask.data.packing import Rows
+from unmask.distributed.parallel import World, local
+from unmask.errors import ConfigError, DataError, ModelFolderError, Stopped, UsageError
+from unmask.samplers.drawing import Drawing
+from unmask.storage.atomic import atomic_text
+from unmask.storage.tensor_file import read_into
+from unmask.training.checkpoint.files import Checkpoint, candidates, newest, verify, without_tensors
+
+# What may differ between a run and its continuation: nothing of what decides the weights, save how long it goes on.
+MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "compile", "data.cache"}
+MAY_CHANGE |= {"data.train.path", "data.valid.path"}  # a file that was moved: what is in it is compared by its hash
+MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save", "save_as"}
+MAY_CHANGE |= {"parallel", "micro_batch", "checkpoint_activations"}  # how the work is cut: fewer GPUs need more of it
+MAY_CHANGE |= {"on_nonfinite", "max_nonfinite"}
+MAY_CHANGE |= {f"drawing.{option.name}" for option in fields(Drawing)}
+
+JOB = "TORCHELASTIC_RUN_ID"
+BEGUN, STOPPED = "begun", "stopped"  # notes in a run's folder, each with the name of torchrun's job
+
+STATE: dict[str, Any] = {  # of a checkpoint, with its types
+    "config": dict,
+    "data": list,
+    "optimizer": dict,
+    "ema_updates": int,
+    "best": (int, float, type(None)),
+}
+
+
+def find_checkpoint(config: RunConfig, world: World, *, resume: bool) -> Checkpoint | None:
+    """The checkpoint that the run continues, without its tensors (`read_run`); None: it begins.
+
+    >>> find_checkpoint(RunConfig(out="runs/none-of-this-name"), World(), resume=False) is None
+    True
+    """
+    folder = Path(config.out)
+    seen = world.gather([path.name for _, path in candidates(folder / "checkpoints")])
+    if any(names != seen[0] for names in seen):
+        raise DataError(
+            f"rank {world.rank} sees another {folder} than rank 0: "
+            "the run's folder must be on a file system that all machines share"
+        )
+    found = newest(folder, partial(_read_together, world))
+    if (folder / "config.json").exists() or (folder / "model.safetensors").exists():
+        raise UsageError(f"{folder} is a model's folder, not a run's; give another --out")
+    begun, was_stopped = world.from_first(lambda: _notes(folder, again=world.restarts > 0))
+    if begun:  # torchrun began again by itself: go on from what there is, unless we were to stop
+        if found is not None and was_stopped:
+            raise stopped(config, world, found.step)
+        return found
+    if not resume:
+        if found is not None:
+            raise UsageError(f"{folder} holds a run at step {found.step}; go on with --resume, or give another --out")
+        return None
+    if found is None:
+        raise ModelFolderError(f"{folder} holds no checkpoint to resume; leave --resume out to begin")
+    if found.step >= config.steps:
+        raise UsageError(f"{folder} is at step {found.step} already; give more --steps to go on")
+    return found
+
+
+def mark_begun(config: RunConfig, world: World) -> None:
+    """This job of torchrun's is at work in the run's folder: if it begins again, it may go on there by itself.
+
+    >>> mark_begun(RunConfig(out="runs/a"), World())  # without torchrun there is nothing to mark
+    """
+    if JOB in os.environ and world.first:
+        atomic_text(Path(config.out) / BEGUN, os.environ[JOB] + "\n")
+
+
+def _notes(folder: Path, *, again: bool) -> tuple[bool, bool]:
+    """Whether this job of torchrun's has begun here before, and was to stop; what others of its name left goes."""
+    notes = [folder / BEGUN, folder / STOPPED]
+    if not again:
+        for note in notes:
+            note.unlink(missing_ok=True)
+    begun, was_stopped = (note.exists() and note.read_text().strip() == os.environ.get(JOB) for note in notes)
+    return begun, was_stopped
+
+
+def _read_together(world: World, folder: Path) -> Checkpoint:
+    """Each process verifies its part of the files, and all take the checkpoint or none does."""
+    step, files = world.agree(lambda: verify(folder, rank=world.rank, size=world.size))[0]
+    return world.agree(lambda: without_tensors(folder, step, files))[world.rank]
+
+
+def check_same_run(config: RunConfig, data: list[dict[str, Any]], found: Checkpoint) -> None:
+    """Refuse to go on with another recipe or other data.
+
+    >>> check_same_run(config, data, find_checkpoint(config, World(), resume=True))  # doctest: +SKIP
+    """
+    before = option_paths(from_dict(RunConfig, found.state["config"], saved=True))
+    for key, now in option_paths(config).items():
+        if key not in MAY_CHANGE and before.get(key) != now:
+            raise ConfigError(f"{key} is {now!r}, the run in {config.out} has {before.get(key)!r}; it cannot change")
+    reports = [{"anchor": "none"} | report for report in found.state["data"]]  # a run from before there were anchors
+    if reports != data:
+        raise DataError(f"the data changed since the run in {config.out} began; restore it, or begin a new run")
+
+
+def check_held_out(folder: Path, rows: Rows) -> bool:
+    """Refuse rows that are not those which the run in this folder has held out, by what its newest checkpoint says;
+    False: it has none that tells.
+
+    >>> check_held_out(Path("runs/a"), rows)  # doctest: +SKIP
+    """
+    found = newest(folder, lambda path: without_tensors(path, 0, []))  # a hash of every weight is for going on
+    if found is None:
+        return False
+    with found.holds(data=list):
+        before = found.state["data"][1]
+        same = (before["key"], before["rows"], before["tokens"]) == (rows.key, len(rows), rows.report.tokens)
+    if not same:
+        raise DataError(
+            f"the data changed since the run in {folder} began, so this is not what it held out; "
+            "restore it, or give --data FILE"
+        )
+    return True
+
+
+def read_run(found: Checkpoint, tensors: dict[str, dict[str, Tensor]], world: World) -> None:
+    """Fill a run's tensors from its checkpoint: each process reads what it holds of them, and no more.
+
+    >>> read_run(found, {"model": weights, "optimizer": moments}, world)  # doctest: +SKIP
+    """
+    if found.sharded:
+        from unmask.training.checkpoint.sharded import read_shares  # imports much of torch.distributed
+
+        read_shares(found.path, tensors, world)
+    else:
+        for group, named in tensors.items():
+            world.agree(partial(read_into, found.path / f"{group}.safetensors", named))
+    bad = [name for name, tensor in tensors["model"].items() if not bool(torch.isfinite(local(tensor)).all())]
+    if odd := sorted({name for names in world.gather(bad) for name in names}):
+        raise ModelFolderError(f"{found.path}: model/{odd[0]} holds numbers that are not finite; it is damaged")
+    found.tensors = tensors
+
+
+def stopped(config: RunConfig, world: World, step: int) -> Stopped:
+    """What a run that was asked to stop ends with.
+
+    >>> str(stopped(RunConfig(out="runs/a", steps=9), World(), 3))
+    'stopped at step 3 of 9, all is saved; go on with: unmask train runs/a --resume'
+    """
+    # torchrun takes a process that leaves for one that fails: it may start it again
+    if JOB in os.environ and world.first:
+        atomic_text(Path(config.out) / STOPPED, os.environ[JOB] + "\n")
+    again = f"unmask train {shlex.quote(config.out)} --resume"
+    return Stopped(f"stopped at step {step} of {config.steps}, all is saved; go on with: {again}")

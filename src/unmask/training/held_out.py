@@ -1,0 +1,32 @@
+"""What a run shows of its model: a text for the prompt and the class of a row that it does not train on."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from unmask.data.packing import Rows
+from unmask.errors import UsageError
+from unmask.model import Model
+from unmask.rng import row_keys
+from unmask.training.callbacks import Sample
+
+
+def held_out_sample(model: Model, rows: Rows, seed: int) -> Sample:
+    """A text of the model; where rows have prompts or classes, for those of one of them, chosen by the seed.
+
+    >>> held_out_sample(model, rows, seed=1000).prompt  # doctest: +SKIP
+    """
+    row = np.array([int(row_keys(seed, torch.tensor(0))) % len(rows)])
+    x_1l, valid_len, prefix_len = rows.take(row)
+    tokenizer, known = model.tokenizer, rows.labels_of(row) if model.denoiser.num_classes else None
+    label = None if known is None or known[0] < 0 else int(known[0])
+    given = [id for id in x_1l[0, : prefix_len[0]].tolist() if id not in (tokenizer.bos_id, tokenizer.eot_id)]
+    prompt = tokenizer.decode(given)  # with the separator that ends it
+    length = max(int(valid_len[0]), len(model.begin) + len(tokenizer.encode(prompt)) + 1 + len(model.end))
+    try:
+        text = model.generate(1, length if prompt else None, prompt, seed=seed, label=label, separator="")[0]
+    except UsageError:  # such a prompt is for no canvas, as one that spells a mask: a look ends no run
+        prompt, text = "", model.generate(1, seed=seed, label=label, separator="")[0]
+    word = model.labels[label] if label is not None and label < len(model.labels) else label
+    return Sample(text, prompt=prompt, label=word)

@@ -1,0 +1,75 @@
+"""Muon: momentum, its matrices turned into the nearest ones with all singular values 1; equal shapes in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from unmask.distributed.parallel import like, local, share_like, whole
+
+# An odd polynomial that sends singular values from (0, 1] towards 1; five times is enough for a training step.
+_STEPS, _A, _B, _C = 5, 3.4445, -4.7750, 2.0315
+
+
+def orthogonal(x_NRC: Tensor) -> Tensor:
+    """U V^T of each matrix U S V^T, roughly: singular values between 0.7 and 1.2, save those near 0.
+
+    >>> [round(s, 1) for s in torch.linalg.svdvals(orthogonal(torch.tensor([[[3.0, 0.0], [0.0, 0.5]]])))[0].tolist()]
+    [1.0, 0.7]
+    """
+    tall = x_NRC.shape[1] > x_NRC.shape[2]
+    x = x_NRC.mT if tall else x_NRC  # the product below is then the smaller one
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    if x.is_cuda:
+        x = x.bfloat16()
+    for _ in range(_STEPS):
+        square = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=_B, alpha=_C), x, beta=_A)
+    x = x.mT if tall else x
+    return x.to(x_NRC.dtype)
+
+
+def muon_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    momenta: Sequence[Tensor],
+    *,
+    parts: Sequence[int],
+    scale: Tensor | float,
+    bad: Tensor | None,
+    lr: float,
+    momentum: float,
+    rms: float,
+    weight_decay: float,
+) -> None:
+    """One update of each matrix with scale x its gradient, Nesterov's way; nothing changes where bad is not 0.
+
+    parts: a parameter that stacks so many maps is updated as so many. The update's root mean square is lr x rms
+    whatever the shape, so that AdamW's rate and decay serve both. What is cut among processes is put together,
+    turned by each of them, and cut again; all else is done share by share.
+    """
+    if not params:
+        return
+    places = params
+    params, grads, momenta = ([local(t) for t in tensors] for tensors in (params, grads, momenta))
+    grads = torch._foreach_mul(list(grads), scale)
+    if bad is not None:  # without asking the device: no gradient, no momentum that is no number, no step
+        fine = bad == 0
+        grads = [torch.where(fine, grad, m) for grad, m in zip(grads, momenta, strict=True)]
+        lr = lr * fine  # type: ignore[assignment]
+    torch._foreach_lerp_(list(momenta), grads, 1 - momentum)
+    ahead = torch._foreach_lerp(grads, list(momenta), momentum)
+    updates: list[Tensor] = [torch.empty(0)] * len(params)
+    by_shape: dict[tuple[int, int], list[int]] = {}
+    for i, (p, n) in enumerate(zip(places, parts, strict=True)):
+        by_shape.setdefault((p.shape[0] // n, p.shape[1]), []).append(i)
+    for (R, C), members in by_shape.items():
+        full = [whole(share_like(ahead[i], places[i])) for i in members]
+        turned = orthogonal(torch.cat([x.reshape(parts[i], R, C) for i, x in zip(members, full, strict=True)]))
+        turned *= rms * max(R, C) ** 0.5  # of R x C numbers with min(R, C) singular values of 1
+        for i, update in zip(members, torch.split(turned, [parts[i] for i in members]), strict=True):
+            updates[i] = local(like(update.reshape(places[i].shape), places[i]))
+    torch._foreach_mul_(list(params), 1 - lr * weight_decay)
+    torch._foreach_sub_(list(params), torch._foreach_mul(updates, lr))

@@ -1,0 +1,292 @@
+"""AdamW, Muon beside it, their update with clipping and averaging, the rate's course, their state by parameter name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask import kernels
+from unmask.config import OptimConfig
+from unmask.denoisers.network import Network
+from unmask.distributed.parallel import like, local, whole
+from unmask.errors import ModelFolderError, UsageError
+from unmask.storage.untrusted import shown
+from unmask.training.ema import Ema
+from unmask.training.muon import muon_
+
+
+def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.AdamW, list[str]]:
+    """AdamW over all parameters, and their names in its order; weight decay, where there is any, only on matrices.
+
+    With `muon` the blocks' matrices, save those of adaLN, are a group of Muon's. Embeddings and head stay with AdamW:
+    their rows are words, each with a gradient of its own size.
+    """
+    named = list(network.named_parameters())
+    turned = [(name, p) for name, p in named if config.muon and _is_turned(name, p)]
+    matrices = [(name, p) for name, p in named if p.ndim > 1 and not any(p is t for _, t in turned)]
+    others = [(name, p) for name, p in named if p.ndim <= 1]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for _, p in matrices], "weight_decay": config.weight_decay},
+        {"params": [p for _, p in others], "weight_decay": 0.0},
+    ]
+    if turned:
+        # queries, keys and values are three maps in one parameter
+        parts = [3 if name.endswith("qkv.weight") else 1 for name, _ in turned]
+        muon = {"momentum": config.momentum, "rms": config.muon_rms, "parts": parts}
+        groups.append({"params": [p for _, p in turned], "weight_decay": config.weight_decay, **muon})
+    # One kernel for all parameters; on the CPU too it is several times faster than a loop over them.
+    optimizer = AdamWAndMuon(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    return optimizer, [name for name, _ in matrices + others + turned]
+
+
+def _is_turned(name: str, p: Tensor) -> bool:
+    return p.ndim == 2 and name.startswith("blocks.") and "modulation" not in name
+
+
+class AdamWAndMuon(torch.optim.AdamW):
+    """AdamW whose groups with a momentum are Muon's."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        groups = self.param_groups
+        try:
+            self.param_groups = [group for group in groups if not is_muon(group)]
+            super().step(closure)
+        finally:
+            self.param_groups = groups
+        self.step_muon(scale=1.0, bad=getattr(self, "found_inf", None))
+
+    def step_muon(self, *, scale: Tensor | float, bad: Tensor | None) -> None:
+        """The update of Muon's groups with scale x their gradients; none where bad is not 0."""
+        for group in filter(is_muon, self.param_groups):
+            owned = [(p, parts) for p, parts in zip(group["params"], group["parts"], strict=True) if p.grad is not None]
+            for p, _ in owned:
+                if p not in self.state:
+                    self.state[p] = {"momentum": torch.zeros_like(p)}
+            muon_(
+                [p for p, _ in owned],
+                [p.grad for p, _ in owned],
+                [self.state[p]["momentum"] for p, _ in owned],
+                parts=[parts for _, parts in owned],
+                scale=scale,
+                bad=bad,
+                lr=group["lr"],
+                momentum=group["momentum"],
+                rms=group["rms"],
+                weight_decay=group["weight_decay"],
+            )
+
+
+def is_muon(group: Mapping[str, Any]) -> bool:
+    return "momentum" in group
+
+
+class Updater:
+    """Clip, step and average. A gradient that is no number leaves everything as it is, without asking the device.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> updater = Updater(torch.optim.AdamW(layer.parameters(), fused=True), ["weight", "bias"], ema=None, clip=1.0)
+    >>> layer(torch.ones(2)).backward()
+    >>> updater.update(lr=0.1, grad_norm=updater.grad_norm(), bad=torch.tensor(False))
+    """
+
+    def __init__(self, optimizer: torch.optim.AdamW, names: list[str], *, ema: Ema | None, clip: float) -> None:
+        self.optimizer, self.names, self.ema, self.clip = optimizer, names, ema, clip
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.adamws = [p for group in optimizer.param_groups if not is_muon(group) for p in group["params"]]
+        muons = [owned for group, owned in _groups(optimizer, names) if is_muon(group)]
+        self.turned = {name: p for owned in muons for name, p in owned.items()}
+        self.count: int | None = None  # of updates so far, read from the optimizer's state when first needed
+
+    def grad_norm(self) -> Tensor:
+        return whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
+
+    @torch.no_grad()
+    def update(self, *, lr: float, grad_norm: Tensor, bad: Tensor) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if all(p.dtype == torch.float32 and kernels.fit(p) for p in self.parameters):
+            self._update_in_one_pass(grad_norm, bad)
+            return
+        if self.clip:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip, grad_norm)
+        self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+        self.optimizer.step()
+        if self.ema is not None and (bad.is_cuda or not bad):  # a GPU is not asked: it would wait
+            self.ema.update()
+
+    def _update_in_one_pass(self, grad_norm: Tensor, bad: Tensor) -> None:
+        from unmask.kernels.adamw import adamw_
+
+        if self.count is None:
+            self.count = self._begin()
+        self.count += 1
+        scale = (self.clip / (grad_norm + 1e-6)).clamp(max=1.0) if self.clip else torch.ones_like(grad_norm)
+        towards = 0.0 if self.ema is None else self.ema.advance()
+        for group, owned in _groups(self.optimizer, self.names):
+            for name, p in owned.items():
+                # of a small tensor a process may hold nothing
+                if p.grad is None or is_muon(group) or not local(p).numel():
+                    continue
+                state = self.optimizer.state[p]
+                adamw_(
+                    local(p),
+                    local(p.grad).contiguous(),
+                    local(state["exp_avg"]),
+                    local(state["exp_avg_sq"]),
+                    None if self.ema is None else local(self.ema.shadow[name]),
+                    scale=scale,
+                    bad=bad,
+                    count=self.count,
+                    lr=group["lr"],
+                    betas=group["betas"],
+                    eps=group["eps"],
+                    weight_decay=group["weight_decay"],
+                    towards=towards,
+                )
+        torch._foreach_add_([self.optimizer.state[p]["step"] for p in self.adamws], 1.0)
+        if isinstance(self.optimizer, AdamWAndMuon):
+            self.optimizer.step_muon(scale=scale, bad=bad)
+        if self.ema is not None and self.turned:
+            shadows = [self.ema.shadow[name] for name in self.turned]
+            torch._foreach_lerp_(shadows, list(self.turned.values()), towards)
+
+    def _begin(self) -> int:
+        """The optimizer's state as it makes it itself, where there is none yet; how many updates it has seen."""
+        for p in self.adamws:
+            if p not in self.optimizer.state:
+                zero = torch.zeros((), device=p.device)
+                self.optimizer.state[p] = {
+                    "step": zero,
+                    "exp_avg": torch.zeros_like(p),
+                    "exp_avg_sq": torch.zeros_like(p),
+                }
+        return int(self.optimizer.state[self.adamws[0]]["step"])
+
+
+def learning_rate(config: OptimConfig, step: int, num_steps: int) -> float:
+    """The rate of step `step` (from 0): linear warm-up, then constant, cosine, or warm-up–stable–decay.
+
+    >>> learning_rate(OptimConfig(lr=1.0, warmup=10), 4, 100), learning_rate(OptimConfig(lr=1.0, warmup=0.1), 4, 100)
+    (0.5, 0.5)
+    """
+    warmup = config.warmup if config.warmup >= 1 else config.warmup * num_steps
+    warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    done = (step + 1 - warmup) / max(1, num_steps - warmup)
+    fall = 1.0
+    if config.schedule == "cosine":
+        fall = 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, done))))
+    elif config.schedule == "wsd":
+        left = (num_steps - step) / max(1.0, config.decay_fraction * num_steps)
+        fall = min(1.0, left)
+    return config.lr * warm * (config.min_ratio + (1 - config.min_ratio) * fall)
+
+
+def flatten_optimizer(optimizer: torch.optim.Optimizer, names: list[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimizer's state by parameter name: tensors ("exp_avg/blocks.0.qkv.weight"), and the rest for JSON.
+
+    `names` are those of the optimizer's parameters, in the order of its groups. A tensor's values are kept bit by bit.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> tensors, state = flatten_optimizer(torch.optim.AdamW(layer.parameters()), ["weight", "bias"])
+    >>> state["groups"][0]["params"]
+    ['weight', 'bias']
+    """
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, dict[str, Any]] = {}
+    groups: list[dict[str, Any]] = []
+    for group, owned in _groups(optimizer, names):
+        for name, parameter in owned.items():
+            entry = optimizer.state.get(parameter, {})
+            tensors |= {f"{key}/{name}": v.detach() for key, v in entry.items() if isinstance(v, Tensor)}
+            values[name] = {key: v for key, v in entry.items() if not isinstance(v, Tensor)}
+        options = {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items() if k not in _NOT_SAVED}
+        groups.append({**options, "params": list(owned)})
+    return tensors, {"groups": groups, "values": values, "tensors": sorted(tensors)}
+
+
+def empty_state(optimizer: torch.optim.Optimizer, names: list[str], state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Room for the tensors that `flatten_optimizer` gave, cut as the parameters are: read into it, then restore.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> empty_state(torch.optim.AdamW(layer.parameters()), ["weight", "bias"], {"tensors": ["exp_avg/bias"]})
+    {'exp_avg/bias': tensor([0.])}
+    """
+    owned = {name: p for _, group in _groups(optimizer, names) for name, p in group.items()}
+    room: dict[str, Tensor] = {}
+    for key in state["tensors"]:
+        kind, _, name = key.partition("/")
+        if name not in owned or kind not in ("step", "exp_avg", "exp_avg_sq", "momentum"):
+            raise ModelFolderError(f"the saved optimizer has other parameters or groups: {shown(key)}")
+        room[key] = torch.zeros(()) if kind == "step" else torch.zeros_like(owned[name], requires_grad=False)
+    return room
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, names: list[str], tensors: Mapping[str, Tensor], state: Mapping[str, Any]
+) -> None:
+    """Put back what `flatten_optimizer` took, into an optimizer made for parameters of the same names.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+    >>> restore_optimizer(optimizer, ["weight", "bias"], *flatten_optimizer(optimizer, ["weight", "bias"]))
+    """
+    groups, saved = _groups(optimizer, names), state["groups"]
+    if [list(owned) for _, owned in groups] != [group["params"] for group in saved]:
+        odd = sorted(set(names).symmetric_difference(name for group in saved for name in group["params"]))
+        raise ModelFolderError(
+            f"the saved optimizer has other parameters or groups: {odd[0] if odd else 'their order'}"
+        )
+    if odd := sorted(set(state["tensors"]).symmetric_difference(tensors)):
+        raise ModelFolderError(f"the saved optimizer state is not whole: {odd[0]} is missing or unexpected")
+    fresh: dict[Tensor, dict[str, Any]] = {}
+    for group, owned in groups:
+        # torch counts steps on the CPU unless the whole update runs on the device
+        on_device = group.get("fused") or group.get("capturable")
+        for name, parameter in owned.items():
+            entry = dict(state["values"][name])
+            for key in [key for key in tensors if key.partition("/")[2] == name]:
+                value, kind = tensors[key], key.partition("/")[0]
+                wanted = torch.Size() if kind == "step" else parameter.shape
+                if value.shape != wanted:
+                    shapes = f"{tuple(value.shape)}, not {tuple(wanted)}"
+                    raise ModelFolderError(f"the saved optimizer state {key} has shape {shapes}")
+                if kind == "step":
+                    entry[kind] = value.detach().clone().to(parameter.device if on_device else "cpu")
+                else:
+                    # one that is cut already was read for this parameter alone
+                    entry[kind] = like(value if hasattr(value, "to_local") else value.detach().clone(), parameter)
+            if entry:
+                fresh[parameter] = entry
+    for (group, _), options in zip(groups, saved, strict=True):
+        group.update({k: _like(group.get(k), v) for k, v in options.items() if k not in _NOT_SAVED})
+    optimizer.state.clear()
+    optimizer.state.update(fresh)
+
+
+# A group's keys that are no hyper-parameters; how an update is computed is the new device's affair.
+_NOT_SAVED = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
+
+
+def _groups(optimizer: torch.optim.Optimizer, names: list[str]) -> list[tuple[dict[str, Any], dict[str, Tensor]]]:
+    """Every group with its parameters by name."""
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    if count != len(names) or len(set(names)) != len(names):
+        raise UsageError(f"the optimizer has {count} parameters; give each a name of its own, got {len(names)}")
+    rest = iter(names)
+    return [(group, {next(rest): parameter for parameter in group["params"]}) for group in optimizer.param_groups]
+
+
+def _like(current: Any, value: Any) -> Any:
+    """A value that went through JSON, as the type that the optimizer had."""
+    if isinstance(current, tuple):
+        if not isinstance(value, list | tuple) or len(value) != len(current):
+            raise ModelFolderError(f"the saved optimizer has {str(value)[:40]!r} in place of {current}")
+        return tuple(_like(c, v) for c, v in zip(current, value, strict=True))
+    if isinstance(current, int | float | Tensor) and not isinstance(value, int | float):
+        raise ModelFolderError(f"the saved optimizer has {str(value)[:40]!r} in place of a number")
+    return torch.tensor(value, dtype=current.dtype, device=current.device) if isinstance(current, Tensor) else value
