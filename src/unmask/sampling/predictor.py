@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -46,19 +46,20 @@ class Query:
         return self.label_B if self.label_B is None or self.rows_R is None else self.label_B[self.rows_R]
 
 
-Kind = Literal["log_x_theta", "log_x_theta_and_mask", "score"]
+Gives = Literal["x0", "x0_and_mask", "score", "next"]
 
 
 class Predictor(Protocol):
-    """Answers a query with one line a wanted position. `kind` says of what: a sampler takes only the kinds it knows.
+    """Answers a query with one line a wanted position: `gives` says of what, `process` of which forward process.
 
-    log_x_theta: under SUBS. log_x_theta_and_mask: the mask may be predicted. score: a ratio model.
+    x0: log x_theta under SUBS. x0_and_mask: the mask may be predicted. score: ratios. next: log p(x_l | x_<l).
 
     left_to_right: the answer for a position is right only when everything before it is written and nothing behind it
     matters, as for an autoregressive network.
     """
 
-    kind: Kind
+    process: Any
+    gives: Gives
     left_to_right: bool
 
     def __call__(self, query: Query) -> Tensor: ...
@@ -69,10 +70,11 @@ class XTheta:
 
     left_to_right = False
 
-    def __init__(self, denoiser: Network, *, zero_masking: bool = True) -> None:
+    def __init__(self, denoiser: Network, *, zero_masking: bool = True, process: Any = None) -> None:
         self.denoiser = denoiser
         self.zero_masking = zero_masking
-        self.kind: Kind = "log_x_theta" if zero_masking else "log_x_theta_and_mask"
+        self.process = process
+        self.gives: Gives = "x0" if zero_masking else "x0_and_mask"
 
     @torch.no_grad()
     def __call__(self, query: Query) -> Tensor:
@@ -88,7 +90,8 @@ class NextToken:
     Made anew for each generation: it remembers how far the cache reaches.
     """
 
-    kind: Kind = "log_x_theta"
+    process: Any = None
+    gives: Gives = "next"
     left_to_right = True
 
     def __init__(self, denoiser: Network) -> None:
