@@ -171,7 +171,7 @@ mask of an absorbing process: use posterior
     open_BL = canvas.open_BL
     if bool((open_BL[:, :-1] & ~open_BL[:, 1:] & _valid(canvas)[:, 1:]).any()):
         raise UsageError(
-            "an autoregressive model cannot see what stands after a gap: give a prompt only, or use diffusion"
+            "an autoregressive model cannot see what stands behind a gap: give a prompt only, or use diffusion"
         )
 
 
