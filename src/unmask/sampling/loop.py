@@ -151,7 +151,7 @@ def check_pair(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> None:
 
     >>> import torch, unmask
     >>> net = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
-    >>> predictor = unmask.objectives.MDLM(zero_masking=False).predictor(net)
+    >>> predictor = unmask.objectives.MDLM(zero_masking=False, steps=4).predictor(net)
     >>> check_pair(predictor, unmask.samplers.Confidence(), unmask.Canvas.blank(num=1, length=2, mask_id=2))
     Traceback (most recent call last):
     unmask.errors.UsageError: the sampler Confidence cannot follow this model, which predicts clean tokens and the \
