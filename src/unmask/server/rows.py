@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unmask.data.batch import Batch
-from unmask.denoisers.network import KVCache, Network
+from unmask.denoisers.network import Network
 from unmask.objectives.mdlm import MDLM, Noised, bound_draws
 from unmask.objectives.terms import subs_log_probs
 from unmask.rng import row_keys
@@ -24,7 +24,7 @@ from unmask.sampling.observe import seen
 from unmask.sampling.predictor import Kind, Predictor, Query
 from unmask.sampling.query import ask_about
 from unmask.server.batching import LEAST, MAX_NUMBERS, bucket
-from unmask.server.next_tokens import NextQuery
+from unmask.server.next_tokens import NextQuery, RowCache
 
 Drawn = tuple[Tensor, Tensor]  # tokens and their log-probabilities
 LONG = 128  # tokens that the network could read while a row's own work keeps it waiting
@@ -63,7 +63,7 @@ class _Relay:
     def __init__(self, predictor: Predictor) -> None:
         self.kind: Kind = predictor.kind
         self.left_to_right = predictor.left_to_right
-        self._cache = KVCache()  # of what stands before, where the network goes from left to right
+        self._cache = RowCache()  # of what stands before, where the network goes from left to right
         self.asked: list[Query] = []
         self.answers: list[Tensor] = []
 
