@@ -44,7 +44,7 @@ class Attend(NamedTuple):
             return valid
         parts = [] if valid is None else [valid]
         if self.mask is not None:
-            parts.append(self.mask.view(-1, 1, *self.mask.shape[-2:]))
+            parts.append(self.mask.reshape(-1, 1, *self.mask.shape[-2:]))
         if self.blocks is not None:
             parts.append(
                 (self.blocks[..., None, :] <= self.blocks[..., :, None]).view(-1, 1, *self.blocks.shape[-1:] * 2)
