@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.denoisers.network import KVCache
 from unmask.evaluation.score_queries import ScoreQuery
 from unmask.samplers import Sampler, Step
 from unmask.samplers.drawing import Drawing
@@ -22,7 +21,7 @@ from unmask.sampling.observe import with_runners_up
 from unmask.sampling.predictor import Predictor, Query
 from unmask.sampling.query import lines_of
 from unmask.server.batching import bucket
-from unmask.server.next_tokens import NextQuery
+from unmask.server.next_tokens import NextQuery, RowCache
 
 Drawn = tuple[Tensor, Tensor]  # tokens and their log-probabilities
 LONG = 128  # tokens that the network could read while a row's own work keeps it waiting
@@ -61,7 +60,7 @@ class _Relay:
     def __init__(self, predictor: Predictor) -> None:
         self.process, self.gives = predictor.process, predictor.gives
         self.left_to_right = predictor.left_to_right
-        self._cache = KVCache()  # of what stands before, where the network goes from left to right
+        self._cache = RowCache()  # of what stands before, where the network goes from left to right
         self.asked: list[Query] = []
         self.answers: list[Tensor] = []
 

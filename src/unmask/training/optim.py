@@ -22,29 +22,26 @@ from unmask.training.muon import muon_
 def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.AdamW, list[str]]:
     """AdamW over all parameters, and their names in its order; weight decay, where there is any, only on matrices.
 
-    With `muon` the blocks' matrices, save those of adaLN, are a group of Muon's. Embeddings and head stay with AdamW:
-    their rows are words, each with a gradient of its own size.
+    With `muon` those that the network names (`Network.matrices`) are a group of Muon's.
     """
     named = list(network.named_parameters())
-    turned = [(name, p) for name, p in named if config.muon and _is_turned(name, p)]
-    matrices = [(name, p) for name, p in named if p.ndim > 1 and not any(p is t for _, t in turned)]
+    stacked = network.matrices() if config.muon else {}
+    if unknown := sorted(stacked.keys() - dict(named).keys()):
+        raise UsageError(f"the network names {unknown[0]} as a matrix for Muon, which is none of its parameters")
+    by_muon = [(name, p) for name, p in named if name in stacked]
+    matrices = [(name, p) for name, p in named if p.ndim > 1 and name not in stacked]
     others = [(name, p) for name, p in named if p.ndim <= 1]
     groups: list[dict[str, Any]] = [
         {"params": [p for _, p in matrices], "weight_decay": config.weight_decay},
         {"params": [p for _, p in others], "weight_decay": 0.0},
     ]
-    if turned:
-        # queries, keys and values are three maps in one parameter
-        parts = [3 if name.endswith("qkv.weight") else 1 for name, _ in turned]
+    if by_muon:
+        parts = [stacked[name] for name, _ in by_muon]
         muon = {"momentum": config.momentum, "rms": config.muon_rms, "parts": parts}
-        groups.append({"params": [p for _, p in turned], "weight_decay": config.weight_decay, **muon})
+        groups.append({"params": [p for _, p in by_muon], "weight_decay": config.weight_decay, **muon})
     # One kernel for all parameters; on the CPU too it is several times faster than a loop over them.
     optimizer = AdamWAndMuon(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-    return optimizer, [name for name, _ in matrices + others + turned]
-
-
-def _is_turned(name: str, p: Tensor) -> bool:
-    return p.ndim == 2 and name.startswith("blocks.") and "modulation" not in name
+    return optimizer, [name for name, _ in matrices + others + by_muon]
 
 
 class AdamWAndMuon(torch.optim.AdamW):
