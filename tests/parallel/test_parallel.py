@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from worlds import ALL, COMPILED, KINDS, MUON, RESHARDED, WAYS, losses, make_config, one_step, write_text
 
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 
 WORKER = Path(__file__).with_name("worlds.py")
 
@@ -158,7 +158,7 @@ LEAVING = """
 import atexit, gc, weakref, torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from unmask.distributed.parallel import join_world
+from unmask.distributed.world import join_world
 
 class Holder:
     pass

@@ -22,7 +22,8 @@ from torch import Tensor
 from unmask.config import DataConfig, OptimConfig, RunConfig
 from unmask.corpora.text import Text
 from unmask.denoisers.dit import DiT
-from unmask.distributed.parallel import World, join_world, whole
+from unmask.distributed.parallel import whole
+from unmask.distributed.world import World, join_world
 from unmask.errors import NonFiniteError, Stopped, UsageError
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM

@@ -36,6 +36,7 @@ class Network(nn.Module):
 
     num_ids: int
     mask_id: int
+    width: int = 0  # of the vectors h_ND; 0: not told
     causal: bool = False
     uses_level: bool = False
     num_classes: int = 0  # classes that `cond` may name, a number for each row; -1 names none
@@ -44,6 +45,11 @@ class Network(nn.Module):
     sharded: bool = False  # each process holds a share of each weight: only a part's own forward pass may touch them
     takes_padding: bool = True  # rows of different lengths may share a call, by valid_BL
     capturable: bool = False  # no call looks at a value on the host, so that a CUDA graph may replay it
+
+    def __init__(self) -> None:
+        super().__init__()
+        # What the objective has built; registered after the network's own modules, whose order is that of checkpoints.
+        self.objective: nn.Module | None = None
 
     @abstractmethod
     def trunk(

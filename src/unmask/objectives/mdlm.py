@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unmask.data.batch import DRAW_MASK, DRAW_TIME, Batch
 from unmask.denoisers import Denoiser
@@ -91,33 +91,46 @@ class MDLM(Objective):
                 "use form = time, or a denoiser without time conditioning"
             )
 
+    # --- a schedule with parameters ---
+
+    def build(self, *, num_ids: int, width: int) -> nn.Module | None:
+        learned = self.noise.build()
+        return None if learned is None else nn.ModuleDict({"noise": learned})
+
+    def _noise(self, denoiser: Network) -> Noise:
+        """The schedule with its trained parameters, where it has some."""
+        noise = None if denoiser.objective is None else denoiser.objective.noise
+        return noise if isinstance(noise, Noise) else self.noise
+
     # --- training ---
 
     def loss(self, denoiser: Network, batch: Batch) -> LossSum:
         self.check(denoiser)
         batch = batch.forgetting(denoiser.label_dropout)
-        noised = self.noised(batch, denoiser.mask_id)
+        noised = self.noised(batch, denoiser.mask_id, self._noise(denoiser))
         if self.zero_masking:
             nats = weighted_cross_entropy(denoiser, *self._masked_vectors(denoiser, batch, noised)[:3])
         else:
-            nats = summed_nats(denoiser, *self._masked_positions(denoiser, batch, noised))
+            levels = [t for t in (noised.level_s_B, noised.level_B) if t is not None and t.requires_grad]
+            nats = summed_nats(denoiser, *self._masked_positions(denoiser, batch, noised), tensors=levels)
         if not self.carry_over:
             nats = nats + summed_nats(denoiser, *self._reconstruction(denoiser, batch))
         return LossSum(nats, batch.num_tokens)
 
-    def noised(self, batch: Batch, mask_id: int) -> Noised:
-        """q(z_t | x) for each row at its own time; prompts and padding stay as they are."""
+    def noised(self, batch: Batch, mask_id: int, noise: Noise | None = None) -> Noised:
+        """q(z_t | x) for each row at its own time; prompts and padding stay as they are. noise: the trained one."""
+        noise = noise or self.noise
         if self.form == "count":
             return self._noised_by_count(batch, mask_id)
         t_B = batch.time_B
         if self.steps is None:
-            weight_B, level_s_B = continuous_weight(self.noise, t_B), None
+            weight_B, level_s_B = continuous_weight(noise, t_B), None
         else:
             i_B = torch.ceil(t_B * self.steps).clamp(min=1)
             t_B, s_B = i_B / self.steps, (i_B - 1) / self.steps
-            level_s_B = self.noise.level(s_B)
-            weight_B = self.steps * step_weight(level_s_B, self.noise.level(t_B))
-        level_B = self.noise.level(t_B)
+            level_s_B = noise.level(s_B)
+            weight_B = self.steps * step_weight(level_s_B, noise.level(t_B))
+        level_B = noise.level(t_B)
         u_BL = _position_uniforms(batch)
         masked_BL = batch.scored_BL & (u_BL < level_B[:, None])
         return Noised(batch.x_BL.masked_fill(masked_BL, mask_id), masked_BL, level_B, weight_B, level_s_B)
@@ -218,7 +231,7 @@ class MDLM(Objective):
 
     def row_nats(self, denoiser: Network, batch: Batch) -> Tensor:
         """One unbiased estimate of each row's bound; its mean over keys and times is the bound."""
-        noised = self.noised(batch, denoiser.mask_id)
+        noised = self.noised(batch, denoiser.mask_id, self._noise(denoiser))
         total_B = sum_rows(noised.masked_BL, token_nats(denoiser, *self._masked_positions(denoiser, batch, noised)))
         if not self.carry_over:
             total_B = total_B + sum_rows(batch.scored_BL, token_nats(denoiser, *self._reconstruction(denoiser, batch)))

@@ -134,6 +134,11 @@ def write_published(denoiser: DiTNetwork, folder: Path, *, length: int) -> None:
         raise UsageError("a network with qk_norm has no published form: the published one does not norm its queries")
     if config.classes:
         raise UsageError("a network with classes has no published form: the published one knows none")
+    if denoiser.objective is not None:
+        raise UsageError(
+            "a model whose objective has parameters of its own has no published form: the published one is a network "
+            "alone"
+        )
     if config.tied:
         raise UsageError("a network with tied embeddings has no published form: the published head has its own weights")
     folder = Path(folder)

@@ -1,4 +1,4 @@
-"""What watches a training run: numbers that are none, losses that jump, and requests to stop."""
+"""What watches a training run: non-finite numbers, losses that jump, and requests to stop."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from unmask.errors import NonFiniteError
 
 
 class Guard:
-    """Looks at every step's numbers. A step whose numbers are none has left the weights alone: it stops the run or,
-    if that is asked for, is skipped, said and counted.
+    """Looks at every step's numbers. A step whose numbers are not finite has left the weights alone: it stops the
+    run or, if that is asked for, is skipped, said and counted.
 
     >>> guard = Guard("skip", limit=1)
     >>> guard.look(7, math.nan, 1.0, np.arange(4), Path("run"))[0]

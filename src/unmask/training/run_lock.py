@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 from unmask.errors import UnmaskError, UsageError
 from unmask.storage.atomic import one_line_errors
 from unmask.storage.untrusted import shown

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from unmask.config import RunConfig, from_dict, option_paths
 from unmask.data.packing import Rows
-from unmask.distributed.parallel import World, local
+from unmask.distributed.parallel import local
+from unmask.distributed.world import World
 from unmask.errors import ConfigError, DataError, ModelFolderError, Stopped, UsageError
 from unmask.samplers.drawing import Drawing
 from unmask.storage.atomic import atomic_text

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unmask.config import RunConfig
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 from unmask.training.checkpoint.files import check_room, save_checkpoint
 
 Groups = Mapping[str, Mapping[str, Tensor]]

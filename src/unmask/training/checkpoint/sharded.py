@@ -27,7 +27,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from unmask.distributed.parallel import World, local
+from unmask.distributed.parallel import local
+from unmask.distributed.world import World
 from unmask.errors import ModelFolderError, UnmaskError, UsageError
 from unmask.storage.atomic import check_space, sync
 from unmask.storage.tensor_file import write_tensors
