@@ -112,8 +112,7 @@ class MDLM(Objective):
         if self.zero_masking:
             nats = weighted_cross_entropy(denoiser, *self._masked_vectors(denoiser, batch, noised)[:3])
         else:
-            levels = [t for t in (noised.level_s_B, noised.level_B) if t is not None and t.requires_grad]
-            nats = summed_nats(denoiser, *self._masked_positions(denoiser, batch, noised), tensors=levels)
+            nats = summed_nats(denoiser, *self._masked_positions(denoiser, batch, noised))
         if not self.carry_over:
             nats = nats + summed_nats(denoiser, *self._reconstruction(denoiser, batch))
         return LossSum(nats, batch.num_tokens)
