@@ -143,7 +143,7 @@ class Updater:
                     local(state["exp_avg_sq"]),
                     None if self.ema is None else local(self.ema.shadow[name]),
                     scale=scale,
-                    bad=nonfinite,
+                    nonfinite=nonfinite,
                     count=self.count,
                     lr=group["lr"],
                     betas=group["betas"],
