@@ -108,16 +108,16 @@ class World:
         except Exception as e:
             error = e
         said = None if error is None else (isinstance(error, ModelFolderError), shown(error, 400))
-        told = self.gather((made, said))
+        answers = self.gather((made, said))
         if isinstance(error, OSError) and not self.first:  # the first process's becomes a line where it leaves a folder
             raise UnmaskError(shown(error, 400)) from error
         if error is not None:
             raise error
-        for rank, (_, other) in enumerate(told):
+        for rank, (_, other) in enumerate(answers):
             if other is not None:
                 raise (ModelFolderError if other[0] else UnmaskError)(f"rank {rank}: {other[1]}")
-        told[self.rank] = (made, None)  # itself, not a copy that went round
-        return [cast(T, value) for value, _ in told]
+        answers[self.rank] = (made, None)  # itself, not a copy that went round
+        return [cast(T, value) for value, _ in answers]
 
     def barrier(self) -> None:
         """Wait until all are here."""

@@ -66,7 +66,8 @@ def adamw_(
 ) -> None:
     """The `count`-th AdamW update of one parameter with scale x grad, then ema += towards x (p - ema).
 
-    All float32 and contiguous; scale and nonfinite are single numbers on the device. Where nonfinite is not 0, nothing changes.
+    All float32 and contiguous; scale and nonfinite are single numbers on the device. Nothing changes where
+    nonfinite is not 0.
     """
     size = p.numel()
     _adamw[(triton.cdiv(size, BLOCK),)](

@@ -91,7 +91,7 @@ def _loop(run: Run, tell: Announcer) -> None:
             improved = False
             if run.step % config.valid_every == 0 or last:
                 bound = run.look(tell)
-                last = last or run.ends(tell)  # a callback may have asked while it was told
+                last = last or run.ends(tell)  # a callback may ask for it at a validation
                 improved = run.note_best(bound, last=last)
             if config.sample_every and (run.step % config.sample_every == 0 or last):
                 tell.on_sample(run.step, run.sample())

@@ -95,7 +95,7 @@ class RunState:
         self.logged: set[str] = set()  # names among them that callbacks gave
         self.end_reason = ""  # why a callback wants the run to end, known to the first process
         self.stopping, self.ending = False, False  # what all processes have read: to stop, to end early
-        self.ended = False  # early, and told
+        self.ended = False  # early, and announced
         self.guard = Guard(config.on_nonfinite, config.max_nonfinite)
         self.unread: deque[Unread] = deque()
         self.global_rows: tuple[np.ndarray, int] = (np.empty(0, dtype=np.int64), 0)
