@@ -19,6 +19,7 @@ from unmask.data.batch import make_batch
 from unmask.denoisers.dit import DiT, DiTNetwork
 from unmask.distributed.world import World
 from unmask.errors import ModelFolderError, UsageError
+from unmask.objectives.d3pm import D3PM
 from unmask.objectives.mdlm import MDLM
 from unmask.storage.model_folder import unshared
 from unmask.storage.published import write_published
@@ -178,6 +179,11 @@ def test_the_schedule_s_gradient_is_that_of_the_weights() -> None:
                     values.append(float(total()))
                     parameter[i] -= step
             assert float(grads[i]) == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-6)
+
+
+def test_a_form_that_could_not_train_it_is_refused_before_the_first_step(config: Any) -> None:
+    with pytest.raises(UsageError, match="zero_masking"):
+        train(dataclasses.replace(config, objective=D3PM(steps=4, noise=LearnedPower())), device="cpu")
 
 
 def test_a_scalar_parameter_cannot_be_sharded_and_is_told() -> None:

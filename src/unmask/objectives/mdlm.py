@@ -97,6 +97,11 @@ class MDLM(Objective):
 
     def build(self, *, num_ids: int, width: int) -> nn.Module | None:
         learned = self.noise.build()
+        if learned is not None and not self.zero_masking:
+            raise UsageError(
+                "a schedule with parameters needs zero_masking: the loss of a predicted mask is computed from levels, "
+                "which carry no gradient"
+            )
         return None if learned is None else nn.ModuleDict({"noise": learned})
 
     def process(self, network: Network) -> Absorbing:
