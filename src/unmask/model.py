@@ -71,6 +71,7 @@ class Model:
         if len(labels) > denoiser.num_classes:
             raise UsageError(f"{len(labels)} labels for {denoiser.num_classes} classes: give the denoiser more classes")
         objective.check(denoiser)
+        objective.attach(denoiser)
         self.denoiser = denoiser.eval()
         self.tokenizer = tokenizer
         self.objective = objective

@@ -79,6 +79,7 @@ class Network(nn.Module):
 
     num_ids: int
     mask_id: int
+    width: int = 0  # of the vectors h_ND; 0: not told
     causal: bool = False
     uses_level: bool = False
     num_classes: int = 0  # classes that `cond` may name, a number for each row; -1 names none
@@ -91,7 +92,7 @@ class Network(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_module("objective", None)
+        self.objective = None  # no module yet: one that comes is registered after the network's own
 
     @abstractmethod
     def trunk(

@@ -10,7 +10,7 @@ from unmask.errors import UsageError
 from unmask.registry import Room
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from unmask.data.batch import Batch
     from unmask.denoisers import Denoiser
@@ -41,6 +41,31 @@ class Objective(ABC):
     kind: ClassVar[Kind] = "upper bound"
 
     # --- the model that it trains ---
+
+    def build(self, *, num_ids: int, width: int) -> nn.Module | None:
+        """Modules of the objective's own, freshly started: a learned schedule (under the name `noise`), embeddings, a
+        head. None: it has none. width: of the denoiser's vectors h_ND, 0 where the denoiser does not say.
+
+        They are optimised, averaged, sharded, checkpointed and saved with the denoiser's parameters.
+        """
+        return None
+
+    def attach(self, network: Network) -> None:
+        """Register what `build` returns as `network.objective`, once: a network that has it already keeps it.
+
+        >>> import unmask
+        >>> network = unmask.denoisers.DiT(hidden=8, blocks=1, heads=2).build(num_ids=5, mask_id=4)
+        >>> unmask.objectives.MDLM().attach(network)
+        >>> network.objective is None  # a schedule without parameters needs no module
+        True
+        """
+        if network.objective is not None:
+            return
+        modules = self.build(num_ids=network.num_ids, width=network.width)
+        if modules is not None:
+            first = next(network.parameters(), None)
+            network.objective = modules.to(first.device) if first is not None else modules
+            modules.train(network.training)
 
     @abstractmethod
     def check(self, denoiser: Denoiser | Network) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unmask.data.batch import Batch
 from unmask.denoisers import Denoiser
@@ -94,6 +94,15 @@ class MDLM(Objective):
                 "the count form holds only for a denoiser that ignores the noise level: "
                 "use form = time, or a denoiser without time conditioning"
             )
+
+    def build(self, *, num_ids: int, width: int) -> nn.Module | None:
+        learned = self.noise.build()
+        if learned is not None and not self.zero_masking:
+            raise UsageError(
+                "a schedule with parameters needs zero_masking: the loss of a predicted mask is computed from levels, "
+                "which carry no gradient"
+            )
+        return None if learned is None else nn.ModuleDict({"noise": learned})
 
     def process(self, network: Network) -> Absorbing:
         learned = getattr(network.objective, "noise", None)

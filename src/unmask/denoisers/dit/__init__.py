@@ -117,6 +117,7 @@ class DiTNetwork(Network):
         self.num_ids, self.mask_id = num_ids, mask_id
         self.causal, self.uses_level = config.causal, config.uses_level
         hidden, blocks, self.num_heads = config.dims
+        self.width = hidden
         self.embed = Embedding(num_ids, hidden)
         timed = config.conditioning != "none"
         cond_dim = config.cond_dim if timed or config.classes else 0
