@@ -81,7 +81,7 @@ def test_every_plugin_reads_back_the_same(room: Any, name: str) -> None:
     cls = room.room.get(name)
     required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
     plugin = cls(**{key: NEEDED[key] for key in required})
-    base = getattr(room, room.room._base)
+    base = room.room.base
     data = json.loads(json.dumps(to_dict(plugin)))
     assert data["name"] == name
     assert from_dict(base, data) == plugin

@@ -10,3 +10,7 @@ from unmask.noise.base import room as room
 
 def __getattr__(name: str) -> Any:
     return room.attribute(name)
+
+
+def __dir__() -> list[str]:
+    return room.attributes()

@@ -30,6 +30,7 @@ from unmask.errors import UsageError
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.evaluate import evaluate_rows
 from unmask.model import Model, load
+from unmask.reader import adopt_plugins
 from unmask.rng import row_keys
 from unmask.storage.atomic import atomic_text
 from unmask.storage.model_folder import NoStart, load_weights, unshared
@@ -68,6 +69,7 @@ def train(
 
     >>> train(load_config("demo", {"steps": "10"}))  # doctest: +SKIP
     """
+    adopt_plugins(config)
     config = replace(config, data=config.data.absolute())  # the run is read from elsewhere, too
     with join_world(device, timeout=timeout) as world, one_writer(Path(config.out), world) as note:
         run = Run(config, world, resume=resume, init=init)
