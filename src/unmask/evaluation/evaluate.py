@@ -26,7 +26,7 @@ from unmask.evaluation.measurement import Measurement
 from unmask.metrics import Metric
 from unmask.metrics.perplexity import Perplexity
 from unmask.objectives import Objective
-from unmask.reader import from_dict, to_dict
+from unmask.reader import from_dict
 
 if TYPE_CHECKING:
     from unmask.model import Model
@@ -67,7 +67,7 @@ def evaluate(
     measured = metric.measure(model, rows, seed=seed, **given)
     exact = measured.kind == "exact"
     protocol = {
-        "metric": to_dict(metric),
+        "metric": repr(metric),
         **source,
         "corpus": rows.report.sentence(),
         "packing": rows.report.policy,

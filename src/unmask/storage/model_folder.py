@@ -168,6 +168,7 @@ def _build(description: Denoiser, tokenizer: Tokenizer, folder: Path) -> Network
     tensors = joined(read_tensors, paths)
     with NoStart():
         network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+    description.describe(network)
     load_weights(network, tensors, where)
     return network
 

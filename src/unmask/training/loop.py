@@ -152,7 +152,9 @@ class Run:
         torch.manual_seed(config.seed % (1 << 63))  # on the CPU, whatever is trained on: the same weights everywhere
         with contextlib.nullcontext() if checkpoint is None else NoStart():
             ids = {"num_ids": self.tokenizer.num_ids, "mask_id": self.tokenizer.mask_id}
-            self.network = config.denoiser.build(**ids).train()
+            self.network = config.denoiser.build(**ids)
+            config.denoiser.describe(self.network)
+            self.network.train()
         for rows in (self.rows, self.valid_rows):
             rows.check_labels(self.network.num_classes)
         self.network.checkpoint_activations = config.checkpoint_activations
