@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from unmask.errors import UsageError
-from unmask.evaluation.measurement import SIGN, Kind, ratio_error, student_975
+from unmask.evaluation.measurement import SIGN, ratio_error, student_975
+from unmask.objectives.base import Kind
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Bound:
 
     draws_BS: Tensor
     tokens_B: Tensor
-    num_bytes: int | None = None  # of the text behind the tokens, where it is known
-    exact: bool = False  # nothing was drawn: a likelihood, not an estimate
+    num_bytes: int | None = None  # of the tokens' text, where it is known
+    kind: Kind = "upper bound"  # or exact: a likelihood, of which nothing was drawn; or pseudo: no bound
     explained: Callable[[], list[list[TokenNats]]] | None = field(default=None, compare=False)  # see `explain`
 
     def __repr__(self) -> str:
@@ -50,8 +51,8 @@ class Bound:
         )
 
     @property
-    def kind(self) -> Kind:
-        return "exact" if self.exact else "upper bound"
+    def exact(self) -> bool:
+        return self.kind == "exact"
 
     def explain(self) -> list[list[TokenNats]]:
         """Which token the nats come from: for each text its scored tokens, whose nats add up to `nats_B`.
@@ -143,7 +144,7 @@ def join(bounds: list[Bound], num_bytes: int | None = None) -> Bound:
         draws_BS=torch.cat([b.draws_BS.cpu() for b in bounds]),
         tokens_B=torch.cat([b.tokens_B.cpu() for b in bounds]),
         num_bytes=num_bytes,
-        exact=all(b.exact for b in bounds),
+        kind=bounds[0].kind,
     )
 
 

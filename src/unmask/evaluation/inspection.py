@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -115,9 +115,9 @@ def ask_masks(
     >>> ask_masks(model, z_BL, level_B, z_BL == model.tokenizer.mask_id)  # doctest: +SKIP
     """
     predictor = model.objective.predictor(model.denoiser)
-    process: Any = getattr(predictor, "process", None)
-    if predictor.left_to_right or (process is not None and process.name != "absorbing"):
-        reason = "reads from left to right" if predictor.left_to_right else f"has no masks: its noise is {process.name}"
+    process = predictor.process
+    if process is None or process.name != "absorbing" or not predictor.gives.startswith("x0"):
+        reason = "reads from left to right" if process is None else f"predicts no masks: its process is {process.name}"
         raise UsageError(f"this model {reason}, so it cannot be asked about masks: use Model.logits")
     canvas = Canvas(z_BL, model.denoiser.mask_id, torch.zeros_like(z_BL[:, 0]), valid_BL=valid_BL, label_B=label_B)
     query = ask_about(canvas, z_BL, masked_BL, level_B)

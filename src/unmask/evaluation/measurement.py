@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from unmask.objectives import base as objectives
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from unmask.evaluation.bound import Bound
 
-# exact: nothing was approximated. upper bound: the value in question is no larger, in expectation over the draws.
-# pseudo: a stand-in for it that bounds nothing. estimate: a sample's mean.
-Kind = Literal["exact", "upper bound", "pseudo", "estimate"]
+# Of a likelihood what its objective says: exact, an upper bound, or pseudo; all else is a sample's mean, an estimate.
+Kind = objectives.Kind | Literal["estimate"]
 SIGN: dict[str, str] = {"exact": "=", "upper bound": "≤", "pseudo": "≈", "estimate": "≈"}
 
 
