@@ -110,6 +110,10 @@ class Room:
                 del self._registered[old]
             self._registered[name] = cls
 
+    def discard(self, name: str) -> None:
+        """Take a registered plug-in out of the registry again."""
+        self._registered.pop(name, None)
+
     def attribute(self, attribute: str) -> Any:
         """`unmask.noise.LogLinear` without importing every file: the class's name, lower-cased, is the file's."""
         for cls in self._registered.values():
@@ -175,6 +179,7 @@ def register(cls: Any = None, *, name: str | None = None) -> Any:
     ...     "A schedule of one's own."
     >>> unmask.noise.room.get("half_cosine") is HalfCosine is unmask.noise.HalfCosine
     True
+    >>> unmask.noise.room.discard("half_cosine")
     """
     if cls is None:
         return functools.partial(register, name=name)

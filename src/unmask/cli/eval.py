@@ -17,6 +17,7 @@ Example:
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -68,8 +69,9 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     from unmask.evaluation.evaluate import evaluate
     from unmask.model import load
 
-    if args.length is not None and args.length < 1:
-        raise UsageError(f"--length must be at least 1, got {args.length}")
+    for flag in ("max_rows", "num_samples", "batch", "length"):
+        if (value := getattr(args, flag)) is not None and value < 1:
+            raise UsageError(f"--{flag.replace('_', '-')} must be at least 1, got {value}")
     if args.data is None and (options := _reading.given(args)):
         flag = f"--{min(options).replace('_', '-')}"
         raise UsageError(f"what a run held out is read as it was: leave out {flag}, or give --data")
@@ -106,6 +108,9 @@ def _metric(args: argparse.Namespace) -> Metric:
     from unmask.metrics import room
     from unmask.registry import fields_of
 
+    known = ["count", "time", "exact", "T=1000"]
+    if args.estimator not in known and difflib.get_close_matches(args.estimator or "", known[:3]):
+        raise UsageError(f"unknown estimator {args.estimator!r}; {did_you_mean(args.estimator, known)}")
     named = args.metric or "perplexity"
     try:
         data = json.loads(named) if named.lstrip().startswith("{") else {"name": named}

@@ -22,7 +22,7 @@ class Memory(Corpus):
 
     >>> corpus = Memory(texts=["one text", Document("bonjour", prompt="hello")])
     >>> [document.text for document in corpus.documents()], corpus
-    (['one text', 'bonjour'], Memory(2 texts, sha256='0fb09bdae74a'))
+    (['one text', 'bonjour'], Memory(2 texts, sha256='b6388b8417b0'))
     """
 
     texts: tuple[str | Document, ...] | None = field(default=None, metadata={UNWRITTEN: True})
