@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import unmask
 from tiny import MakeConfig
@@ -23,6 +23,8 @@ from unmask.cli import run
 from unmask.config import load_config
 from unmask.corpora import Corpus, Document
 from unmask.corpora.memory import Memory
+from unmask.denoisers import Denoiser
+from unmask.denoisers.network import Network
 from unmask.errors import DataError, ModelFolderError, UnmaskError, UsageError
 from unmask.metrics import Metric
 from unmask.noise import Noise
@@ -399,3 +401,84 @@ def test_a_metric_of_ones_own(model: Any, trained: Any, capsys: pytest.CaptureFi
     for wrong in (["row_coun"], ["row_count", "--num-samples", "3"], ["{"], ['{"name": "row_count", "time": 2}']):
         assert run([*words, *wrong]) == 2, wrong
         assert "row_count" in (err := capsys.readouterr().err) or "JSON" in err or "times" in err
+
+
+# --- a network and a corpus from scratch ------------------------------------------------------------------------------
+
+
+class Mixer(Network):
+    """Embeddings and their mean over the row: a network that knows nothing of its description."""
+
+    def __init__(self, num_ids: int, mask_id: int, width: int) -> None:
+        super().__init__()
+        self.num_ids, self.mask_id = num_ids, mask_id
+        self.embedding = nn.Embedding(num_ids, width)
+        self.out = nn.Linear(width, num_ids)
+
+    def trunk(self, z_BL: Tensor, level_B: Tensor | None = None, **options: Any) -> Tensor:
+        e_BLD = self.embedding(z_BL)
+        h_BLD = e_BLD + e_BLD.mean(dim=1, keepdim=True)
+        at_BK = options.get("at_BK")
+        return h_BLD if at_BK is None else h_BLD.gather(1, at_BK[..., None].expand(-1, -1, h_BLD.shape[-1]))
+
+    def head(self, h_ND: Tensor) -> Tensor:
+        return self.out(h_ND)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerNetwork(Denoiser):
+    """A denoiser in a few lines."""
+
+    width: int = 16
+
+    @property
+    def causal(self) -> bool:
+        return False
+
+    @property
+    def uses_level(self) -> bool:
+        return False
+
+    def build(self, *, num_ids: int, mask_id: int) -> Network:
+        return Mixer(num_ids, mask_id, self.width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(Corpus):
+    """Numbers as words."""
+
+    most: int = 60
+
+    def documents(self) -> Iterator[Document]:
+        for i in range(self.most):
+            yield Document(f"number {i} is {i % 7}")
+
+    def fingerprint(self) -> str:
+        return f"counting to {self.most}"
+
+
+def test_a_network_and_a_corpus_from_scratch_go_through_a_run(
+    tmp_path: Path, make_config: MakeConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes: dict[str, Any] = {"denoiser": MixerNetwork(), "data": {"train": Counting()}}
+    config = make_config(tmp_path / "run", steps=2, **changes)
+    unmask.train(config, device="cpu")
+    model = unmask.train(dataclasses.replace(config, steps=4), resume=True, device="cpu")
+    model.save(tmp_path / "copy")  # a loaded one knows its description, too
+    again = unmask.load(tmp_path / "copy", device="cpu")
+    assert again.generate(seed=2) == model.generate(seed=2)
+    assert "MixerNetwork" in repr(again)
+    assert len(again.hidden("number")[0]) == 16
+    assert run(["eval", str(tmp_path / "run"), "--max-rows", "2", "--device", "cpu"]) == 0
+    assert "perplexity  ≤" in capsys.readouterr().out
+
+
+def test_a_network_that_is_none_is_told_before_the_first_step(tmp_path: Path, make_config: MakeConfig) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Wrong(MixerNetwork):
+        def build(self, *, num_ids: int, mask_id: int) -> Any:
+            return nn.Linear(num_ids, num_ids)
+
+    with pytest.raises(UsageError, match="Network"):
+        unmask.train(make_config(tmp_path / "run", denoiser=Wrong()), device="cpu")
+    assert not (tmp_path / "run" / "recipe.json").exists()
