@@ -314,13 +314,15 @@ def test_a_plugin_module_that_is_of_no_use_is_refused(
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "hollow_plugin.py").write_text("x = 1\n")
     (tmp_path / "broken_plugin.py").write_text("1 / 0\n")
-    (tmp_path / "json.py").write_text(SOURCE)
+    for name in ("json.py", "a-b.py"):
+        (tmp_path / name).write_text(SOURCE)
     for name, noun in (
         ("hollow_plugin", "no plug-in"),
         ("broken_plugin", "ZeroDivisionError"),
         ("no_such_module", "no module"),
         (str(tmp_path / "nowhere.py"), "no file"),
         (str(tmp_path / "json.py"), "another name"),
+        (str(tmp_path / "a-b.py"), "letters"),
         ("", "needs the name"),
     ):
         assert run(["plugins", "--plugin", name]) == 2, name

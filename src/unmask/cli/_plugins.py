@@ -64,12 +64,15 @@ def _import(name: str) -> ModuleType:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"there is no file {path} to take plug-ins from")
-    known = sys.modules.get(path.stem)
-    if known is not None and Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
-        return known
+    if not path.stem.isidentifier():
+        raise UsageError(f"{path} cannot be a module's name: use letters, digits and _ before the .py")
     # Under its own name, which a model folder then tells to whoever misses the class.
-    if known is not None or importlib.util.find_spec(path.stem) is not None:
-        raise UsageError(f"{path}: a module {path.stem} is there already; give the file another name")
+    known = sys.modules.get(path.stem)
+    other = importlib.util.find_spec(path.stem) if known is None else known.__spec__
+    if (known or other) is not None:
+        if other is None or Path(other.origin or "").resolve() != path.resolve():
+            raise UsageError(f"{path}: there is another module {path.stem} already; give the file another name")
+        return importlib.import_module(path.stem)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None  # a name with .py has a loader
     module = importlib.util.module_from_spec(spec)

@@ -78,7 +78,6 @@ def evaluate(
         "kind": measured.kind,
         # Diffusion sees where padding begins, so a padded row is bounded given its length; autoregression is not told.
         "given": "row lengths" if not exact and rows.report.policy != "wrap" else "nothing",
-        "tokens": measured.n,
         "device": model.device.type,
         "dtype": str(next((p.dtype for p in model.denoiser.parameters()), torch.float32)).removeprefix("torch."),
         "unmask": unmask.__version__,

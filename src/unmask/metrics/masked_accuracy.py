@@ -56,7 +56,7 @@ class MaskedAccuracy(Metric):
             value=float(right_B.sum() / masked_B.sum()),
             ci95=None if interval is None else (max(0.0, interval[0]), min(1.0, interval[1])),
             n=int(masked_B.sum()),
-            protocol={"rows": len(right_B), "rate": self.rate},
+            protocol={"rows": len(right_B), "masked_tokens": int(masked_B.sum()), "rate": self.rate},
         )
 
     def _count(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -72,6 +72,7 @@ class Perplexity(Metric):
             bound=bound,
             protocol={
                 "rows": len(bound.tokens_B),
+                "tokens": bound.tokens,
                 "estimator": estimator,
                 "draws_per_row": 1 if bound.exact else self.num_samples,
             },
