@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from unmask import __version__
-from unmask.cli._plugins import FLAG, HELP, load_plugins, split_plugins
 from unmask.errors import UnmaskError, UsageError, did_you_mean
+from unmask.plugin_modules import FLAG, HELP, load_plugins, split_plugins
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -249,7 +249,7 @@ class MDLM(Objective):
         from unmask.samplers.ancestral import Ancestral
         from unmask.samplers.posterior import Posterior
 
-        return Ancestral(noise=self.noise) if self.zero_masking else Posterior(noise=self.noise)
+        return Ancestral() if self.zero_masking else Posterior()
 
 
 def _sorted(u_BL: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ from unmask.model import Model, Watch
 from unmask.objectives.base import Kind
 from unmask.rng import row_keys
 from unmask.samplers import RunnersUp, Sampler, Step
-from unmask.samplers.planned import PlannedSampler
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained, takes_likeliest
 from unmask.sampling.guidance import Guidance
@@ -86,7 +85,7 @@ class Served(Model):
         self.limits.check(rows=num, length=length, calls=self.calls(fitted, length, guidance), holding=holding)
         check_pair(self.engine.predictor, fitted, canvas)
         held = fitted if canvas.constraint is None else constrained(fitted)
-        if isinstance(fitted, PlannedSampler):
+        if fitted.planned:
             canvas = canvas.to("cpu")  # it has few numbers to look at, and a GPU's small steps are slow
         how: dict[str, Any] = {"guidance": guidance, "runners_up": runners_up if watch else 0}
         works = [self._begun(row_of(canvas, i), held, holding, **how) for i in range(num)]
@@ -134,7 +133,7 @@ class Served(Model):
         if canvas.constraint is None:
             return Holding()
         length = canvas.tokens.shape[1]
-        positions = int(canvas.open_BL.sum(dim=1).max()) if canvas.constraint.over == "gap" else length
+        positions = int(canvas.masked_BL.sum(dim=1).max()) if canvas.constraint.over == "gap" else length
         steps = sampler.max_calls(length) if steps is None else steps
         return Holding.of(canvas.constraint, positions, steps, likeliest=takes_likeliest(sampler))
 

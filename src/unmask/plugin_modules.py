@@ -1,4 +1,4 @@
-"""--plugin MODULE: classes of one's own for this command. The user names the module; no file can."""
+"""--plugin MODULE: classes of one's own for this process. The user names the module; no file can."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from unmask.errors import UnmaskError, UsageError
 
 FLAG = "--plugin"
 HELP = f"{FLAG} MODULE registers the classes of a Python module, or of a file FILE.py; may be repeated."
+
+
+loaded: list[str] = []  # what this process was given: one that it starts is given the same
 
 
 def split_plugins(words: list[str]) -> tuple[list[str], list[str]]:
@@ -41,6 +44,7 @@ def load_plugins(names: list[str]) -> None:
     """Import each module and register the plug-in classes that it defines, save those it has registered itself."""
     for name in names:
         module = _import(name)
+        loaded.append(name)
         if not _register_classes(module):
             raise UsageError(
                 f"the module {name} defines no plug-in: a plug-in is a subclass of a room's base, "
