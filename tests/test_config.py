@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -38,6 +38,7 @@ from unmask.noise.polynomial import Polynomial
 from unmask.objectives.ar import AR
 from unmask.objectives.d3pm import D3PM
 from unmask.objectives.mdlm import MDLM
+from unmask.registry import renamed
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.semi_ar import SemiAR
 
@@ -81,7 +82,7 @@ def test_every_plugin_reads_back_the_same(room: Any, name: str) -> None:
     cls = room.room.get(name)
     required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
     plugin = cls(**{key: NEEDED[key] for key in required})
-    base = getattr(room, room.room._base)
+    base = room.room.base
     data = json.loads(json.dumps(to_dict(plugin)))
     assert data["name"] == name
     assert from_dict(base, data) == plugin
@@ -501,3 +502,67 @@ def test_typed_words_stay_plain_text_in_the_config(empty: Path) -> None:
     for value in (config.tokenizer, config.precision, config.data.cache):
         assert type(value) is str
     assert from_dict(tuple[int, ...], Word("1,2,3")) == (1, 2, 3)
+
+
+# --- unions and renamed keys ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Fields that may be of several types, and one that had another name."""
+
+    amount: int | Literal["auto", "all"] | None = None
+    noise: noise.Noise | float = 0.5
+    several: tuple[int, ...] | str = ()
+    num_steps: int = renamed("steps", "max_steps", default=8)
+
+
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        ({"amount": 3}, Options(amount=3)),
+        ({"amount": "all"}, Options(amount="all")),
+        ({"amount": Word("12")}, Options(amount=12)),
+        ({"amount": Word("auto")}, Options(amount="auto")),
+        ({"amount": Word("none")}, Options(amount=None)),
+        ({"noise": 0.25}, Options(noise=0.25)),
+        ({"noise": "cosine"}, Options(noise=Cosine())),
+        ({"noise": {"name": "polynomial", "power": 3.0}}, Options(noise=Polynomial(power=3.0))),
+        ({"several": [1, 2]}, Options(several=(1, 2))),
+        ({"several": "none of them"}, Options(several="none of them")),
+        ({"num_steps": 3}, Options(num_steps=3)),
+    ],
+    ids=str,
+)
+def test_a_union_takes_what_one_of_its_members_takes(data: dict[str, Any], options: Options) -> None:
+    assert from_dict(Options, data) == options
+    assert from_dict(Options, to_dict(options), saved=True) == options
+
+
+@pytest.mark.parametrize(
+    ("data", "noun"),
+    [
+        ({"amount": "al"}, "all"),
+        ({"amount": 1.5}, "int"),
+        ({"amount": True}, "amount"),
+        ({"noise": {"name": "polynomial", "powr": 3.0}}, "power"),  # the member that is a table says what is wrong
+        ({"noise": None}, "noise"),
+        ({"several": 3}, "several"),
+    ],
+    ids=str,
+)
+def test_what_no_member_takes_is_refused(data: dict[str, Any], noun: str) -> None:
+    with pytest.raises(ConfigError, match=noun):
+        from_dict(Options, data)
+
+
+def test_a_renamed_key_names_the_new_one_and_reads_in_what_was_saved() -> None:
+    for old in ("steps", "max_steps"):
+        with pytest.raises(ConfigError, match="num_steps"):
+            from_dict(Options, {old: 3})
+        assert from_dict(Options, {old: 3}, saved=True) == Options(num_steps=3)
+
+
+def test_choices_of_a_union_are_those_of_all_members() -> None:
+    assert option_choices(Options(noise=0.5))["amount"] == ["auto", "all", "none"]  # type: ignore[arg-type]
+    assert "cosine" in option_choices(Options())["noise"]  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from unmask.denoisers.network import Network
 from unmask.devices import pick_device, pick_dtype
 from unmask.errors import UsageError, did_you_mean
 from unmask.evaluation.bound import Bound
+from unmask.evaluation.inspection import hidden, logits, predict
 from unmask.evaluation.score import score
 from unmask.objectives import Objective
 from unmask.processes.base import Process
@@ -82,6 +83,12 @@ class Model:
         self.drawing = drawing  # how tokens are drawn where nobody says otherwise
         self.separator = separator  # ends every prompt, as in the rows it was trained on
         self.labels = tuple(labels)  # the words of the classes 0, 1, ...; none where classes are numbers
+
+    def __repr__(self) -> str:
+        network = type(getattr(self.denoiser, "config", self.denoiser)).__name__
+        vocabulary = f"{type(self.tokenizer).__name__} of {self.tokenizer.num_ids} ids"
+        size = f"{self.num_parameters:,} parameters on {self.device}"
+        return f"Model({self.objective!r}, {network} of {size}, {vocabulary}, length {self.length})"
 
     @property
     def device(self) -> torch.device:
@@ -453,7 +460,10 @@ class Model:
 
     # --- measure ---
 
-    score = score  # in a file of its own as well
+    score = score  # in files of their own as well
+    logits = logits
+    hidden = hidden
+    predict = predict
 
     def _bound(self, canvas: Canvas, scored_BL: Tensor, **how: Any) -> Bound:
         given = (self.denoiser, canvas.tokens, canvas.valid_BL)

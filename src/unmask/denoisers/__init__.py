@@ -19,3 +19,7 @@ def __getattr__(name: str) -> Any:
     if name in _CONTRACT:
         return getattr(importlib.import_module("unmask.denoisers.network"), name)
     return room.attribute(name)
+
+
+def __dir__() -> list[str]:
+    return room.attributes()

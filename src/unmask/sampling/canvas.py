@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from unmask.constraints.automaton import Automaton
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Canvas:
     """`tokens` [B, L], of which some positions are open and all others are fixed and never change.
 
@@ -61,6 +61,10 @@ class Canvas:
             raise UsageError(f"a canvas of {len(self.key_B)} rows has as many labels, got {list(self.label_B.shape)}")
         if self.end_id == self.mask_id:
             raise UsageError(f"end_id and mask_id are both {self.end_id}: a mask cannot end a text")
+
+    def __repr__(self) -> str:
+        rows, length = self.tokens.shape
+        return f"Canvas({rows} x {length}, {int(self.open_BL.sum())} open, mask {self.mask_id})"
 
     @classmethod
     def blank(cls, *, num: int, length: int, mask_id: int, seed: int = 0) -> Canvas:

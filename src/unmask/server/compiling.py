@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 from weakref import WeakValueDictionary
 
+from unmask import plugin_modules
 from unmask.constraints import Constraint
 from unmask.constraints.automaton import Automaton
 from unmask.data.tokenizers import Tokenizer
@@ -188,7 +189,8 @@ class Compiler:
     def _start(self) -> None:
         self._end()
         self._pipe, theirs = Pipe()
-        code = f"from unmask.server.compile_process import serve; serve({theirs.fileno()}, {self.seconds})"
+        code = f"from unmask.plugin_modules import load_plugins; load_plugins({plugin_modules.loaded!r}); "
+        code += f"from unmask.server.compile_process import serve; serve({theirs.fileno()}, {self.seconds})"
         one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # it forks
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
