@@ -15,7 +15,7 @@ from unmask.constraints.automaton import Automaton
 from unmask.model import Model
 from unmask.samplers.ancestral import Ancestral
 from unmask.server import compiling, limits, served_model
-from unmask.server import rows as work_module
+from unmask.server import rows as rows_module
 from unmask.server.compiling import Busy, Compiler
 from unmask.server.engine import Call, Engine
 from unmask.server.limits import Beyond, Holding, Limits
@@ -107,14 +107,14 @@ def test_beside_the_engine_the_same_texts_are_written(
     assert len(jobs) >= 5
     wanted = [done_by(Served(engine, compiler, Limits(), Call()), job) for job in jobs]
     threads: set[str] = set()
-    take: Callable[..., Any] = work_module.Writing.take
+    take: Callable[..., Any] = rows_module.Writing.take
 
-    def noted(self: work_module.Writing, *given: Any) -> Any:
+    def noted(self: rows_module.Writing, *given: Any) -> Any:
         threads.add(threading.current_thread().name.partition("_")[0])
         return take(self, *given)
 
-    monkeypatch.setattr(work_module.Writing, "take", noted)
-    for module in (work_module, served_model):
+    monkeypatch.setattr(rows_module.Writing, "take", noted)
+    for module in (rows_module, served_model):
         monkeypatch.setattr(module, "LONG", 0)
     assert [done_by(Served(engine, compiler, Limits(), Call()), job) for job in jobs] == wanted
     assert threads == {"unmask-beside"}

@@ -29,7 +29,11 @@ NICENESS = 5  # whoever is written for goes first
 
 Task = tuple[int, tuple[Constraint, ...] | None, bool]  # its number, what to compile (None: no more of it), may_end
 Found = Automaton | UsageError
-TOO_MUCH = "the constraint takes too long or too much memory to prepare: use a simpler one"
+
+
+def too_costly() -> UsageError:
+    """What is said of a constraint that was not compiled within its limits."""
+    return UsageError("the constraint takes too long or too much memory to prepare: use a simpler one")
 
 
 def serve(handle: int, seconds: float) -> None:
@@ -75,7 +79,7 @@ def _attend(server: Connection, task: Task, tokenizer: Tokenizer, seconds: float
     if wanted:
         server.send(task[0])
         if found is None:
-            server.send(UsageError(TOO_MUCH))
+            server.send(too_costly())
         else:
             server.send_bytes(found)
 
@@ -97,14 +101,16 @@ def _work(pipe: Connection, task: Task, tokenizer: Tokenizer, seconds: float) ->
         assert several is not None
         try:
             found: Found = compile_constraints(several, tokenizer, may_end=may_end)
+        except UsageError as e:
+            found = e
         except UnmaskError as e:
-            found = UsageError(str(e))
+            found = UsageError("{reason}", reason=e)
         except MemoryError:
-            found = UsageError(TOO_MUCH)
+            found = too_costly()
         except Exception as e:  # it must be seen, but a client cannot fill the log with it
             place = traceback.extract_tb(e.__traceback__)[-1]
-            told = f"{type(e).__name__} in {place.name}, line {place.lineno}"
-            print(f"unmask: a constraint could not be prepared: {told}", file=sys.stderr, flush=True)
+            cause = f"{type(e).__name__} in {place.name}, line {place.lineno}"
+            print(f"unmask: a constraint could not be prepared: {cause}", file=sys.stderr, flush=True)
             found = UsageError("the constraint cannot be prepared: use a simpler one")
         pipe.send(found)
     finally:
@@ -118,8 +124,8 @@ def limit(memory: int, seconds: int) -> None:
         import resource
 
         for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, seconds)):
-            held = [n for n in resource.getrlimit(kind) if n != resource.RLIM_INFINITY]
-            least = min([most, *held])
+            present = [n for n in resource.getrlimit(kind) if n != resource.RLIM_INFINITY]
+            least = min([most, *present])
             with suppress(ValueError, OSError):
                 resource.setrlimit(kind, (least, least))
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from unmask.cli._trace import as_dict
 from unmask.data.tokenizers import Tokenizer
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.model import Model
 from unmask.samplers import Step, room
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained
 from unmask.server import schemas
-from unmask.server.errors import hide
+from unmask.server.errors import public_message
 from unmask.server.requests import check_gaps, constraints_of, sampler_of
 from unmask.server.served_model import Served
 from unmask.text.editing import MAX_CANDIDATES, NUM_SAMPLES, Filled, bounds, check_fit
@@ -169,8 +169,7 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
             canvas = served.canvas([row], constraint, may_end=True).to("cpu")  # it may end before its length
             served.check_possible(canvas)
     except UsageError as e:
-        reason = hide(str(e), asked.model_dump_json(exclude_defaults=True).encode())
-        return {"fits": False, "reason": reason, "samplers": samplers}
+        return {"fits": False, "reason": public_message(e), "samplers": samplers}
     return {"fits": True, "reason": None, "samplers": samplers}
 
 
@@ -250,7 +249,7 @@ def _token_rows(served: Served, asked: schemas.Fill) -> list[list[int]]:
     tokenizer, tokens = served.tokenizer, asked.tokens or []
     served.limits.check_length(len(tokens))
     if any(token is not None and (token >= tokenizer.num_ids or token == tokenizer.mask_id) for token in tokens):
-        raise UsageError(f"tokens are ids below {tokenizer.num_ids}, with null for a mask")
+        raise UsageError("tokens are ids below {num_ids}, with null for a mask", num_ids=Public(tokenizer.num_ids))
     if None not in tokens:
         raise UsageError("nothing to fill: give null for each masked token")
     row = [tokenizer.mask_id if token is None else token for token in tokens]

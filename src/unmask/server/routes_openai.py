@@ -11,7 +11,7 @@ from typing import Any
 
 from unmask.constraints import Constraint
 from unmask.data.tokenizers import Tokenizer
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.samplers import Sampler, Step
 from unmask.samplers.adaptive import AdaptiveSampler
 from unmask.samplers.planned import PlannedSampler
@@ -184,7 +184,10 @@ def _prompts(asked: Completion, served: Served) -> list[tuple[str, list[int]]]:
             prompt += served.separator
             found.append((prompt, encode_fixed(prompt, tokenizer, "prompt")))
         elif any(id >= tokenizer.num_ids or id in never for id in prompt):
-            raise UsageError(f"the ids of a prompt lie below {tokenizer.num_ids}, without the mask and other specials")
+            raise UsageError(
+                "the ids of a prompt lie below {num_ids}, without the mask and other specials",
+                num_ids=Public(tokenizer.num_ids),
+            )
         else:
             found.append((tokenizer.decode(prompt), prompt))
     return found
@@ -248,7 +251,7 @@ def settles(sampler: Sampler) -> bool:
 
 def _check(asked: Completion, texts: int) -> None:
     if texts > MAX_TEXTS:
-        raise UsageError(f"{MAX_TEXTS} texts at most: fewer prompts or a smaller n")
+        raise UsageError("{most} texts at most: fewer prompts or a smaller n", most=Public(MAX_TEXTS))
     if asked.best_of not in (None, asked.n or 1):
         raise UsageError("best_of is not offered: leave it out and take n texts")
     if asked.echo and asked.stream:
