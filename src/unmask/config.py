@@ -23,7 +23,7 @@ from unmask.corpora.stdlib import Stdlib
 from unmask.data.rows import Anchor
 from unmask.denoisers import Denoiser
 from unmask.denoisers.dit import DiT
-from unmask.errors import ConfigError, UsageError, did_you_mean
+from unmask.errors import ConfigError, Public, UsageError, did_you_mean
 from unmask.objectives import Objective
 from unmask.objectives.mdlm import MDLM
 from unmask.registry import BEFORE, came_later
@@ -225,7 +225,12 @@ def from_dict(kind: Any, data: Any, where: str = "", *, default: Any = None, sav
         choices = typing.get_args(kind)
         if data in choices:
             return choices[choices.index(data)]
-        raise ConfigError(f"{where}: {data!r} is not a choice; {did_you_mean(str(data), map(str, choices))}")
+        raise ConfigError(
+            "{where}: {data!r} is not a choice; {hint}",
+            where=Public(where),
+            data=data,
+            hint=Public(did_you_mean(str(data), map(str, choices))),
+        )
     if origin is tuple:
         return _tuple(kind, data, where)
     if isinstance(kind, type) and hasattr(kind, "room"):
@@ -240,25 +245,28 @@ def _plugin(kind: Any, data: Any, where: str, default: Any, saved: bool) -> Any:
     if isinstance(data, dict) and "name" not in data and default is not None and not saved:
         data = {"name": kind.room.name_of(default)} | data
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
-        raise ConfigError(f"{where}: needs a name, one of {', '.join(kind.room.names())}")
+        raise ConfigError(
+            "{where}: needs a name, one of {names}", where=Public(where), names=Public(", ".join(kind.room.names()))
+        )
     options = {k: v for k, v in data.items() if k != "name"}
     try:
         plugin = kind.room.get(data["name"])
     except UsageError as e:
-        raise ConfigError(f"{where}: {e}" if where else str(e)) from None
+        raise ConfigError("{where}{reason}", where=Public(f"{where}: " if where else ""), reason=e) from None
     return _dataclass(plugin, options, where, saved)
 
 
 def _dataclass(kind: type, data: Any, where: str, saved: bool) -> Any:
     if not isinstance(data, dict):
-        raise ConfigError(f"{where}: expected a table of options, got {data!r}")
+        raise ConfigError("{where}: expected a table of options, got {data!r}", where=Public(where), data=data)
     hints = typing.get_type_hints(kind)
     known = {f.name: f for f in dataclasses.fields(kind)}
     values = {}
     for key, value in data.items():
         path = f"{where}.{key}" if where else key
         if key not in known:
-            raise ConfigError(f"unknown key {path!r}; {did_you_mean(key, known)}")
+            shown = Public(path, repr(f"{where}.…" if where else "…"))
+            raise ConfigError("unknown key {path!r}; {hint}", path=shown, hint=Public(did_you_mean(key, known)))
         default = None if known[key].default is dataclasses.MISSING else known[key].default
         values[key] = from_dict(hints[key], value, path, default=default, saved=saved)
     for f in known.values():
@@ -266,11 +274,16 @@ def _dataclass(kind: type, data: Any, where: str, saved: bool) -> Any:
             values[f.name] = f.metadata[BEFORE]
         required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and f.name not in values:
-            raise ConfigError(f"{where + '.' if where else ''}{f.name} is missing: {kind.__name__} needs it")
+            raise ConfigError(
+                "{where}{name} is missing: {kind} needs it",
+                where=Public(where + "." if where else ""),
+                name=Public(f.name),
+                kind=Public(kind.__name__),
+            )
     try:
         return kind(**values)
     except UsageError as e:
-        raise ConfigError(f"{where}: {e}" if where else str(e)) from None
+        raise ConfigError("{where}{reason}", where=Public(f"{where}: " if where else ""), reason=e) from None
 
 
 def _tuple(kind: Any, data: Any, where: str) -> tuple[Any, ...]:
@@ -279,11 +292,16 @@ def _tuple(kind: Any, data: Any, where: str) -> tuple[Any, ...]:
     if isinstance(parts, str) and args == (str, ...):
         parts = [parts]  # one text is a list of one
     if not isinstance(parts, list | tuple):
-        raise ConfigError(f"{where}: expected a list, got {data!r}")
+        raise ConfigError("{where}: expected a list, got {data!r}", where=Public(where), data=data)
     if args[-1] is Ellipsis:
         args = (args[0],) * len(parts)
     if len(parts) != len(args):
-        raise ConfigError(f"{where}: expected {len(args)} values, got {len(parts)}")
+        raise ConfigError(
+            "{where}: expected {wanted} values, got {got}",
+            where=Public(where),
+            wanted=Public(len(args)),
+            got=Public(len(parts)),
+        )
     return tuple(from_dict(a, p, where) for a, p in zip(args, parts, strict=True))
 
 
@@ -291,7 +309,9 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def _plain(kind: Any, data: Any, where: str) -> Any:
-    bad = ConfigError(f"{where}: expected {kind.__name__}, got {data!r}")
+    bad = ConfigError(
+        "{where}: expected {kind}, got {data!r}", where=Public(where), kind=Public(kind.__name__), data=data
+    )
     if kind is bool:
         if isinstance(data, bool):
             return data

@@ -17,7 +17,7 @@ from unmask.data.packing import Anchor, Policy, anchor_ids
 from unmask.data.tokenizers import Tokenizer
 from unmask.denoisers.network import Network
 from unmask.devices import pick_device, pick_dtype
-from unmask.errors import UsageError, did_you_mean
+from unmask.errors import Public, UsageError, did_you_mean
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.score import score
 from unmask.objectives import Objective
@@ -245,8 +245,11 @@ class Model:
             gap = length - len(self.begin) - len(ids) - len(ending.ids) - len(self.end)
             if gap < 1:
                 raise UsageError(
-                    f"the prompt takes {len(self.begin) + len(ids)} tokens and the suffix {len(ending.ids)}, which "
-                    f"leaves nothing of length {length}: give a larger length or a shorter prompt"
+                    "the prompt takes {prompt} tokens and the suffix {suffix}, which leaves nothing of length {length}"
+                    ": give a larger length or a shorter prompt",
+                    prompt=Public(len(self.begin) + len(ids)),
+                    suffix=Public(len(ending.ids)),
+                    length=Public(length),
                 )
             begun[which] = [Part(head, ids, gap), ending]
         parts = [begun[number // num] for number in numbers]
@@ -422,12 +425,18 @@ class Model:
         sampler = sampler or self.sampler
         if isinstance(sampler, SemiAR) and sampler.window > self.length:
             raise UsageError(
-                f"a window of {sampler.window} is beyond the {self.length} tokens the model was trained on"
+                "a window of {window} is beyond the {length} tokens the model was trained on",
+                window=sampler.window,
+                length=Public(self.length),
             )
         if length <= self.length or isinstance(sampler, SemiAR):
             return sampler
         if sampler.left_to_right:
-            raise UsageError(f"length {length} is beyond the model's window of {self.length} tokens; ask for less")
+            raise UsageError(
+                "length {length} is beyond the model's window of {window} tokens; ask for less",
+                length=Public(length),
+                window=Public(self.length),
+            )
         return SemiAR(window=self.length, inner=sampler)
 
     # --- measure ---

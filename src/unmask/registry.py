@@ -21,7 +21,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from unmask.errors import UsageError, did_you_mean
+from unmask.errors import Public, UsageError, did_you_mean
 
 
 class Room:
@@ -54,13 +54,22 @@ class Room:
         """The plug-in class of that name."""
         modules = self._modules()
         if name not in modules:
-            raise UsageError(f"unknown {self.noun} {name!r}; {did_you_mean(name, modules)}")
+            raise UsageError(
+                "unknown {noun} {name!r}; {hint}",
+                noun=Public(self.noun),
+                name=name,
+                hint=Public(did_you_mean(name, modules)),
+            )
         module = importlib.import_module(modules[name])
         base = getattr(sys.modules[self.package], self._base)
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__:
                 return value
-        raise UsageError(f"{modules[name]} holds no {self._base}: a plug-in file defines one subclass of it")
+        raise UsageError(
+            "{module} holds no {base}: a plug-in file defines one subclass of it",
+            module=Public(modules[name]),
+            base=Public(self._base),
+        )
 
     def name_of(self, plugin: object) -> str:
         """The name a plug-in goes by in recipes: its file's."""
@@ -68,7 +77,11 @@ class Room:
         for name, module in self._modules().items():
             if module == cls.__module__:
                 return name
-        raise UsageError(f"{cls.__name__} is not a plug-in of {self.package}: only plug-ins can be written to a file")
+        raise UsageError(
+            "{cls} is not a plug-in of {package}: only plug-ins can be written to a file",
+            cls=Public(cls.__name__),
+            package=Public(self.package),
+        )
 
     def attribute(self, attribute: str) -> Any:
         """`unmask.noise.LogLinear` without importing every file: the class's name, lower-cased, is the file's."""
@@ -124,9 +137,20 @@ def check_fields(plugin: object) -> None:
             kind = next(inner for inner in typing.get_args(kind) if inner is not type(None))
         choices = typing.get_args(kind)
         if typing.get_origin(kind) is typing.Literal and value not in choices:
-            raise UsageError(f"{name} is {value!r}; {did_you_mean(str(value), map(str, choices))}")
+            raise UsageError(
+                "{name} is {value!r}; {hint}",
+                name=Public(name),
+                value=value,
+                hint=Public(did_you_mean(str(value), map(str, choices))),
+            )
         if (wanted := _wanted(kind, value)) is not None:
-            raise UsageError(f"{name} must be {wanted}{' or None' if optional else ''}, got {value!r}")
+            raise UsageError(
+                "{name} must be {wanted}{or_none}, got {value!r}",
+                name=Public(name),
+                wanted=Public(wanted),
+                or_none=Public(" or None" if optional else ""),
+                value=value,
+            )
 
 
 _NUMBERS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a number"), bool: (bool, "True or False")}

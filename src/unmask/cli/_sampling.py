@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unmask.errors import UsageError, did_you_mean
+from unmask.errors import Public, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from unmask.cli._page import Page
@@ -241,7 +241,12 @@ def _build(
         if name not in known:
             spelled = name.replace("_", "-")
             hint = did_you_mean(spelled, {*(option.replace("_", "-") for option in known), *flags})
-            raise UsageError(f"the sampler {cls.__name__} has no option --{spelled}; {hint}")
+            raise UsageError(
+                "the sampler {sampler} has no option --{option}; {hint}",
+                sampler=Public(cls.__name__),
+                option=spelled,
+                hint=Public(hint),
+            )
         if value == "inf" and hints[name] is float:  # a recipe takes no such number; here the sampler judges it
             options = options | {name: math.inf}
         elif isinstance(value, Word):

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.registry import Room
 
 if TYPE_CHECKING:
@@ -86,7 +86,10 @@ class Sampler(ABC):
 
     def select(self, state: Any, rows_B: np.ndarray, canvas: Canvas) -> Any:
         """A state whose row b is a copy of row rows_B[b], drawn on with the keys of `canvas`."""
-        raise UsageError(f"the sampler {type(self).__name__} cannot copy rows: use ancestral or left_to_right")
+        raise UsageError(
+            "the sampler {sampler} cannot copy rows: use ancestral or left_to_right",
+            sampler=Public(type(self).__name__),
+        )
 
     @abstractmethod
     def max_calls(self, length: int) -> int:
@@ -102,4 +105,9 @@ def check_counts(steps: int | None, tokens: int | None) -> None:
     """
     for name, value in (("steps", steps), ("tokens", tokens)):
         if value is not None and not 1 <= value <= MAX_STEPS:
-            raise UsageError(f"{name} must lie in 1..{MAX_STEPS}, or be none; got {value}")
+            raise UsageError(
+                "{name} must lie in 1..{most}, or be none; got {value}",
+                name=Public(name),
+                most=Public(MAX_STEPS),
+                value=value,
+            )

@@ -18,7 +18,7 @@ from torch import Tensor
 from unmask.constraints.automaton import Automaton
 from unmask.constraints.conditioning import Spans, draw, possible
 from unmask.constraints.tables import Tables, tables_of
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.samplers import Sampler, Step
 from unmask.samplers.adaptive import AdaptiveSampler
 from unmask.samplers.planned import PlannedSampler
@@ -51,7 +51,7 @@ class Impossible(UsageError):
     """No writing of the masks meets the constraint, in so many spans."""
 
     def __init__(self, where: str, spans: int) -> None:
-        super().__init__(f"the constraint cannot hold in {where}")
+        super().__init__("the constraint cannot hold in {where}", where=Public(where))
         self.spans = spans
 
 
@@ -200,8 +200,8 @@ def _holding(sampler: Sampler) -> Sampler:
         return cast(Sampler, replace(sampler, inner=_holding(sampler.inner)))  # type: ignore[type-var]
     if not isinstance(sampler, PlannedSampler | AdaptiveSampler):
         raise UsageError(
-            f"the sampler {type(sampler).__name__} cannot hold a constraint: use ancestral, left_to_right, confidence "
-            "or block"
+            "the sampler {sampler} cannot hold a constraint: use ancestral, left_to_right, confidence or block",
+            sampler=Public(type(sampler).__name__),
         )
     if sampler.draw == "hybrid" or sampler.temperature_end is not None:
         raise UsageError("a constrained draw has one temperature: leave out temperature_end and draw=hybrid")
