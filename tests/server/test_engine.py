@@ -346,7 +346,7 @@ def test_everybody_goes_on_in_every_step_while_there_is_room(small: Model) -> No
     log: list[str] = []
     try:
         together(engine, [[Steps(str(i), 3, log)] for i in range(8)])
-        steps = engine.metrics.steps.values[()]
+        steps = engine.metrics.value("unmask_steps_total")
     finally:
         engine.close()
     assert steps == 1 + 3
@@ -522,4 +522,4 @@ def test_the_budget_is_checked_before_any_work(engine: Engine, compiler: Compile
         served.generate(1, 65)
     with pytest.raises(unmask.UsageError, match="ask for less"):
         served.score("x" * 20, num_samples=64)
-    assert engine.metrics.steps.values[()] == 0
+    assert engine.metrics.value("unmask_steps_total") == 0

@@ -41,7 +41,7 @@ def test_a_constraint_is_counted_with_the_network_calls(engine: Engine, compiler
     tight = Limits(budget=2 * (400 + held.text) - 1)
     with pytest.raises(unmask.UsageError, match=f"as long as {held.text} tokens more"):
         Served(engine, compiler, tight, Call()).generate(**asked, constraint=WORDS)
-    assert engine.metrics.steps.values[()] == 0
+    assert engine.metrics.value("unmask_steps_total") == 0
     assert len(Served(engine, compiler, tight, Call()).generate(**asked)) == 2
     enough = Limits(budget=2 * (400 + held.text))
     assert len(Served(engine, compiler, enough, Call()).generate(**asked, constraint=WORDS)) == 2
@@ -88,7 +88,7 @@ def test_a_step_that_would_keep_all_waiting_is_refused(
     ):
         with pytest.raises(Beyond, match="use a simpler constraint, or a shorter gap"):
             job(Served(engine, compiler, Limits(), Call()))
-    assert engine.metrics.steps.values[()] == 0
+    assert engine.metrics.value("unmask_steps_total") == 0
 
 
 def test_looks_in_many_lengths_are_counted_together(engine: Engine, compiler: Compiler) -> None:
@@ -96,7 +96,7 @@ def test_looks_in_many_lengths_are_counted_together(engine: Engine, compiler: Co
     asked = Served(engine, compiler, Limits(budget=3 * one), Call())
     with pytest.raises(Beyond, match="give fewer lengths"):
         asked.fill("[MASK:16..20]", constraint=WORDS)
-    assert engine.metrics.steps.values[()] == 0
+    assert engine.metrics.value("unmask_steps_total") == 0
 
 
 def test_beside_the_engine_the_same_texts_are_written(

@@ -71,7 +71,7 @@ def test_when_the_client_goes_its_work_stops(busy: Running, route: str) -> None:
         raw = open_raw(busy, route, body)
         until(lambda: busy.jobs.engine.waiting > 0)
         raw.close()
-        until(lambda gone=gone: metrics.cancelled.values[()] == gone)
+        until(lambda gone=gone: metrics.value("unmask_cancelled_total") == gone)
         until(lambda: busy.jobs.active == 0)
         assert busy.jobs.engine.waiting == 0
     assert metrics.late_most <= 1

@@ -58,14 +58,14 @@ def written(client: TestClient, body: dict[str, Any]) -> list[tuple[str, str]]:
 def test_a_row_with_a_stop_is_not_written_on(slow: tuple[TestClient, Jobs], stream: bool, n: int) -> None:
     client, jobs = slow
     body: dict[str, Any] = {"prompt": "a", "max_tokens": LENGTH, "n": n, "seed": 4, "sampler": "left_to_right"}
-    before = jobs.metrics.rows.values[()]
+    before = jobs.metrics.value("unmask_row_steps_total")
     whole = written(client, body)
-    all_steps = jobs.metrics.rows.values[()] - before
+    all_steps = jobs.metrics.value("unmask_row_steps_total") - before
     stop = whole[0][0][6:9]
     wanted = [(text[: text.index(stop)], "stop") if stop in text else (text, end) for text, end in whole]
-    before = jobs.metrics.rows.values[()]
+    before = jobs.metrics.value("unmask_row_steps_total")
     assert written(client, {**body, "stop": [stop], "stream": stream}) == wanted
-    steps = jobs.metrics.rows.values[()] - before
+    steps = jobs.metrics.value("unmask_row_steps_total") - before
     others = sum(len(text.encode()) + 1 for text, _ in wanted[1:])
     assert steps < min(all_steps, 10 + others + n * 20)
     assert jobs.engine.waiting == 0

@@ -223,8 +223,7 @@ class AccessMiddleware:
             await _send_json(answer, 500, internal().body, {})
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            self.metrics.requests.add(1, route, str(status))
-            self.metrics.latency.see(time.perf_counter() - began, route)
+            self.metrics.answered(route, status, time.perf_counter() - began)
 
     async def _body(self, scope: Scope, receive: Receive) -> Receive:
         """Read the body whole and parse it, into `scope`; what comes back receives it again."""

@@ -25,6 +25,7 @@ from unmask.server.docs import STREAM, TRACE_EVENTS, docs_page, openapi
 from unmask.server.errors import HTTPError, from_error, from_validation, internal
 from unmask.server.jobs import Emit, Jobs, disconnected
 from unmask.server.limits import MAX_TEXTS, Limits
+from unmask.server.metrics import MEDIA_TYPE
 from unmask.server.routes_openai import complete
 from unmask.server.served_model import Served
 
@@ -208,7 +209,7 @@ def _other_routes(app: FastAPI, jobs: Jobs) -> None:
 
     @app.get("/metrics", tags=["server"], summary="Prometheus text", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return PlainTextResponse(jobs.metrics.text(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(jobs.metrics.text(), media_type=MEDIA_TYPE)
 
     @app.get(
         "/info", tags=["server"], summary="Model and limits, as the page knows them", response_model=responses.Info

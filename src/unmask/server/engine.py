@@ -295,7 +295,7 @@ class Engine:
             if error is not None:
                 self._fail(ticket, error)
             elif not ticket.over:
-                self.metrics.tokens.add(self._tell(ticket, [(i, step)]))
+                self.metrics.tokens.inc(self._tell(ticket, [(i, step)]))
             self._wake.notify()
 
     def _tell(self, ticket: _Ticket, told: Told) -> int:
@@ -346,7 +346,7 @@ class Engine:
         return groups(lengths, wanted, denoiser.num_ids, padded=denoiser.takes_padding)
 
     def _ask(self, queries: list[Query]) -> Sequence[Tensor | Exception]:
-        self.metrics.calls.add(1)
+        self.metrics.calls.inc()
         denoiser, device = self.model.denoiser, self.model.device
         try:
             with torch.no_grad():

@@ -17,7 +17,7 @@ from unmask.server.compiling import Busy, Compiler
 from unmask.server.engine import Call, Cancelled, Closed, Engine
 from unmask.server.errors import HTTPError, from_error, internal
 from unmask.server.limits import Limits
-from unmask.server.metrics import Gauge, Metrics
+from unmask.server.metrics import Metrics
 from unmask.server.served_model import Served
 from unmask.server.turns import Turns
 
@@ -37,11 +37,10 @@ class Jobs:
         self.active = 0
         self._turns = Turns()
         self._pool = ThreadPoolExecutor(limits.requests, thread_name_prefix="unmask-request")
-        self.metrics.gauges += [
-            Gauge("unmask_requests_active", "Requests at work.", lambda: self.active),
-            Gauge("unmask_queue_rows", "Rows in the engine.", lambda: self.engine.waiting),
-            Gauge("unmask_tasks", "Tasks of the event loop; it is read in one.", lambda: len(asyncio.all_tasks())),
-        ]
+        add_gauge = self.metrics.add_gauge
+        add_gauge("unmask_requests_active", "Requests at work.", lambda: self.active)
+        add_gauge("unmask_queue_rows", "Rows in the engine.", lambda: self.engine.waiting)
+        add_gauge("unmask_tasks", "Tasks of the event loop; it is read in one.", lambda: len(asyncio.all_tasks()))
 
     def close(self) -> None:
         """Stop; jobs that still run end with an error."""
@@ -58,9 +57,7 @@ class Jobs:
 
     def _retry_seconds(self) -> int:
         """Seconds in which a job may end: half of what a request took on average, at least one."""
-        rows = [row for labels, row in self.metrics.latency.values.items() if labels != ("/health",)]
-        count, total = sum(sum(row[:-1]) for row in rows), sum(row[-1] for row in rows)
-        return max(1, min(60, round(total / count / 2))) if count else 1
+        return max(1, min(60, round(self.metrics.mean_seconds / 2)))
 
     async def run(self, request: Request, job: Job[T]) -> T:
         """The job's result; it is cancelled when the client disconnects."""

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+import prometheus_client
 import uvicorn
 
 from unmask.errors import UnmaskError, UsageError
@@ -30,6 +31,7 @@ SEND_BUFFER = 1 << 18  # bytes that the system keeps for a client that does not 
 def serve(args: argparse.Namespace) -> int:
     """Run until SIGTERM or Ctrl-C; both finish what is being written."""
     access = _access(args)
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # this process is the server's
     sys.setswitchinterval(0.001)  # the event loop gets its turn sooner beside threads that compute
     limits = Limits(
         budget=_at_least_one(args.budget, "--budget"),
