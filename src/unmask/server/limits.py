@@ -22,7 +22,7 @@ TOKEN_NANOSECONDS = 150_000
 MAX_STEP = 1 << 14  # of a row under a constraint, in tokens: nothing ends a step before its end
 
 
-class Beyond(UnmaskError):
+class ConstraintTooCostly(UnmaskError):
     """A constraint asks for more than the server allows: unlike one that cannot hold in a gap, it fits no other gap."""
 
 
@@ -76,7 +76,7 @@ ask for less
             )
         self.check_step(holding)
         if rows * (length * calls + holding.text) > self.budget:
-            raise UsageError(
+            raise ConstraintTooCostly(
                 "{asked}, and of each row the constraint takes as long as {tokens_more} tokens more; the server "
                 "allows {budget} in all: use a simpler constraint, or ask for less",
                 asked=asked,
@@ -87,7 +87,7 @@ ask for less
     def check_step(self, holding: Holding) -> None:
         """Refuse a constraint that would keep all others waiting in every step."""
         if holding.step > MAX_STEP:
-            raise Beyond(
+            raise ConstraintTooCostly(
                 "a step under this constraint takes as long as {step} tokens here, {most} are allowed: use a "
                 "simpler constraint, or a shorter gap",
                 step=Public(holding.step),
@@ -97,7 +97,7 @@ ask for less
     def check_looks(self, tokens: int) -> None:
         """Refuse more looks whether a constraint can hold, one for each length of a gap, than the budget allows."""
         if tokens > self.budget:
-            raise Beyond(
+            raise ConstraintTooCostly(
                 "to try the constraint in so many lengths takes as long as {tokens} tokens, the server allows "
                 "{budget}: use a simpler constraint, or give fewer lengths",
                 tokens=Public(tokens),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from unmask.cli._trace import as_dict
 from unmask.data.tokenizers import Tokenizer
@@ -17,6 +18,7 @@ from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained
 from unmask.server import schemas
 from unmask.server.errors import public_message
+from unmask.server.limits import ConstraintTooCostly
 from unmask.server.requests import check_gaps, constraints_of, sampler_of
 from unmask.server.served_model import Served
 from unmask.text.editing import MAX_CANDIDATES, NUM_SAMPLES, Filled, bounds, check_fit
@@ -111,19 +113,29 @@ def edit(served: Served, asked: schemas.EditSpan) -> dict[str, Any]:
     least, most = lengths if isinstance(lengths, tuple) else (lengths or ids,) * 2
     rows, length = min(MAX_CANDIDATES, asked.n * (most + 1 - least)), min(ids + most, served.length)
     _check_cost(served, asked, {"sampler": sampler}, rows, length, scored=True)
-    found = served.edit(
-        asked.text,
-        asked.replace,
-        with_length=lengths,
-        num=asked.n,
-        occurrence=asked.occurrence,
-        rank=asked.rank,
-        sampler=sampler,
-        seed=asked.seed,
-        constraint=constraints_of(asked),
-        guidance=asked.guidance,
-    )
-    edits = [_finite(vars(e) | {"nats_per_token": e.nats_per_token}) for e in found]
+    constraint = constraints_of(asked)
+    try:
+        written = served.edit(
+            asked.text,
+            asked.replace,
+            with_length=lengths,
+            num=asked.n,
+            occurrence=asked.occurrence,
+            rank=asked.rank,
+            sampler=sampler,
+            seed=asked.seed,
+            constraint=constraint,
+            guidance=asked.guidance,
+        )
+    except ConstraintTooCostly:
+        if constraint is not None:
+            raise
+        # The library's own constraint, that a replacement begins with its space: nobody asked for it.
+        raise UsageError(
+            "these replacements take more than the {budget} that the server allows: ask for fewer or shorter ones",
+            budget=Public(served.limits.budget),
+        ) from None
+    edits = [_finite(vars(e) | {"nats_per_token": e.nats_per_token}) for e in written]
     return {"edits": edits, "calls": served.call.steps, "seconds": round(time.perf_counter() - began, 4)}
 
 
@@ -160,7 +172,7 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
         several, length = check_gaps(asked.text, served, served.limits, exact=True)
         served.limits.check(rows=several, length=length, calls=1)
     served.limits.check_length(asked.length or 1)
-    samplers = _holders(served.engine.model)
+    samplers = _samplers_for_constraints(served.engine.model)
     try:
         if asked.text is not None:
             check_fit(served, asked.text, constraint)
@@ -168,22 +180,24 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
             row = served.begin + [served.tokenizer.mask_id] * (asked.length or 1) + served.end
             canvas = served.canvas([row], constraint, may_end=True).to("cpu")  # it may end before its length
             served.check_possible(canvas)
-    except UsageError as e:
+    except (UsageError, ConstraintTooCostly) as e:
         return {"fits": False, "reason": public_message(e), "samplers": samplers}
     return {"fits": True, "reason": None, "samplers": samplers}
 
 
-@lru_cache(maxsize=1)
-def _holders(model: Model) -> list[str]:
+_constrainable: WeakKeyDictionary[Model, list[str]] = WeakKeyDictionary()  # it takes long to look at every sampler
+
+
+def _samplers_for_constraints(model: Model) -> list[str]:
     """The samplers that can hold a constraint, by name."""
-    found = []
-    for name in room.names():
-        try:
-            constrained(sampler_of(schemas.Sampling.model_validate({"sampler": name}), model))
-        except UsageError:
-            continue
-        found.append(name)
-    return found
+    if model not in _constrainable:
+        names = []
+        for name in room.names():
+            with suppress(UsageError):
+                constrained(sampler_of(schemas.Sampling.model_validate({"sampler": name}), model))
+                names.append(name)
+        _constrainable[model] = names
+    return _constrainable[model]
 
 
 def tokenize(served: Served, asked: schemas.Tokenize) -> dict[str, Any]:
