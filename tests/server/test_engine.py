@@ -377,7 +377,7 @@ def test_whoever_listens_late_is_told_of_each_step_as_it_was(serve: Callable[[],
 
     def slow(_: Any) -> None:
         time.sleep(0.3 if not seen else 0)  # the engine goes on meanwhile
-        seen.append((served.call.steps_told, served.call.steps))
+        seen.append((served.call.steps_reported, served.call.steps))
 
     served.generate(1, 8, seed=5, sampler=ONE_A_CALL, watch=slow)
     assert [told for told, _ in seen] == list(range(1, 9))

@@ -158,7 +158,7 @@ def _openai_routes(app: FastAPI, jobs: Jobs) -> None:
     @app.post(
         "/v1/chat/completions",
         tags=["OpenAI"],
-        summary="HTTPError: no model here has a chat template",
+        summary="Refused: no model here has a chat template",
         response_class=JSONResponse,
     )
     async def chat(asked: schemas.Chat) -> Response:

@@ -28,7 +28,7 @@ PATIENCE = 3.0  # times its seconds of the processor that a constraint may take 
 NICENESS = 5  # whoever is written for goes first
 
 Task = tuple[int, tuple[Constraint, ...] | None, bool]  # its number, what to compile (None: no more of it), may_end
-Found = Automaton | UsageError
+Outcome = Automaton | UsageError
 
 
 def too_costly() -> UsageError:
@@ -63,13 +63,13 @@ def _attend(server: Connection, task: Task, tokenizer: Tokenizer, seconds: float
     theirs.close()
     with suppress(OSError):
         os.setpgid(child, child)  # both do it: whoever is first
-    found: bytes | None = None
+    result: bytes | None = None
     wanted = True
     try:
         ready = wait([server, ours], timeout=PATIENCE * seconds)
         if ours in ready:
-            with suppress(EOFError, OSError):  # it died, for want of memory as a rule, or has found too much
-                found = ours.recv_bytes(MAX_RESULT)
+            with suppress(EOFError, OSError):  # it died, for want of memory as a rule, or has made too much
+                result = ours.recv_bytes(MAX_RESULT)
         elif server in ready:
             server.recv()  # the one word that can come now: nobody waits any more
             wanted = False
@@ -78,10 +78,10 @@ def _attend(server: Connection, task: Task, tokenizer: Tokenizer, seconds: float
         ours.close()
     if wanted:
         server.send(task[0])
-        if found is None:
+        if result is None:
             server.send(too_costly())
         else:
-            server.send_bytes(found)
+            server.send_bytes(result)
 
 
 def _end(child: int) -> None:
@@ -100,19 +100,19 @@ def _work(pipe: Connection, task: Task, tokenizer: Tokenizer, seconds: float) ->
         _, several, may_end = task
         assert several is not None
         try:
-            found: Found = compile_constraints(several, tokenizer, may_end=may_end)
+            outcome: Outcome = compile_constraints(several, tokenizer, may_end=may_end)
         except UsageError as e:
-            found = e
+            outcome = e
         except UnmaskError as e:
-            found = UsageError("{reason}", reason=e)
+            outcome = UsageError("{reason}", reason=e)
         except MemoryError:
-            found = too_costly()
+            outcome = too_costly()
         except Exception as e:  # it must be seen, but a client cannot fill the log with it
             place = traceback.extract_tb(e.__traceback__)[-1]
             cause = f"{type(e).__name__} in {place.name}, line {place.lineno}"
             print(f"unmask: a constraint could not be prepared: {cause}", file=sys.stderr, flush=True)
-            found = UsageError("the constraint cannot be prepared: use a simpler one")
-        pipe.send(found)
+            outcome = UsageError("the constraint cannot be prepared: use a simpler one")
+        pipe.send(outcome)
     finally:
         os._exit(0)
 

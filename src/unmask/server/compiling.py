@@ -25,7 +25,7 @@ from unmask.constraints import Constraint
 from unmask.constraints.automaton import Automaton
 from unmask.data.tokenizers import Tokenizer
 from unmask.errors import UnmaskError, UsageError
-from unmask.server.compile_process import PATIENCE, Found, too_costly
+from unmask.server.compile_process import PATIENCE, Outcome, too_costly
 
 SECONDS = 10.0  # of a processor, for each constraint
 START_SECONDS = 60.0  # for their process to begin
@@ -80,12 +80,12 @@ class Compiler:
             if (known := self._known(key)) is not None:  # another one asked for the same
                 return known
             try:
-                found = self._compile(several, may_end, check)
+                automaton = self._compile(several, may_end, check)
             except UsageError as e:
                 self._refuse(key, e)
                 raise
-            self._keep(key, found)
-            return found
+            self._keep(key, automaton)
+            return automaton
 
     # --- what is remembered ---
 
@@ -156,25 +156,25 @@ class Compiler:
         number = next(self._numbers)
         try:
             self._pipe.send((number, several, may_end))
-            found: Found | None = None
+            outcome: Outcome | None = None
             while self._answer(PATIENCE * self.seconds + END_SECONDS, check):
                 answered = self._pipe.recv()  # of an earlier one, that nobody waited for, the number is another
-                found = self._pipe.recv()
+                outcome = self._pipe.recv()
                 if answered == number:
                     break
-                found = None
+                outcome = None
         except (EOFError, OSError):  # it died
-            found = None
+            outcome = None
         except BaseException:  # nobody waits any more
             with suppress(OSError):
                 self._pipe.send((number, None, False))
             raise
-        if found is None:
+        if outcome is None:
             self._end()
             raise too_costly()
-        if isinstance(found, UsageError):
-            raise found
-        return found
+        if isinstance(outcome, UsageError):
+            raise outcome
+        return outcome
 
     def _answer(self, seconds: float, check: Callable[[], None]) -> bool:
         """Whether something comes within so many seconds."""

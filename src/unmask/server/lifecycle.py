@@ -1,4 +1,4 @@
-"""`unmask serve`: the socket first, then the model, then the server until it is told to stop."""
+"""`unmask serve`: the socket first, then the model, then the server until a signal stops it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def configure(app: AccessMiddleware, *, drain: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=connections(app.limits),
-        log_level="error",  # of what a client does wrong the client is told, not the log
+        log_level="error",  # what a client does wrong is answered, not logged
         access_log=False,
         server_header=False,
         date_header=False,
@@ -142,7 +142,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but the signal is not raised again behind the end: it was obeyed."""
+        """As uvicorn's, but the signal is not raised again after the end: it was obeyed."""
 
         def stop(number: int, frame: FrameType | None) -> None:
             self.force_exit = self.should_exit  # a second signal does not wait
