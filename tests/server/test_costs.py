@@ -180,13 +180,13 @@ def test_a_text_is_scored_once(client: TestClient, monkeypatch: pytest.MonkeyPat
     assert len(seen) == 1
 
 
-def test_other_objectives_are_scored_row_by_row(small: Model) -> None:
+def test_other_objectives_are_scored_by_the_engine_as_by_the_library(small: Model) -> None:
     model = Model(denoiser=small.denoiser, tokenizer=small.tokenizer, objective=D3PM(), length=small.length)
     texts = ["the cat", "a dog", "x" * 40]
     jobs = Jobs(model, "d3pm", Limits())
     try:
         found = Served(jobs.engine, jobs.compiler, Limits(), jobs_module.Call()).score(texts, num_samples=8)
-        assert jobs.metrics.value("unmask_steps_total") == 4  # the last has two windows
+        assert jobs.metrics.value("unmask_network_calls_total") > 0
     finally:
         jobs.close()
     wanted = model.score(texts, num_samples=8)

@@ -121,6 +121,10 @@ class _Ticket:
                 self.events.put(None)
 
 
+def _num_tokens(progress: Progress) -> int:
+    return sum(len(step.token_N) for _, step in progress if step is not None)
+
+
 def _lower_priority() -> None:
     """On Linux a thread may have a niceness of its own; elsewhere nothing happens."""
     if sys.platform == "linux":
@@ -275,11 +279,14 @@ class Engine:
                 self._fail(ticket, e)
                 continue
             progress.setdefault(id(ticket), (ticket, []))[1].append((i, step))
-        with self._wake:
-            opened = sum(self._report(ticket, event) for ticket, event in progress.values())
         seconds = time.perf_counter() - began
         self._shares.took(self._work, seconds)
-        self.metrics.stepped(rows=len(batch), room=self.max_batch, tokens=opened, seconds=seconds)
+        written = sum(_num_tokens(event) for _, event in progress.values())
+        # Counted first: whoever has its answer finds its steps in the metrics.
+        self.metrics.stepped(rows=len(batch), room=self.max_batch, tokens=written, seconds=seconds)
+        with self._wake:
+            for ticket, event in progress.values():
+                self._report(ticket, event)
 
     def _take_beside(self, ticket: _Ticket, i: int, predictions: list[Tensor]) -> None:
         """In the other thread: what takes long. The row waits for its next step afterwards."""
@@ -295,13 +302,13 @@ class Engine:
             if error is not None:
                 self._fail(ticket, error)
             elif not ticket.over:
-                self.metrics.tokens.inc(self._report(ticket, [(i, step)]))
+                self.metrics.tokens.inc(_num_tokens([(i, step)]))
+                self._report(ticket, [(i, step)])
             self._wake.notify()
 
-    def _report(self, ticket: _Ticket, progress: Progress) -> int:
-        """Report to the owner of rows that took a step; they wait for the next one. Returns the tokens they wrote."""
-        opened = sum(len(step.token_N) for _, step in progress if step is not None)
-        ticket.call.tokens += opened
+    def _report(self, ticket: _Ticket, progress: Progress) -> None:
+        """Report to the owner of rows that took a step; they wait for the next one."""
+        ticket.call.tokens += _num_tokens(progress)
         ticket.call.steps += 1
         for i, _ in progress:
             if ticket.works[i].done:
@@ -312,7 +319,6 @@ class Engine:
             ticket.events.put((progress, ticket.call.steps))
         if ticket.left == 0:
             ticket.events.put(None)
-        return opened
 
     def _fail(self, ticket: _Ticket, error: Exception) -> None:
         ticket.over = True
