@@ -17,7 +17,7 @@ from unmask.data.packing import Anchor, Policy, anchor_ids
 from unmask.data.tokenizers import Tokenizer
 from unmask.denoisers.network import Network
 from unmask.devices import pick_device, pick_dtype
-from unmask.errors import UsageError, did_you_mean
+from unmask.errors import Public, UsageError, did_you_mean
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.inspection import hidden, logits, predict
 from unmask.evaluation.score import score
@@ -273,8 +273,11 @@ class Model:
             gap = length - len(self.begin) - len(ids) - len(ending.ids) - len(self.end)
             if gap < 1:
                 raise UsageError(
-                    f"the prompt takes {len(self.begin) + len(ids)} tokens and the suffix {len(ending.ids)}, which "
-                    f"leaves nothing of length {length}: give a larger length or a shorter prompt"
+                    "the prompt takes {prompt} tokens and the suffix {suffix}, which leaves nothing of length {length}"
+                    ": give a larger length or a shorter prompt",
+                    prompt=Public(len(self.begin) + len(ids)),
+                    suffix=Public(len(ending.ids)),
+                    length=Public(length),
                 )
             begun[which] = [Part(head, ids, gap), ending]
         parts = [begun[number // num] for number in numbers]

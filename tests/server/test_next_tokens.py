@@ -142,9 +142,9 @@ def test_rows_share_calls(causal: Model, engine: Engine) -> None:
     canvas = works[0].canvas
     assert canvas.end_id is not None
     list(engine.run(works, Call()))
-    assert engine.metrics.steps.values[()] <= max(steps)
-    calls = engine.metrics.calls.values[()]
-    assert calls == len(works) + engine.metrics.steps.values[()] - 1
+    assert engine.metrics.value("unmask_steps_total") <= max(steps)
+    calls = engine.metrics.value("unmask_network_calls_total")
+    assert calls == len(works) + engine.metrics.value("unmask_steps_total") - 1
     assert sum(steps) > 2 * calls
 
 

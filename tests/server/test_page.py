@@ -30,13 +30,13 @@ from unmask.text.editing import fill as fill_gaps
 @pytest.fixture
 def slow(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow enough that the steps of a text can be told apart."""
-    step = server.desk.engine._step
+    step = server.jobs.engine._step
 
     def slowly(*given: Any) -> None:
         time.sleep(0.15)
         step(*given)
 
-    monkeypatch.setattr(server.desk.engine, "_step", slowly)
+    monkeypatch.setattr(server.jobs.engine, "_step", slowly)
 
 
 # --- fill ---

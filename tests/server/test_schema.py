@@ -73,7 +73,7 @@ def test_no_request_is_answered_with_a_5xx_or_otherwise_than_the_schema_says() -
                     phases=[hypothesis.Phase.generate],
                     derandomize=True,
                 )(drawn)()
-    app.desk.close()
+    app.jobs.close()
     assert bad == []
     assert sum(seen.values()) >= LEAST, seen
     met = {path: seen[path, 200] for path in ("/fill", "/trace", "/score", "/tokenize", "/v1/completions")}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.evaluation.bound import Bound, TokenNats, join
 from unmask.evaluation.explain import mean_position_nats
 from unmask.text.arguments import check_texts, check_whole
@@ -105,7 +105,11 @@ def _heads(
         return [None] * num if model.anchor == "none" else [list(model.begin)] * num
     prompts = [prompts] * num if isinstance(prompts, str) else list(prompts)
     if len(prompts) != num:
-        raise UsageError(f"{len(prompts)} prompts for {num} texts: give one for all, or one for each")
+        raise UsageError(
+            "{prompts} prompts for {num} texts: give one for all, or one for each",
+            prompts=Public(len(prompts)),
+            num=Public(num),
+        )
     end = model.separator if separator is None else separator
     return [[*model.begin, *ids] for ids in model.tokenizer.encode_batch([prompt + end for prompt in prompts])]
 
@@ -125,7 +129,9 @@ def _windows(model: Model, text: str, head: list[int] | None) -> list[list[int]]
     room = model.length - len(head) - len(model.end)
     if room < 1:
         raise UsageError(
-            f"the prompt takes {len(head)} tokens, the model's window holds {model.length}: give a shorter prompt"
+            "the prompt takes {tokens} tokens, the model's window holds {window}: give a shorter prompt",
+            tokens=Public(len(head)),
+            window=Public(model.length),
         )
     return [[*head, *ids[lo : lo + room], *model.end] for lo in range(0, len(ids), room)]
 

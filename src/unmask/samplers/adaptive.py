@@ -32,7 +32,9 @@ class AdaptiveSampler(Drawing, Sampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.random <= 1:
-            raise UsageError(f"random is the share of the order that is random, in [0, 1]; got {self.random}")
+            raise UsageError(
+                "random is the share of the order that is random, in [0, 1]; got {random}", random=self.random
+            )
 
     @abstractmethod
     def score(self, log_p_NI: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from unmask.data.batch import DRAW_ORDER
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.noise import Noise
 from unmask.rng import uniform
 from unmask.samplers import MAX_STEPS, check_counts
@@ -37,7 +37,11 @@ class Ancestral(PlannedSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.steps is not None and not 1 <= self.steps <= MAX_STEPS:
-            raise UsageError(f"steps must lie in 1..{MAX_STEPS}, or be none for one token a call; got {self.steps}")
+            raise UsageError(
+                "steps must lie in 1..{most}, or be none for one token a call; got {steps}",
+                most=Public(MAX_STEPS),
+                steps=self.steps,
+            )
         check_counts(None, self.tokens)
 
     def max_calls(self, length: int) -> int:

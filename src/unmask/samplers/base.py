@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.registry import Room
 
 if TYPE_CHECKING:
@@ -291,4 +291,9 @@ def check_counts(steps: int | None, tokens: int | None) -> None:
     """
     for name, value in (("steps", steps), ("tokens", tokens)):
         if value is not None and not 1 <= value <= MAX_STEPS:
-            raise UsageError(f"{name} must lie in 1..{MAX_STEPS}, or be none; got {value}")
+            raise UsageError(
+                "{name} must lie in 1..{most}, or be none; got {value}",
+                name=Public(name),
+                most=Public(MAX_STEPS),
+                value=value,
+            )

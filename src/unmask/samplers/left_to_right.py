@@ -42,7 +42,9 @@ class LeftToRight(PlannedSampler):
         if self.steps is not None and self.tokens is not None:
             raise UsageError("steps and tokens both say how many open in a call: give one of them")
         if not 0 <= self.random <= 1:
-            raise UsageError(f"random is the share of the order that is random, in [0, 1]; got {self.random}")
+            raise UsageError(
+                "random is the share of the order that is random, in [0, 1]; got {random}", random=self.random
+            )
 
     @property
     def takes(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unmask.data.batch import DRAW_ORDER
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.noise import Noise
 from unmask.processes.absorbing import stays_masked
 from unmask.rng import uniform
@@ -39,7 +39,11 @@ class Posterior(Drawing, Sampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.steps is None or not 1 <= self.steps <= MAX_STEPS:
-            raise UsageError(f"the posterior sampler needs a number of steps from 1 to {MAX_STEPS}, got {self.steps}")
+            raise UsageError(
+                "the posterior sampler needs a number of steps from 1 to {most}, got {steps}",
+                most=Public(MAX_STEPS),
+                steps=self.steps,
+            )
 
     def max_calls(self, length: int) -> int:
         return self.steps + 1

@@ -34,7 +34,7 @@ class PredictorCorrector(RemaskingSampler):
         check_steps(self.corrections, "corrections", 0)
         check_steps(self.max_calls(1), "steps × (1 + corrections)")
         if not 0 <= self.eta <= 1:
-            raise UsageError(f"eta says how much is masked again, in [0, 1]; got {self.eta}")
+            raise UsageError("eta says how much is masked again, in [0, 1]; got {eta}", eta=self.eta)
 
     def max_calls(self, length: int) -> int:
         return self.steps + (self.steps - 1) * self.corrections

@@ -60,7 +60,9 @@ class Refine(Wrapper):
         check_steps(self.rounds, "rounds", 0)
         check_steps(self.parts, "parts")
         if not 0 < self.share <= 1:
-            raise UsageError(f"share is how much of the text each round writes anew, in (0, 1]; got {self.share}")
+            raise UsageError(
+                "share is how much of the text each round writes anew, in (0, 1]; got {share}", share=self.share
+            )
 
     @property
     def accepts(self) -> Accepts:  # type: ignore[override]

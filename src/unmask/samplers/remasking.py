@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unmask.data.batch import DRAW_ORDER
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.noise import Noise
 from unmask.rng import uniform
 from unmask.samplers import Sampler, State, Step
@@ -128,4 +128,10 @@ def check_steps(steps: int | None, name: str = "steps", least: int = 1) -> None:
     unmask.errors.UsageError: steps must lie in 1..100000, got 0
     """
     if steps is None or not least <= steps <= MAX_MOVES:
-        raise UsageError(f"{name} must lie in {least}..{MAX_MOVES}, got {steps}")
+        raise UsageError(
+            "{name} must lie in {least}..{most}, got {steps}",
+            name=Public(name),
+            least=Public(least),
+            most=Public(MAX_MOVES),
+            steps=steps,
+        )

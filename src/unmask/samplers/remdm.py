@@ -41,9 +41,9 @@ class ReMDM(RemaskingSampler):
         check_steps(self.steps)
         check_steps(self.loop, "loop", 0)
         if not 0 <= self.eta <= 1:
-            raise UsageError(f"eta says how much is masked again, in [0, 1]; got {self.eta}")
+            raise UsageError("eta says how much is masked again, in [0, 1]; got {eta}", eta=self.eta)
         if not 0 < self.hold < 1:
-            raise UsageError(f"hold is a time between 0 (clean) and 1 (all masked), got {self.hold}")
+            raise UsageError("hold is a time between 0 (clean) and 1 (all masked), got {hold}", hold=self.hold)
         if self.variant == "loop" and self.steps < 2:
             raise UsageError("variant=loop needs at least 2 steps: one to the time it holds, one from there")
 

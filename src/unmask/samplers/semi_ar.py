@@ -32,9 +32,11 @@ class SemiAR(WindowedSampler):
     def __post_init__(self) -> None:
         check_fields(self)
         if self.window < 2:
-            raise UsageError(f"window must be at least 2, got {self.window}")
+            raise UsageError("window must be at least 2, got {window}", window=self.window)
         if self.stride is not None and not 1 <= self.stride <= self.window:
-            raise UsageError(f"stride must lie in 1..{self.window} (the window), got {self.stride}")
+            raise UsageError(
+                "stride must lie in 1..{window} (the window), got {stride}", window=self.window, stride=self.stride
+            )
         if self.inner.left_to_right:
             raise UsageError("left to right needs no window: use the left_to_right sampler alone")
 

@@ -24,7 +24,7 @@ from unmask.constraints.automaton import Automaton
 from unmask.constraints.conditioning import Spans, draw, possible
 from unmask.constraints.tables import Tables, tables_of
 from unmask.data.batch import DRAW_REMASK
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.rng import fold
 from unmask.samplers import Sampler, Step, Wrapper
 from unmask.sampling.canvas import Canvas
@@ -68,7 +68,7 @@ class Impossible(UsageError):
     """No writing of the masks meets the constraint, in so many spans."""
 
     def __init__(self, where: str, spans: int) -> None:
-        super().__init__(f"the constraint cannot hold in {where}")
+        super().__init__("the constraint cannot hold in {where}", where=Public(where))
         self.spans = spans
 
 

@@ -23,7 +23,7 @@ from unmask.sampling.constrained import constrained, takes_likeliest
 from unmask.sampling.guidance import Guidance
 from unmask.sampling.loop import check_pair
 from unmask.server.compiling import Compiler
-from unmask.server.engine import Call, Engine, Told
+from unmask.server.engine import Call, Engine, Progress
 from unmask.server.limits import Holding, Limits
 from unmask.server.rows import LONG, Calling, Scoring, Work, Writing, draws_at_once, row_of
 from unmask.server.turns import Turns
@@ -200,7 +200,7 @@ class Served(Model):
         for _ in self._done(works, quiet=True):
             pass
 
-    def _done(self, works: Sequence[Work], *, quiet: bool) -> Iterator[Told]:
+    def _done(self, works: Sequence[Work], *, quiet: bool) -> Iterator[Progress]:
         events = self.engine.run(works, self.call, quiet=quiet)
         while True:
             with self._waiting():
@@ -227,7 +227,7 @@ class Served(Model):
             self.turns.acquire()
 
 
-def together(told: Told, tokens_BL: Tensor) -> Step:
+def together(told: Progress, tokens_BL: Tensor) -> Step:
     """What several rows of one canvas wrote in the same engine step, as one step of the canvas."""
     steps = [(i, step) for i, step in told if step is not None]
 
