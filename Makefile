@@ -13,7 +13,7 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations 10
 
 # All kills, write faults, corruptions, hostile folders, requests and ways to spread a run; `make test` runs a sample that
 # is the same every time, see tests/matrix.py.
