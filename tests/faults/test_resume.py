@@ -136,6 +136,11 @@ def test_a_crash_at_any_step(
 # --- signals to the real program --------------------------------------------------------------------------------------
 
 
+def same_threads() -> dict[str, str]:
+    """For a program that continues what this one began: another number of threads may round otherwise."""
+    return environment(OMP_NUM_THREADS=str(torch.get_num_threads()))
+
+
 class Program:
     """`python -m unmask train`, in the background until the block ends."""
 
@@ -148,7 +153,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "2"},
+            env=same_threads(),
         )
 
     def __enter__(self) -> Program:
@@ -300,7 +305,6 @@ POINTS: list[Callable[[], None]] = [
 
 def killed_at_every_point(recipe: str) -> None:
     """One child a point, each going on where the last was killed. In a process of its own: forks before torch works."""
-    torch.set_num_threads(2)
     torch.optim.AdamW([torch.zeros(1)])  # the first one imports half of torch; once is enough for all children
     folder = Path(json.loads(Path(recipe).read_text(encoding="utf-8"))["out"])
     for arm in POINTS:
@@ -319,7 +323,7 @@ def killed_at_every_point(recipe: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
 def test_killed_at_every_point_of_a_save(recipe: Path, reference: RunConfig, tmp_path: Path) -> None:
     command = [sys.executable, __file__, str(recipe)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=same_threads(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     fates = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
     assert [number for number, _ in fates] == [signal.SIGKILL] * len(POINTS), done.stderr
