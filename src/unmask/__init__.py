@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from unmask.samplers.drawing import Drawing as Drawing
     from unmask.sampling.canvas import Canvas as Canvas
     from unmask.sampling.guidance import Guidance as Guidance
-    from unmask.sampling.guidance import particles as particles
     from unmask.sampling.loop import sample as sample
     from unmask.sampling.loop import steps as steps
+    from unmask.sampling.particles import particles as particles
     from unmask.text.editing import Edit as Edit
+    from unmask.training.callbacks import Callback as Callback
     from unmask.training.loop import train as train
+    from unmask.training.run_view import RunView as RunView
 
 __version__ = "0.1.0"
 
@@ -43,12 +45,14 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Batch": "unmask.data.batch",
     "Bound": "unmask.evaluation.bound",
+    "Callback": "unmask.training.callbacks",
     "Canvas": "unmask.sampling.canvas",
     "Drawing": "unmask.samplers.drawing",
     "Edit": "unmask.text.editing",
     "Guidance": "unmask.sampling.guidance",
     "Model": "unmask.model",
     "RunConfig": "unmask.config",
+    "RunView": "unmask.training.run_view",
     "UnmaskError": "unmask.errors",
     "UsageError": "unmask.errors",
     "as_denoiser": "unmask.denoisers.network",
@@ -56,7 +60,7 @@ _PUBLIC = {
     "load_config": "unmask.config",
     "load_tokenizer": "unmask.data.tokenizers",
     "make_batch": "unmask.data.batch",
-    "particles": "unmask.sampling.guidance",
+    "particles": "unmask.sampling.particles",
     "sample": "unmask.sampling.loop",
     "steps": "unmask.sampling.loop",
     "train": "unmask.training.loop",

@@ -18,7 +18,7 @@ import torch
 from injection import Taps
 
 from matrix import ALL, environment, sample
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 from unmask.errors import UnmaskError
 from unmask.training.checkpoint.files import best_checkpoint, load_checkpoint, save_checkpoint
 from unmask.training.checkpoint.sharded import save_sharded
