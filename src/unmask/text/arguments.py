@@ -1,4 +1,4 @@
-"""Arguments of the wrong kind, told in a sentence: a text where a number, a sampler or a constraint belongs."""
+"""Arguments of the wrong kind, refused in a sentence: a text where a number, a sampler or a constraint belongs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_whole(**values: Any) -> None:
     """
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
-            raise UsageError(f"{name} must be a whole number, got {_shown(value)}")
+            raise UsageError(f"{name} must be a whole number, got {_quoted(value)}")
 
 
 def check_texts(value: Any, name: str) -> list[str]:
@@ -34,11 +34,11 @@ def check_texts(value: Any, name: str) -> list[str]:
     """
     several = [value] if isinstance(value, str) else value
     if not isinstance(several, Iterable) or isinstance(several, bytes):
-        raise UsageError(f"{name} must be a text, or a list of texts, got {_shown(value)}")
-    found = list(several)
-    if not all(isinstance(one, str) for one in found):
-        raise UsageError(f"{name} must be a text, or a list of texts, got {_shown(value)}")
-    return found
+        raise UsageError(f"{name} must be a text, or a list of texts, got {_quoted(value)}")
+    texts = list(several)
+    if not all(isinstance(one, str) for one in texts):
+        raise UsageError(f"{name} must be a text, or a list of texts, got {_quoted(value)}")
+    return texts
 
 
 def check_sampler(value: Any) -> None:
@@ -51,7 +51,7 @@ def check_sampler(value: Any) -> None:
     if value is not None and not isinstance(value, Sampler):
         room = Sampler.room
         named = room.get(value).__name__ if isinstance(value, str) and value in room.names() else "Ancestral"
-        raise UsageError(f"sampler must be a sampler such as unmask.samplers.{named}(), got {_shown(value)}")
+        raise UsageError(f"sampler must be a sampler such as unmask.samplers.{named}(), got {_quoted(value)}")
 
 
 def check_constraint(value: Any) -> None:
@@ -65,9 +65,9 @@ got '[a-z]+'
     several = value if isinstance(value, Iterable) and not isinstance(value, str | bytes | dict) else [value]
     if value is not None and not all(isinstance(one, Constraint) for one in several):
         raise UsageError(
-            f"constraint must be one such as unmask.constraints.Regex(pattern=...), or several, got {_shown(value)}"
+            f"constraint must be one such as unmask.constraints.Regex(pattern=...), or several, got {_quoted(value)}"
         )
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: Any) -> str:
     return repr(value) if len(repr(value)) <= 60 else repr(value)[:59] + "…"
