@@ -93,12 +93,12 @@ class Nfa:
             ways = [way for state in states for way in before(state)]
             cuts = sorted({cut for lo, hi, _ in ways for cut in (lo, hi + 1)})
             place = {cut: i for i, cut in enumerate(cuts)}
-            found: list[list[_States]] = [[] for _ in cuts]
+            targets: list[list[_States]] = [[] for _ in cuts]
             for lo, hi, after in ways:
                 for i in range(place[lo], place[hi + 1]):
-                    found[i].append(after)
+                    targets[i].append(after)
                     steps += 1
-            for i, several in enumerate(found):
+            for i, several in enumerate(targets):
                 after = several[0].union(*several[1:]) if several else frozenset()
                 if not after:
                     continue
@@ -115,28 +115,28 @@ class Nfa:
 
     def _reached(self, state: int, may: int, before: int) -> _States:
         """The states that read something, and the end, that are reached from here without reading."""
-        seen, queue = {(state, may)}, [(state, may)]
+        reached, queue = {(state, may)}, [(state, may)]
         for here, left in queue:
             for there, guard in self._free[here]:
                 still = left if guard is None else left & dict(guard).get(before, 0)
-                if still and (there, still) not in seen:
-                    seen.add((there, still))
+                if still and (there, still) not in reached:
+                    reached.add((there, still))
                     queue.append((there, still))
-        return frozenset(item for item in seen if self._bytes[item[0]] or item[0] == self.final)
+        return frozenset(item for item in reached if self._bytes[item[0]] or item[0] == self.final)
 
     def _ways(self, state: tuple[int, int]) -> list[tuple[int, int, _States]]:
         """Bytes from and to, and the states after them."""
         here, may = state
         if not self._guarded:
             return [(lo, hi, self._reached_cached(there, ANYTHING, OTHER)) for lo, hi, there in self._bytes[here]]
-        found = []
+        ways = []
         for first, last, there in self._bytes[here]:
             for lo, hi in _alike(first, last):
                 kind = _KINDS[lo]
                 left = _left(may, kind)
                 if left:
-                    found.append((lo, hi, self._reached_cached(there, left, kind)))
-        return found
+                    ways.append((lo, hi, self._reached_cached(there, left, kind)))
+        return ways
 
     @functools.cached_property
     def _reached_cached(self) -> functools._lru_cache_wrapper[_States]:

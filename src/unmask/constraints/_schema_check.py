@@ -15,7 +15,7 @@ from unmask.errors import UsageError, did_you_mean
 # read over would give values that the schema does not allow.
 NOTES = {"$schema", "$id", "$defs", "definitions", "$comment", "title", "description", "default", "examples"}
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-HELD = {
+SUPPORTED = {
     "object": {"properties", "required", "additionalProperties"},
     "array": {"items", "prefixItems", "minItems", "maxItems", "uniqueItems"},
     "string": {"minLength", "maxLength", "pattern", "format"},
@@ -40,7 +40,7 @@ ONE_OF = ("$ref", "anyOf", "oneOf", "enum", "const")
 def check(data: Any, where: str = "schema") -> None:
     """Refuse, by name, what would not be held."""
     if not isinstance(data, dict):
-        raise UsageError(f"{where}: expected a JSON object that describes a value, got {_shown(data)}")
+        raise UsageError(f"{where}: expected a JSON object that describes a value, got {_quoted(data)}")
     keys = data.keys() - NOTES
     for shelf in ("$defs", "definitions"):
         for name, inner in _table(data.get(shelf, {}), f"{where}.{shelf}").items():
@@ -52,7 +52,7 @@ def check(data: Any, where: str = "schema") -> None:
         _check_one_of(data, form, where)
         return
     kinds = types_of(data, where)
-    if others := sorted(keys - {"type"}.union(*(HELD[kind] for kind in kinds))):
+    if others := sorted(keys - {"type"}.union(*(SUPPORTED[kind] for kind in kinds))):
         raise UsageError(f"{where}: {others[0]} of {kinds[0]} cannot be held; leave it out or use a regex")
     checks = {
         "object": _check_object,
@@ -72,10 +72,10 @@ def types_of(data: dict[str, Any], where: str = "schema") -> list[str]:
     >>> types_of({"type": ["string", "null"]})
     ['string', 'null']
     """
-    given = data.get("type")
-    kinds: list[Any] = given if isinstance(given, list) else [given]
-    if wrong := [kind for kind in kinds if not isinstance(kind, str) or kind not in HELD]:
-        raise UsageError(f"{where}: needs a type, {did_you_mean(str(wrong[0]), HELD)}")
+    types = data.get("type")
+    kinds: list[Any] = types if isinstance(types, list) else [types]
+    if wrong := [kind for kind in kinds if not isinstance(kind, str) or kind not in SUPPORTED]:
+        raise UsageError(f"{where}: needs a type, {did_you_mean(str(wrong[0]), SUPPORTED)}")
     if not kinds or len({*kinds}) < len(kinds):
         raise UsageError(f"{where}: type needs a name, or a list of different names")
     return kinds
@@ -83,18 +83,18 @@ def types_of(data: dict[str, Any], where: str = "schema") -> list[str]:
 
 def _table(data: Any, where: str) -> dict[str, Any]:
     if not isinstance(data, dict):
-        raise UsageError(f"{where}: expected an object of schemas, got {_shown(data)}")
+        raise UsageError(f"{where}: expected an object of schemas, got {_quoted(data)}")
     return data
 
 
 def _list(data: dict[str, Any], key: str, where: str, of: str) -> list[Any]:
-    found = data.get(key, [])
-    if not isinstance(found, list):
-        raise UsageError(f"{where}: {key} needs a list of {of}, got {_shown(found)}")
-    return found
+    items = data.get(key, [])
+    if not isinstance(items, list):
+        raise UsageError(f"{where}: {key} needs a list of {of}, got {_quoted(items)}")
+    return items
 
 
-def _shown(data: Any) -> str:
+def _quoted(data: Any) -> str:
     return json.dumps(data)[:40]
 
 
@@ -134,12 +134,12 @@ def _check_object(data: dict[str, Any], where: str) -> None:
         check(inner, f"{where}.{name}")
     required = _list(data, "required", where, "names")
     if any(not isinstance(name, str) for name in required):
-        raise UsageError(f"{where}: required needs a list of names, got {_shown(required)}")
+        raise UsageError(f"{where}: required needs a list of names, got {_quoted(required)}")
     if missing := [name for name in required if name not in properties]:
         raise UsageError(f"{where}: {missing[0]!r} is required and has no schema under properties")
     extra = data.get("additionalProperties", False)
     if not isinstance(extra, bool | dict):
-        raise UsageError(f"{where}: additionalProperties needs true, false or a schema, got {_shown(extra)}")
+        raise UsageError(f"{where}: additionalProperties needs true, false or a schema, got {_quoted(extra)}")
     if isinstance(extra, dict) and not properties:
         check(extra, f"{where}.additionalProperties")
 
@@ -148,7 +148,7 @@ def _check_counts(data: dict[str, Any], least: str, most: str, where: str) -> No
     for key in (least, most):
         count = data.get(key, 0)
         if isinstance(count, bool) or not isinstance(count, int | float) or count != int(count) or count < 0:
-            raise UsageError(f"{where}: {key} needs a whole number from 0 on, got {_shown(count)}")
+            raise UsageError(f"{where}: {key} needs a whole number from 0 on, got {_quoted(count)}")
     if data.get(least, 0) > data.get(most, math.inf):
         raise UsageError(f"{where}: {least} is more than {most}")
 
@@ -163,7 +163,7 @@ def _check_array(data: dict[str, Any], where: str) -> None:
         check(data["items"], f"{where}.items")
     unique = data.get("uniqueItems", False)
     if not isinstance(unique, bool):
-        raise UsageError(f"{where}: uniqueItems needs true or false, got {_shown(unique)}")
+        raise UsageError(f"{where}: uniqueItems needs true or false, got {_quoted(unique)}")
 
 
 def _check_string(data: dict[str, Any], where: str) -> None:
@@ -174,7 +174,7 @@ def _check_string(data: dict[str, Any], where: str) -> None:
         raise UsageError(f"{where}: the format {data['format']!r} cannot be held; {did_you_mean('', FORMATS)}")
     if "pattern" in data:
         if not isinstance(data["pattern"], str):
-            raise UsageError(f"{where}: pattern needs a regular expression, got {_shown(data['pattern'])}")
+            raise UsageError(f"{where}: pattern needs a regular expression, got {_quoted(data['pattern'])}")
         next_SB = regex_dfa(data["pattern"]).next_SB
         if (next_SB[:, [*range(0x20), ord('"'), ord("\\")]] >= 0).any():
             raise UsageError(f"{where}: the pattern may match quotes, backslashes or line ends; exclude them")
@@ -184,7 +184,7 @@ def _check_bounds(data: dict[str, Any], where: str) -> None:
     for key in BOUNDS:
         bound = data.get(key, 0)
         if isinstance(bound, bool) or not isinstance(bound, int | float):
-            raise UsageError(f"{where}: {key} needs a number, got {_shown(bound)}")
+            raise UsageError(f"{where}: {key} needs a number, got {_quoted(bound)}")
         spelled = Decimal(str(bound)).normalize()
         if abs(spelled.adjusted()) >= DIGITS or len(spelled.as_tuple().digits) > DIGITS:
             raise UsageError(f"{where}: {key} has more than {DIGITS} digits, which cannot be held")

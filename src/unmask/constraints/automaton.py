@@ -25,8 +25,8 @@ class Automaton:
     """Which rows of tokens are accepted. State 0 is the start.
 
     class_I: the class of each id; tokens of a class lead every state to the same next one.
-    next_SC: the state behind a state and a class, -1 for no way on. over: see Constraint; "both": it reads the text
-    with two more ids in it, which stand before and behind each gap (see `interleave`).
+    next_SC: the state after a state and a class, -1 for no way on. over: see Constraint; "both": it reads the text
+    with two more ids in it, which stand before and after each gap (see `interleave`).
     """
 
     next_SC: NDArray[np.int32]
@@ -67,7 +67,7 @@ class Automaton:
 
     @functools.cached_property
     def ways(self) -> Ways:
-        """The ways between states: found once, and they travel with the automaton to another process."""
+        """The ways between states: computed once, and they travel with the automaton to another process."""
         return Ways.of(self.next_SC)
 
     def cost(self, length: int, *, likeliest: bool = False) -> Cost:
@@ -94,20 +94,20 @@ class Automaton:
         may_I = np.ones(len(self.class_I), dtype=bool)
         may_I[list(never)] = False
         classes = np.unique(self.class_I[may_I])
-        seen_S = np.zeros(self.num_states, dtype=bool)
+        reached_S = np.zeros(self.num_states, dtype=bool)
         frontier, num = np.array([0]), 0
         while len(frontier):
             if self.accept_S[frontier].any():
                 return num
-            seen_S[frontier] = True
-            behind = np.unique(self.next_SC[frontier][:, classes])
-            behind = behind[behind >= 0]
-            frontier, num = behind[~seen_S[behind]], num + 1
+            reached_S[frontier] = True
+            successors = np.unique(self.next_SC[frontier][:, classes])
+            successors = successors[successors >= 0]
+            frontier, num = successors[~reached_S[successors]], num + 1
         return None
 
 
 def join(dfa: Dfa, tokenizer: Tokenizer, *, over: str, may_end: bool) -> Automaton:
-    """The rows of tokens whose spelling `dfa` accepts; behind an end-of-text everything may follow.
+    """The rows of tokens whose spelling `dfa` accepts; after an end-of-text everything may follow.
 
     >>> from unmask.constraints.choices import spelled
     >>> from unmask.data.tokenizers import load_tokenizer
@@ -238,15 +238,15 @@ def _reached_pairs(
     """Pairs of states, as one number each, that are reached from the first, and the way on from each and class."""
     pairs, rows, done = np.array([start]), [], 0
     while done < len(pairs):
-        behind = step(pairs[done:])
+        successors = step(pairs[done:])
         done = len(pairs)
-        rows.append(behind)
-        pairs = np.concatenate([pairs, np.setdiff1d(behind, np.append(pairs, -1))])
+        rows.append(successors)
+        pairs = np.concatenate([pairs, np.setdiff1d(successors, np.append(pairs, -1))])
         if len(pairs) > 8 * MAX_STATES:
             raise UsageError(f"the constraints together have more than {8 * MAX_STATES} states: give fewer of them")
-    behind = np.concatenate(rows)
+    successors = np.concatenate(rows)
     order = np.argsort(pairs)
-    next_SC = np.where(behind < 0, -1, order[np.searchsorted(pairs[order], behind).clip(max=len(pairs) - 1)])
+    next_SC = np.where(successors < 0, -1, order[np.searchsorted(pairs[order], successors).clip(max=len(pairs) - 1)])
     return pairs, next_SC.astype(np.int32)
 
 
@@ -268,7 +268,7 @@ def compile_constraints(
     made = [_made(c, tokenizer, may_end) for c in several]
     parts = [[a for a in made if a.over == over] for over in ("text", "gap")]
     whole = functools.reduce(interleave, [functools.reduce(intersect, part) for part in parts if part])
-    _ = whole.ways  # found here, where too many of them are refused like all else
+    _ = whole.ways  # computed here, where too many of them are refused like all else
     return whole
 
 
@@ -321,7 +321,7 @@ class _Words:
 
 
 def _walk(next_SB: NDArray[np.int32], states: NDArray[np.int64], words: _Words) -> NDArray[np.int32]:
-    """The state behind each of `states` and each word [states, words]; a column of letters at a time."""
+    """The state after each of `states` and each word [states, words]; a column of letters at a time."""
     # A dead state of its own at the end, so that -1 walks on as any other.
     table = np.concatenate([next_SB, np.full((1, next_SB.shape[1]), -1, dtype=np.int32)])
     at = np.repeat(states[:, None].astype(np.int32), len(words.order_I), axis=1)
@@ -329,6 +329,6 @@ def _walk(next_SB: NDArray[np.int32], states: NDArray[np.int64], words: _Words) 
         num = int((words.length_I > column).sum())
         at[:, :num] = table[at[:, :num], words.letters[words.start_I[:num] + column]]
     at[:, words.length_I == 0] = -1
-    behind = np.empty_like(at)
-    behind[:, words.order_I] = at
-    return behind
+    end = np.empty_like(at)
+    end[:, words.order_I] = at
+    return end

@@ -46,8 +46,8 @@ def regex_dfa(pattern: str) -> Dfa:
 
 def spliced_dfa(pattern: str, splices: Mapping[str, Dfa], *, name: str = "pattern") -> Dfa:
     """The same; a character that is a key stands for all that its automaton accepts."""
-    shown = f"the pattern {(pattern if len(pattern) <= 60 else pattern[:57] + '...')!r}"
-    shown = shown if name == "pattern" else f"the {name}"
+    subject = f"the pattern {(pattern if len(pattern) <= 60 else pattern[:57] + '...')!r}"
+    subject = subject if name == "pattern" else f"the {name}"
     try:
         tree, flags = parsed(pattern)
         builder = Builder(splices)
@@ -56,11 +56,11 @@ def spliced_dfa(pattern: str, splices: Mapping[str, Dfa], *, name: str = "patter
         builder.nfa.go(builder.sequence(tree, 0, flags), builder.nfa.final)
         dfa = builder.nfa.determinised(max_states=MAX_BUILT, max_steps=MAX_STEPS)
     except Wrong as e:
-        raise UsageError(f"{shown} {e}") from None
+        raise UsageError(f"{subject} {e}") from None
     except RecursionError:
-        raise UsageError(f"{shown} is nested too deeply: use fewer groups inside each other") from None
+        raise UsageError(f"{subject} is nested too deeply: use fewer groups inside each other") from None
     except TooLarge:
-        raise UsageError(f"{shown} has too many states: use smaller counts, or fewer choices before them") from None
+        raise UsageError(f"{subject} has too many states: use smaller counts, or fewer choices before them") from None
     if not dfa.accept_S.any():
-        raise UsageError(f"{shown} matches no text at all")
+        raise UsageError(f"{subject} matches no text at all")
     return dfa

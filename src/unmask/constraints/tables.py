@@ -103,10 +103,10 @@ def _by_state(from_P: np.ndarray, S: int) -> list[tuple[np.ndarray, np.ndarray]]
     if S * most > 4 * len(from_P) + 4096:
         size_S = 4 ** np.ceil(np.log(np.maximum(count_S, 1)) / np.log(4) - 1e-9).astype(int)
     start_S = np.cumsum(count_S) - count_S
-    found = []
+    tables = []
     for size in np.unique(size_S):
         states = np.flatnonzero(size_S == size)
         column = np.arange(size)
         pairs = start_S[states, None] + column
-        found.append((states, np.where(column < count_S[states, None], pairs, len(from_P))))
-    return found
+        tables.append((states, np.where(column < count_S[states, None], pairs, len(from_P))))
+    return tables
