@@ -30,13 +30,13 @@ class Jsonl(Corpus):
         check_separator(self.separator, self.prompt_field)
 
     def documents(self) -> Iterator[Document]:
-        seen = False
+        any_documents = False
         for file in sources.find(self.path, sources.JSONL):
             for number, line in sources.lines(file):
                 if line.strip():
-                    seen = True
+                    any_documents = True
                     yield self._document(file, number, line)
-        if not seen:
+        if not any_documents:
             raise sources.is_empty(self.path)
 
     def fingerprint(self) -> str:
