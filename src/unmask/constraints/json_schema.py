@@ -13,7 +13,7 @@ from unmask.constraints import Constraint
 from unmask.constraints._dfa import Dfa
 from unmask.constraints._distinct import MAX_VALUES, different, distinct
 from unmask.constraints._numbers import integers, numbers
-from unmask.constraints._schema_check import BOUNDS, FORMATS, SUPPORTED, NOTES, ONE_OF, check, types_of
+from unmask.constraints._schema_check import BOUNDS, FORMATS, NOTES, ONE_OF, SUPPORTED, check, types_of
 from unmask.constraints.automaton import Automaton, join
 from unmask.constraints.regex import regex_dfa, spliced_dfa
 from unmask.data.tokenizers import Tokenizer
@@ -180,7 +180,7 @@ def _unique(data: dict[str, Any], where: str) -> Dfa:
 
 
 def outlines() -> Any:
-    """The optional package that~compiles schemas."""
+    """The optional package that compiles schemas."""
     try:
         import outlines_core
     except ImportError:
