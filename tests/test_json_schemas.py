@@ -19,7 +19,7 @@ from unmask.config import from_dict
 from unmask.constraints import Constraint, JsonSchema
 from unmask.constraints._dfa import Dfa
 from unmask.constraints._numbers import integers, numbers
-from unmask.constraints._schema_check import HELD as HELD_WORDS
+from unmask.constraints._schema_check import SUPPORTED
 from unmask.constraints.json_schema import WORDS, schema_dfa
 from unmask.constraints.regex import regex_dfa
 from unmask.errors import UsageError
@@ -171,8 +171,8 @@ VALUES = st.recursive(
 @st.composite
 def schemas(draw: st.DrawFn) -> dict[str, Any]:
     """Mostly of words that belong together, with values that mostly do not."""
-    kind = draw(st.sampled_from(sorted(HELD_WORDS)))
-    own = st.dictionaries(st.sampled_from(sorted(HELD_WORDS[kind])) if HELD_WORDS[kind] else KEYS, VALUES, max_size=3)
+    kind = draw(st.sampled_from(sorted(SUPPORTED)))
+    own = st.dictionaries(st.sampled_from(sorted(SUPPORTED[kind])) if SUPPORTED[kind] else KEYS, VALUES, max_size=3)
     found = {"type": kind} | draw(own) | draw(st.just({}) | st.dictionaries(KEYS, VALUES, max_size=1))
     return {key: part for key, part in found.items() if key != "type" or draw(st.integers(0, 9))}
 
