@@ -65,7 +65,7 @@ class Sampler(ABC):
     @property
     def takes(self) -> tuple[str, ...]:
         """The kinds of prediction that it can use."""
-        return ("log_x_theta",)
+        return ("x0",)
 
     @property
     def left_to_right(self) -> bool:

@@ -12,7 +12,7 @@ from unmask.data.batch import DRAW_ORDER
 from unmask.errors import UsageError
 from unmask.noise import Noise
 from unmask.noise.log_linear import LogLinear
-from unmask.processes.posterior import stays_masked
+from unmask.processes.absorbing import stays_masked
 from unmask.rng import uniform
 from unmask.samplers import MAX_STEPS, Sampler, Step
 from unmask.samplers.drawing import Drawing
@@ -53,7 +53,7 @@ class Posterior(Drawing, Sampler):
 
     @property
     def takes(self) -> tuple[str, ...]:
-        return ("log_x_theta", "log_x_theta_and_mask")
+        return ("x0", "x0_and_mask")
 
     def max_calls(self, length: int) -> int:
         return self.steps + 1

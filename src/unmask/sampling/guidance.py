@@ -17,7 +17,7 @@ from unmask.objectives import Objective
 from unmask.rng import categorical, fold, uniform
 from unmask.samplers import Sampler
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.predictor import Kind, Predictor, Query
+from unmask.sampling.predictor import Predictor, Query
 from unmask.sampling.query import masked_share
 
 Score = Callable[[Tensor], Tensor]  # log-scores [B] of partly masked rows [B, L]
@@ -48,7 +48,7 @@ class Guided:
     left_to_right = False
 
     def __init__(self, predictor: Predictor, canvas: Canvas, guidance: Guidance) -> None:
-        if predictor.kind != "log_x_theta" or predictor.left_to_right:
+        if predictor.gives != "x0" or predictor.left_to_right:
             raise UsageError("guidance needs a masked diffusion model with zero masking: leave it out")
         condition_BL = canvas.given_BL if guidance.condition_BL is None else guidance.condition_BL
         if canvas.valid_BL is not None:
@@ -56,7 +56,7 @@ class Guided:
         hides = bool(condition_BL.any())
         if not hides and (canvas.label_B is None or bool((canvas.label_B < 0).all())):
             raise UsageError("guidance needs a condition: give a prompt or a label, or leave guidance out")
-        self.kind: Kind = predictor.kind
+        self.process, self.gives = predictor.process, predictor.gives
         self.predictor, self.weight = predictor, guidance.weight
         self.canvas, self.mask_id = canvas, canvas.mask_id
         self.condition_BL = condition_BL if hides else None  # None: the label alone

@@ -57,7 +57,7 @@ def _tell_all(predictor: Predictor, canvas: Canvas, sampler: Sampler, runners_up
     while (query := sampler.ask(state)) is not None:
         prediction = predictor(query)
         step = sampler.tell(state, prediction)
-        yield seen(step, query, prediction, predictor.kind, before_BL, canvas.mask_id, runners_up)
+        yield seen(step, query, prediction, predictor.gives, before_BL, canvas.mask_id, runners_up)
         before_BL = step.tokens_BL
 
 
@@ -112,12 +112,12 @@ def sample(
 
 def check_pair(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> None:
     """Refuse what cannot be: a sampler that needs another kind of prediction, or an order the network cannot follow."""
-    if predictor.kind == "log_x_theta_and_mask" and predictor.kind not in sampler.takes:
+    if predictor.gives == "x0_and_mask" and predictor.gives not in sampler.takes:
         raise UsageError(
             "this model was trained without zero masking and may predict the mask: use the posterior sampler"
         )
-    if predictor.kind not in sampler.takes:
-        raise UsageError(f"the sampler takes {' or '.join(sampler.takes)}, the model predicts {predictor.kind}")
+    if predictor.gives not in sampler.takes:
+        raise UsageError(f"the sampler takes {' or '.join(sampler.takes)}, the model predicts {predictor.gives}")
     if not predictor.left_to_right:
         return
     if canvas.constraint is not None:

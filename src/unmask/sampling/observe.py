@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from unmask.samplers import RunnersUp, Step
-from unmask.sampling.predictor import Kind, Query
+from unmask.sampling.predictor import Gives, Query
 
 
 def seen(
     step: Step,
     query: Query,
     prediction: Tensor,
-    kind: Kind,
+    gives: Gives,
     before_BL: Tensor,
     mask_id: int,
     num: int,
@@ -30,7 +30,7 @@ def seen(
         again_BL = (before_BL != mask_id) & open_BL
         row_M, position_M = again_BL.nonzero(as_tuple=True)
         step = replace(step, remasked=(row_M, position_M))
-    if kind == "score":  # ratios, not probabilities
+    if gives == "score":  # ratios, not probabilities
         return step
     line_N = _lines(step.row_N, step.position_N - query.lo, query)
     return step if line_N is None else replace(step, others=_runners_up(prediction[line_N], step.token_N, num))
