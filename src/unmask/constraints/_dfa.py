@@ -15,7 +15,7 @@ from unmask.errors import UsageError
 
 @dataclass(frozen=True)
 class Dfa:
-    """next_SB[s, b]: the state after s and byte b, -1 for no way on. State 0 is the start."""
+    """next_SB[s, b]: the state after s and byte b, -1 for no transition. State 0 is the start."""
 
     next_SB: NDArray[np.int32]
     accept_S: NDArray[np.bool_]
@@ -39,7 +39,7 @@ def same_columns(table: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[n
 def reduce_states(
     next_SC: NDArray[np.int32], accept_S: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Drop states that are not reached or lead nowhere, and join those with the same ways on; state 0 stays first.
+    """Drop states that are not reached or lead nowhere, and join those with the same transitions; state 0 stays first.
 
     Joining from the end backwards is not full minimisation where there are loops; it is always right, and exact for
     finite languages.

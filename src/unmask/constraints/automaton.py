@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from unmask.constraints import MAX_STATES, Constraint
 from unmask.constraints._dfa import Dfa, reduce_states, same_columns
-from unmask.constraints._ways import Ways
+from unmask.constraints._transitions import Transitions
 from unmask.constraints.cost import Cost
 from unmask.data.tokenizers import Tokenizer
 from unmask.errors import UsageError
@@ -25,7 +25,7 @@ class Automaton:
     """Which rows of tokens are accepted. State 0 is the start.
 
     class_I: the class of each id; tokens of a class lead every state to the same next one.
-    next_SC: the state after a state and a class, -1 for no way on. over: see Constraint; "both": it reads the text
+    next_SC: the state after a state and a class, -1 for no transition. over: see Constraint; "both": it reads the text
     with two more ids in it, which stand before and after each gap (see `interleave`).
     """
 
@@ -66,9 +66,9 @@ class Automaton:
         return Automaton(np.ascontiguousarray(next_SC[:, first]), accept_S, kind_C[self.class_I], self.over)
 
     @functools.cached_property
-    def ways(self) -> Ways:
-        """The ways between states: computed once, and they travel with the automaton to another process."""
-        return Ways.of(self.next_SC)
+    def transitions(self) -> Transitions:
+        """The transitions between states: computed once, and they travel with the automaton to another process."""
+        return Transitions.of(self.next_SC)
 
     def cost(self, length: int, *, likeliest: bool = False) -> Cost:
         """What a row of so many tokens costs to write under this automaton, the network aside. likeliest: at
@@ -78,7 +78,7 @@ class Automaton:
         >>> zeros.cost(200).call == 2 * zeros.cost(100).call, zeros.cost(200).row_bytes < 1 << 26
         (True, True)
         """
-        return Cost.of(self.num_states, self.num_classes, self.num_words, self.ways, length, likeliest)
+        return Cost.of(self.num_states, self.num_classes, self.num_words, self.transitions, length, likeliest)
 
     def accepts(self, ids: Iterable[int]) -> bool:
         """Whether this row of tokens is accepted."""
@@ -215,7 +215,7 @@ def interleave(text: Automaton, gap: Automaton) -> Automaton:
     key_I = text.class_I * gap.num_classes + gap.class_I
     both_C, class_I = np.unique(key_I, return_inverse=True)
     num = len(both_C)
-    # Outside, a token leaves the gap's state where it is; no way on is a state of its own, the last one.
+    # Outside, a token leaves the gap's state where it is; no transition is a state of its own, the last one.
     text_SC = text.next_SC[:, both_C // gap.num_classes].astype(np.int64)
     gap_SC = np.concatenate([gap.next_SC[:, both_C % gap.num_classes], np.full((1, num), outside, dtype=np.int32)])
 
@@ -235,7 +235,7 @@ def interleave(text: Automaton, gap: Automaton) -> Automaton:
 def _reached_pairs(
     start: int, step: Callable[[NDArray[np.int64]], NDArray[np.int64]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Pairs of states, as one number each, that are reached from the first, and the way on from each and class."""
+    """Pairs of states, as one number each, that are reached from the first, and the transition from each and class."""
     pairs, rows, done = np.array([start]), [], 0
     while done < len(pairs):
         successors = step(pairs[done:])
@@ -268,7 +268,7 @@ def compile_constraints(
     made = [_made(c, tokenizer, may_end) for c in several]
     parts = [[a for a in made if a.over == over] for over in ("text", "gap")]
     whole = functools.reduce(interleave, [functools.reduce(intersect, part) for part in parts if part])
-    _ = whole.ways  # computed here, where too many of them are refused like all else
+    _ = whole.transitions  # computed here, where too many of them are refused like all else
     return whole
 
 

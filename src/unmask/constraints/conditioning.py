@@ -268,7 +268,7 @@ def _sample(tables: Tables, log_p_NI: Tensor, spans: Spans, drawing: Drawing, ne
     stop = max(m for m, opens in enumerate(flags[0]) if opens) + 1
     for block in _blocks(tables, log_p_NI, spans, drawing.temperature, never, best=False):
         for m in range(block.lo, min(block.hi, stop)):
-            # beta after / beta before, in logs: how much a way on is favoured by what must follow.
+            # beta after / beta before, in logs: how much a transition is favoured by what must follow.
             before_GS, after_GS = block.beta_MGS[m - block.lo], block.beta_MGS[m - block.lo + 1]
             before_GS = -before_GS.masked_fill(before_GS.isneginf(), torch.inf)
             if flags[0][m]:

@@ -17,7 +17,7 @@ MAX_FIELD = 1 << 27  # characters; a quote that is never closed would else take 
 
 @dataclass(frozen=True, kw_only=True)
 class Csv(Corpus):
-    """A CSV or TSV file, or a folder's, one document a row; blank lines are passed over.
+    """A CSV or TSV file, or a folder's, one document a row; blank lines are skipped.
 
     delimiter: a tab in files ending in .tsv or .tab, else a comma. quoted: a field in double quotes may hold the
     delimiter, line breaks and, doubled, quotes; false: quotes are letters as any others.

@@ -15,7 +15,7 @@ from unmask.errors import DataError, did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class Jsonl(Corpus):
-    """A file of JSON lines, or a folder's, one document a line; blank lines are passed over.
+    """A file of JSON lines, or a folder's, one document a line; blank lines are skipped.
 
     >>> Jsonl(path="pairs.jsonl.gz", field="answer", prompt_field="question").documents()  # doctest: +SKIP
     """

@@ -286,7 +286,7 @@ def write(
     **how: Any,
 ) -> list[list[int] | None]:
     """Every row with its masks written. Rows of one owner are ways to write one text: those in which the constraint
-    cannot hold are passed over and come back as None, as long as the text has one in which it can.
+    cannot hold are skipped and come back as None, as long as the text has one in which it can.
 
     >>> write(model, rows, key_B, owner=[0, 0], sampler=None, constraint=None)  # doctest: +SKIP
     """
