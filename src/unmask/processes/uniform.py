@@ -39,3 +39,14 @@ class Uniform(CategoricalProcess):
         token_BL = (uniform(key_B[:, None], DRAW_STATE, position_L) * self.num_tokens).long()
         token_BL = token_BL.clamp(max=self.num_tokens - 1)  # 24 bits, where there are no more, may round up
         return token_BL + (token_BL >= self.mask_id).long()
+
+
+def log_marginal(log_p_NI: Tensor, level_N: Tensor) -> Tensor:
+    """[N, I] log[V alpha p + (1 - alpha)]: V times q(z_t | p), also of a p that does not sum to 1; I = V + 1.
+
+    >>> log_marginal(torch.tensor([[1.0, 0.0, 0.0]]).log(), torch.tensor([0.5])).exp()
+    tensor([[1.5000, 0.5000, 0.5000]])
+    """
+    level_N1 = level_N[:, None].to(log_p_NI)
+    scale_N1 = (log_p_NI.shape[1] - 1) * (1 - level_N1)
+    return torch.logaddexp(log_p_NI + scale_N1.log(), level_N1.log().expand_as(log_p_NI))
