@@ -67,10 +67,12 @@ def test_rows_and_threads_share_one_table_and_it_goes_with_the_automaton(monkeyp
 
 def test_the_ways_travel_with_an_automaton_and_are_on_its_own_memory() -> None:
     automaton = ring(30)
-    ways = automaton.ways
+    transitions = automaton.transitions
     there = pickle.loads(pickle.dumps(automaton))
-    assert "ways" in vars(there)
-    assert all(np.array_equal(a, b) for a, b in zip(vars(ways).values(), vars(there.ways).values(), strict=True))
+    assert "transitions" in vars(there)
+    assert all(
+        np.array_equal(a, b) for a, b in zip(vars(transitions).values(), vars(there.transitions).values(), strict=True)
+    )
     assert tables_of(there, CPU).next_SC.data_ptr() == there.next_SC.ctypes.data
 
 
@@ -83,10 +85,12 @@ def test_sets_of_classes_are_kept_once() -> None:
             next_SI[s, :V] = np.where(
                 np.arange(V) == s % 21, -1, np.where(np.arange(V) % 7 == s % 21 % 7, s + 2, s + 1)
             )
-        ways = Automaton.of(next_SI, np.arange(S + 2) >= S).ways
-        assert ways.num_pairs > 30 * times
-        assert ways.num_sets <= 64
-        assert [*zip(ways.from_P, ways.to_P, strict=True)] == sorted({*zip(ways.from_P, ways.to_P, strict=True)})
+        transitions = Automaton.of(next_SI, np.arange(S + 2) >= S).transitions
+        assert transitions.num_pairs > 30 * times
+        assert transitions.num_sets <= 64
+        assert [*zip(transitions.from_P, transitions.to_P, strict=True)] == sorted(
+            {*zip(transitions.from_P, transitions.to_P, strict=True)}
+        )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from unmask.constraints import Constraint, JsonSchema
 from unmask.constraints._dfa import Dfa
 from unmask.constraints._numbers import integers, numbers
 from unmask.constraints._schema_check import FORMATS, NOTES, ONE_OF
-from unmask.constraints._schema_check import HELD as HELD_WORDS
+from unmask.constraints._schema_check import SUPPORTED as HELD_WORDS
 from unmask.constraints.json_schema import schema_dfa
 from unmask.constraints.regex import regex_dfa
 from unmask.errors import UsageError
@@ -44,7 +44,7 @@ def walks(dfa: Dfa, num: int, most: int) -> Iterator[str]:
         yield bytes(spelled).decode()
 
 
-HELD: list[tuple[dict[str, Any], list[str], list[str]]] = [
+SUPPORTED: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"type": ["string", "null"]}, ["null", '"a"'], ["1"]),
     ({"type": ["string", "null"], "maxLength": 2}, ["null", '"ab"'], ['"abc"']),
     ({"type": ["integer", "null"], "minimum": 3}, ["null", "3", "12345"], ["2", "-4"]),
@@ -82,7 +82,7 @@ HELD: list[tuple[dict[str, Any], list[str], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "good", "bad"), HELD, ids=[json.dumps(schema)[:60] for schema, *_ in HELD])
+@pytest.mark.parametrize(("schema", "good", "bad"), SUPPORTED, ids=[json.dumps(schema)[:60] for schema, *_ in SUPPORTED])
 def test_what_is_held_is_valid(schema: dict[str, Any], good: list[str], bad: list[str]) -> None:
     judge = jsonschema.Draft202012Validator(schema)
     dfa = schema_dfa(json.dumps(schema))
@@ -173,8 +173,8 @@ VALUES = st.recursive(
 @st.composite
 def schemas(draw: st.DrawFn) -> dict[str, Any]:
     """Mostly of words that belong together, with values that mostly do not."""
-    kind = draw(st.sampled_from(sorted(HELD_WORDS)))
-    own = st.dictionaries(st.sampled_from(sorted(HELD_WORDS[kind])) if HELD_WORDS[kind] else KEYS, VALUES, max_size=3)
+    kind = draw(st.sampled_from(sorted(SUPPORTED)))
+    own = st.dictionaries(st.sampled_from(sorted(SUPPORTED[kind])) if SUPPORTED[kind] else KEYS, VALUES, max_size=3)
     found = {"type": kind} | draw(own) | draw(st.just({}) | st.dictionaries(KEYS, VALUES, max_size=1))
     return {key: part for key, part in found.items() if key != "type" or draw(st.integers(0, 9))}
 

@@ -232,7 +232,7 @@ def test_a_chain_with_remasking_holds_a_constraint_step_by_step(V: int, fixed: d
 
 
 def test_it_is_not_the_chain_conditioned_on_its_end() -> None:
-    """What the guide says of the law: step by step is another one, and these draws tell the two apart."""
+    """What the reference says of the law: step by step is another one, and these draws tell the two apart."""
     world, automaton, z_L = constrained_world(7, 2, 3, 3, {})
     whole = world.chain_law(LogLinear(), 3) * accepted(world, automaton)
     tokens = sample(world.denoiser(), canvas_of(world, automaton, z_L, NUM), samplers.Ancestral(steps=3)).tokens

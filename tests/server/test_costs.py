@@ -252,7 +252,7 @@ def test_what_a_request_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, end: 
             super().__init__()
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr(work_module, "RowCache", Noted)
+    monkeypatch.setattr(rows_module, "RowCache", Noted)
 
     def job(served: Served, emit: Callable[[Any], None] = lambda step: None) -> None:
         served.generate(2, 30, "a", watch=emit)

@@ -129,7 +129,7 @@ def smoothed(points: Points) -> Points:
     sums = [0.0, *accumulate(y for _, y in points)]
     out = []
     for i, (x, _) in enumerate(points):
-        half = min(reach, i)  # at the steep begin as few before as behind
+        half = min(reach, i)  # at the steep begin as few before as after
         low, high = i - half, min(i + half + 1, len(points))
         out.append((x, (sums[high] - sums[low]) / (high - low)))
     return out
@@ -152,11 +152,11 @@ def thinned(points: Points) -> Points:
 def _reach(curves: list[Curve], x_hi: float, log: bool) -> tuple[float, float]:
     """The lowest and the highest value shown. How far a run falls at first would flatten all that follows: of its first
     part only what lies within reach of the rest is shown, and the curve comes in from above."""
-    shown = [p for curve in curves for p in (*thinned(smoothed(curve.loss)), *curve.valid)]
-    later = [y for x, y in shown if x >= 0.05 * x_hi] or [y for _, y in shown]
-    if log and min(y for _, y in shown) <= 0:
+    points = [p for curve in curves for p in (*thinned(smoothed(curve.loss)), *curve.valid)]
+    later = [y for x, y in points if x >= 0.05 * x_hi] or [y for _, y in points]
+    if log and min(y for _, y in points) <= 0:
         raise DataError("a loss of 0 or less cannot be drawn logarithmically: leave out --log")
-    low, high = min(y for _, y in shown), max(y for _, y in shown) if log else max(later)
+    low, high = min(y for _, y in points), max(y for _, y in points) if log else max(later)
     if high <= low:
         return (low / 1.1, high * 1.1) if log else (low - 0.5, high + 0.5)
     if log:

@@ -17,22 +17,22 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_model_and_texts(parser: argparse.ArgumentParser, texts: str) -> None:
     """One list of both, since only a look at the first word tells whether it names a model; see `model_and_texts`."""
-    parser.add_argument("given", nargs="*", metavar="[MODEL] TEXT", help=f"{HELP}; then {texts}")
+    parser.add_argument("arguments", nargs="*", metavar="[MODEL] TEXT", help=f"{HELP}; then {texts}")
 
 
-def model_and_texts(given: list[str], what: str) -> tuple[str, list[str]]:
-    """What was given, taken apart. what: the text that is missing where there is none.
+def model_and_texts(arguments: list[str], what: str) -> tuple[str, list[str]]:
+    """The model's name and the texts. what: the text that is missing where there is none.
 
     >>> model_and_texts(["Once upon [MASK] time"], "a text")
     ('stories', ['Once upon [MASK] time'])
     >>> model_and_texts(["runs/mine", "a [MASK]", "b [MASK]"], "a text")
     ('runs/mine', ['a [MASK]', 'b [MASK]'])
     """
-    first = given[0] if given else ""
+    first = arguments[0] if arguments else ""
     known = os.path.isdir(first) or first in built_in_names()
     # Of several the first is the model, also where its name is misspelled; a gap, a pipe or several words are no name.
-    named = known or (len(given) > 1 and not any(sign in first for sign in ("[MASK", " ")) and first != "-")
-    model, texts = (first, given[1:]) if named else (DEFAULT, given)
+    named = known or (len(arguments) > 1 and not any(sign in first for sign in ("[MASK", " ")) and first != "-")
+    model, texts = (first, arguments[1:]) if named else (DEFAULT, arguments)
     if not texts:
         raise UsageError(f"nothing to work on: give {what}")
     return model, texts

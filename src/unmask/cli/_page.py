@@ -42,7 +42,7 @@ class Page:
             lists.append([_prob(x) for x in step.others.prob_N.tolist()])
             lists.append([[[t, _prob(p)] for t, p in zip(*pair, strict=True)] for pair in pairs])
         opened = [list(one) for one in zip(*lists, strict=True)]
-        # Where a row has ended, the masks behind its end are closed: nobody asked the network about them.
+        # Where a row has ended, the masks after its end are closed: nobody asked the network about them.
         closed_BL = (self.before_BL == self.tokenizer.mask_id) & (step.tokens_BL != self.tokenizer.mask_id)
         closed_BL[step.row_N, step.position_N] = False
         for row, position in closed_BL.nonzero().tolist():

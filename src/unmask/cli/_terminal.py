@@ -30,7 +30,7 @@ def stderr() -> Console:
 
 @contextmanager
 def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar told (done, total); None where stderr is no terminal."""
+    """A bar called with (done, total); None where stderr is no terminal."""
     console = stderr()
     if not console.is_terminal:
         yield None
@@ -41,8 +41,8 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def draw_row(ids: list[int], tokenizer: Tokenizer, new: set[int], given: set[int], again: Container[int] = ()) -> Text:
-    """One row: masks as shades, red where masked again; what just opened in colour, what was given in bold."""
+def draw_row(ids: list[int], tokenizer: Tokenizer, new: set[int], fixed: set[int], again: Container[int] = ()) -> Text:
+    """One row: masks as shades, red where masked again; what just opened in colour, what was there in bold."""
     text = Text()
     run: list[int] = []
     style = ""
@@ -61,7 +61,7 @@ def draw_row(ids: list[int], tokenizer: Tokenizer, new: set[int], given: set[int
             flush()
             text.append("⏹\n", "dim")
             continue
-        now = "bold green" if position in new else "bold" if position in given else ""
+        now = "bold green" if position in new else "bold" if position in fixed else ""
         if now != style:
             flush()
             style = now
@@ -92,19 +92,19 @@ def watching(tokenizer: Tokenizer, *, enabled: bool, pause: float = 0.0) -> Iter
     if not (enabled and console.is_terminal):
         yield None
         return
-    given: set[int] | None = None
+    fixed: set[int] | None = None
     number = 0
     with Live(console=console, refresh_per_second=25, transient=True) as live:
 
         def show(step: Step) -> None:
-            nonlocal given, number
+            nonlocal fixed, number
             mine = step.row_N == 0
             new = set(step.position_N[mine].tolist())
             ids = step.tokens_BL[0].tolist()
-            if given is None:
-                given = {i for i, t in enumerate(ids) if t != tokenizer.mask_id and i not in new}
+            if fixed is None:
+                fixed = {i for i, t in enumerate(ids) if t != tokenizer.mask_id and i not in new}
             again = set() if step.remasked is None else set(step.remasked[1][step.remasked[0] == 0].tolist())
-            text = draw_row(ids, tokenizer, new, given, again)
+            text = draw_row(ids, tokenizer, new, fixed, again)
             number += 1
             text.append(f"\n\nstep {number}, {ids.count(tokenizer.mask_id)} masks left", "dim")
             text.append(f", {len(again)} masked again" if again else "", "red")
@@ -178,11 +178,11 @@ class TrainProgress(Callback):
         self.console.print(f"step {step:>6}  valid {bound.nats_per_token:.4f} nats/token, ppl {bound.ppl:.2f}{bits}")
 
     def on_sample(self, step: int, text: str) -> None:
-        asked, shown = "", text
+        condition, written = "", text
         if isinstance(text, Sample):
-            asked, shown = "" if text.label is None else f" of {text.label}", text.continuation
-            asked += f" after {text.prompt[-40:]!r}" if text.prompt else ""
-        line = f"step {step:>6}  sample{asked}: {str(shown)!r}"
+            condition, written = "" if text.label is None else f" of {text.label}", text.continuation
+            condition += f" after {text.prompt[-40:]!r}" if text.prompt else ""
+        line = f"step {step:>6}  sample{condition}: {str(written)!r}"
         # A screen shows as much as fits a line; a log keeps all of it in one.
         how: dict[str, Any] = {"soft_wrap": True} if self.bar is None else {"overflow": "ellipsis", "no_wrap": True}
         self.console.print(line, **how)

@@ -13,7 +13,7 @@ from unmask.sampling.observe import step_as_dict
 
 
 class Trace:
-    """A listener that writes to the file. What cannot be written is told at the end: the texts are worth more."""
+    """An observer that writes to the file. What cannot be written is reported at the end: the texts are worth more."""
 
     def __init__(self, tokenizer: Tokenizer, path: str) -> None:
         self.tokenizer, self.path, self.number = tokenizer, path, 0
@@ -36,7 +36,7 @@ class Trace:
 
 @contextmanager
 def tracing(tokenizer: Tokenizer, path: str | None) -> Iterator[Trace | None]:
-    """The listener while its file is open; None without one."""
+    """The observer while its file is open; None without one."""
     if path is None:
         yield None
         return

@@ -114,10 +114,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def print_profile(entries: list[tuple[str, int, float]], shown: int = 25) -> None:
+def print_profile(entries: list[tuple[str, int, float]], most: int = 25) -> None:
     whole = sum(ms for _, _, ms in entries)
     print(f"\n{whole:.4g} ms in {sum(n for _, n, _ in entries):,} kernels:")
-    for name, count, ms in entries[:shown]:
+    for name, count, ms in entries[:most]:
         print(f"{ms:>9.3f} ms {ms / whole:>6.1%} {count:>7,} × {1000 * ms / count:>7.1f} µs  {name[:70]}")
 
 

@@ -85,7 +85,7 @@ def _plain(edit: Edit) -> dict[str, Any]:
 
 
 def _lengths(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([0-9]{1,7})(?:\.\.([0-9]{1,7}))?", text)
-    if not found:
+    match = re.fullmatch(r"([0-9]{1,7})(?:\.\.([0-9]{1,7}))?", text)
+    if not match:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is no length: write 5, or 3..8")
-    return int(found[1]), int(found[2] or found[1])
+    return int(match[1]), int(match[2] or match[1])

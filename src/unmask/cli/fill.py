@@ -32,10 +32,10 @@ def run(args: argparse.Namespace) -> int:
     from unmask.text.editing import fill
 
     constraint = _sampling.check(args)
-    name, given = _naming.model_and_texts(args.given, 'a text with a gap, as in unmask fill "The [MASK:2] sat."')
+    name, texts = _naming.model_and_texts(args.arguments, 'a text with a gap, as in unmask fill "The [MASK:2] sat."')
     model = load(name, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
-    texts = [_sampling.standard_input() if text == "-" else text for text in given]
+    texts = [_sampling.standard_input() if text == "-" else text for text in texts]
     with _sampling.shown(args, model) as view:
         filled = fill(
             model,

@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
     prompts = args.prompt or [""]
     if args.continuation_only:  # apart from its text, each text's own
         prompts = [prompt for prompt in prompts for _ in range(args.num)]
-    told = {"prompts": prompts, "suffix": args.suffix}
+    record = {"prompts": prompts, "suffix": args.suffix}
     end = model.separator if args.separator is None else args.separator
-    _sampling.print_texts(texts, args, told | ({"separator": end} if end else {}))
+    _sampling.print_texts(texts, args, record | ({"separator": end} if end else {}))
     view.save()
     return 0
 
@@ -129,6 +129,6 @@ def _write_many(args: argparse.Namespace, constraint: list[Constraint] | None) -
         except Stopped as e:
             raise Stopped(f"{e}; go on with: unmask {shlex.join(args.words)}") from None
         if world.first:
-            told = {"out": args.out, "texts": order.total, "parts": len(order.parts)}
-            print(json.dumps(told) if args.json else args.out)
+            summary = {"out": args.out, "texts": order.total, "parts": len(order.parts)}
+            print(json.dumps(summary) if args.json else args.out)
     return 0

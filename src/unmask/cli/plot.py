@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from unmask.storage.atomic import atomic_text
 
     names = _names(args.run)
-    runs = {name: read_metrics(Path(given), name) for name, given in zip(names, args.run, strict=True)}
+    runs = {name: read_metrics(Path(path), name) for name, path in zip(names, args.run, strict=True)}
     if args.json:
         print(json.dumps({"runs": {name: list(map(_plain, points)) for name, points in runs.items()}}))
         return 0
@@ -97,16 +97,16 @@ def read_metrics(where: Path, name: str) -> list[Point]:
     last = Point(name, 0)
     before = 0.0  # seconds of the processes before this one: each counts from 0
     for line in lines:
-        found = _parsed(line)
-        if "loss" in found:
-            seconds = _number(found.get("seconds")) or 0.0
+        record = _parsed(line)
+        if "loss" in record:
+            seconds = _number(record.get("seconds")) or 0.0
             before = last.seconds if before + seconds < last.seconds else before
-            tokens = last.tokens + round((_number(found.get("tokens")) or 0.0) * (found["step"] - last.step))
-            last = Point(name, found["step"], tokens, before + seconds, loss=_number(found["loss"]))
+            tokens = last.tokens + round((_number(record.get("tokens")) or 0.0) * (record["step"] - last.step))
+            last = Point(name, record["step"], tokens, before + seconds, loss=_number(record["loss"]))
             points.append(last)
-        elif "valid_nats_per_token" in found:
-            valid, bits = _number(found["valid_nats_per_token"]), _number(found.get("valid_bits_per_byte"))
-            points.append(Point(name, found["step"], last.tokens, last.seconds, valid=valid, valid_bits_per_byte=bits))
+        elif "valid_nats_per_token" in record:
+            valid, bits = _number(record["valid_nats_per_token"]), _number(record.get("valid_bits_per_byte"))
+            points.append(Point(name, record["step"], last.tokens, last.seconds, valid=valid, valid_bits_per_byte=bits))
     if not points:
         raise DataError(
             f"{path} tells no loss yet: wait for the run's first logged step, or give a training run's folder"
@@ -116,10 +116,10 @@ def read_metrics(where: Path, name: str) -> list[Point]:
 
 def _parsed(line: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError):  # cut off by a kill, or being written
         return {}
-    return found if isinstance(found, dict) and type(found.get("step")) is int else {}
+    return record if isinstance(record, dict) and type(record.get("step")) is int else {}
 
 
 def _number(value: Any) -> float | None:
@@ -143,10 +143,10 @@ def _curve(name: str, points: list[Point], args: argparse.Namespace) -> Curve:
     return Curve(name, losses, [(x(p), v) for p in points if (v := getattr(p, unit)) is not None])
 
 
-def _names(given: list[str]) -> list[str]:
+def _names(runs: list[str]) -> list[str]:
     """What the runs are called: the folder's name, or all of the path where two have the same."""
-    names = [(path.parent if path.name == METRICS else path).resolve().name for path in map(Path, given)]
-    return names if len(set(names)) == len(names) else list(dict.fromkeys(given))
+    names = [(path.parent if path.name == METRICS else path).resolve().name for path in map(Path, runs)]
+    return names if len(set(names)) == len(names) else list(dict.fromkeys(runs))
 
 
 def _plain(point: Point) -> dict[str, Any]:

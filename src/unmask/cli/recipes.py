@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"no built-in recipe {args.name!r}; {did_you_mean(args.name, recipes)}")
         recipes = {args.name: recipes[args.name]}
     if args.json:
-        told = {name: {"summary": _summary(text), "recipe": text} for name, text in recipes.items()}
-        print(json.dumps({"recipes": told}, ensure_ascii=False))
+        listed = {name: {"summary": _summary(text), "recipe": text} for name, text in recipes.items()}
+        print(json.dumps({"recipes": listed}, ensure_ascii=False))
     elif args.name is not None:
         print(recipes[args.name], end="")
     else:

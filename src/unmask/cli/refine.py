@@ -30,10 +30,12 @@ def run(args: argparse.Namespace) -> int:
     if _sampling.check(args) is not None or (args.guidance, args.label) != (None, None):
         raise UsageError("refine takes no constraint, guidance or label: use edit or fill for them")
     Refine(share=args.share, rounds=args.rounds)
-    name, given = _naming.model_and_texts(args.given, 'a finished text, as in unmask refine "The cat sat on on mat."')
+    name, texts = _naming.model_and_texts(
+        args.arguments, 'a finished text, as in unmask refine "The cat sat on on mat."'
+    )
     model = load(name, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
-    texts = [_sampling.standard_input() if text == "-" else text for text in given]
+    texts = [_sampling.standard_input() if text == "-" else text for text in texts]
     with _sampling.shown(args, model) as view:
         refined = model.refine(
             texts, share=args.share, rounds=args.rounds, sampler=sampler, seed=args.seed, **view.listening

@@ -51,30 +51,30 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--num-samples must be at least 1, got {args.num_samples}")
     pick_device(args.device)
     if args.data is None:
-        name, texts = _naming.model_and_texts(args.given, MISSING)
+        name, texts = _naming.model_and_texts(args.arguments, MISSING)
         texts = [_sampling.standard_input() if text == "-" else text for text in texts]
         _check(args, texts)
         model = load(name, device=args.device)
         documents = _documents(args, model, texts)
     else:
-        if len(args.given) > 1 or args.prompt or args.label is not None:
+        if len(args.arguments) > 1 or args.prompt or args.label is not None:
             raise UsageError("--data brings its own texts, prompts and labels: leave out those of the command")
-        name = args.given[0] if args.given else DEFAULT
+        name = args.arguments[0] if args.arguments else DEFAULT
         model = load(name, device=args.device)
         corpus = _reading.corpus_of(args, model, _reading.trained_on(name, needed=False))
         documents = [document for document in corpus.documents() if document.text]
         _check_labels(model, documents, asked=bool(args.label_field))
-    found = [_score(args, model, document) for document in documents]
+    scores = [_score(args, model, document) for document in documents]
     if args.json:
-        print(json.dumps({"scores": found, "seed": args.seed, "draws": args.num_samples}))
+        print(json.dumps({"scores": scores, "seed": args.seed, "draws": args.num_samples}))
         return 0
-    for one in found:
+    for one in scores:
         sign, half = ("", 0.0) if one["exact"] else ("≤ ", (one["nats_ci95"][1] - one["nats_ci95"][0]) / 2)
         spread = f" ± {half:.2f}" if half and math.isfinite(half) else ""
         line = " ".join(one["text"].split())
-        shown = line if len(line) <= 60 else line[:59] + "…"
+        shortened = line if len(line) <= 60 else line[:59] + "…"
         bits, nats = f"{sign}{one['bits_per_byte']:.3f} bits/byte", f"{one['nats']:.2f}{spread} nats"
-        print(f"{bits}  {nats}  {one['tokens']} tokens  {shown}")
+        print(f"{bits}  {nats}  {one['tokens']} tokens  {shortened}")
     return 0
 
 
@@ -124,7 +124,7 @@ def _score(args: argparse.Namespace, model: Model, document: Document) -> dict[s
         num_samples=args.num_samples,
     )
     lo, hi = (x * bound.tokens for x in bound.ci95)
-    told: dict[str, Any] = {"text": document.text} | ({"prompt": document.prompt} if document.prompt else {})
-    told |= {"label": document.label} if document.label is not None and model.denoiser.num_classes else {}
-    told |= {"nats": bound.nats, "nats_ci95": [lo, hi], "tokens": bound.tokens, "bytes": bound.num_bytes}
-    return told | {"bits_per_byte": bound.bits_per_byte, "exact": bound.exact}
+    record: dict[str, Any] = {"text": document.text} | ({"prompt": document.prompt} if document.prompt else {})
+    record |= {"label": document.label} if document.label is not None and model.denoiser.num_classes else {}
+    record |= {"nats": bound.nats, "nats_ci95": [lo, hi], "tokens": bound.tokens, "bytes": bound.num_bytes}
+    return record | {"bits_per_byte": bound.bits_per_byte, "exact": bound.exact}

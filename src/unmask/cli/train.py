@@ -27,9 +27,9 @@ class _ShowOptions(argparse.Action):
         choices = option_choices(RunConfig())
         for key, value in option_paths(RunConfig()).items():
             values = value if isinstance(value, list) else [value]
-            shown = ",".join("none" if v is None else json.dumps(v).strip('"') for v in values)
+            default = ",".join("none" if v is None else json.dumps(v).strip('"') for v in values)
             among = f"  ({', '.join(choices[key])})" if key in choices else ""
-            print(f"--{key:<28} {shown}{among}")
+            print(f"--{key:<28} {default}{among}")
         parser.exit()
 
 

@@ -15,7 +15,7 @@ from unmask.errors import Public, UsageError
 
 @dataclass(frozen=True)
 class Dfa:
-    """next_SB[s, b]: the state behind s after byte b, -1 for no way on. State 0 is the start."""
+    """next_SB[s, b]: the state after s and byte b, -1 for no transition. State 0 is the start."""
 
     next_SB: NDArray[np.int32]
     accept_S: NDArray[np.bool_]
@@ -39,7 +39,7 @@ def same_columns(table: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[n
 def reduce_states(
     next_SC: NDArray[np.int32], accept_S: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Drop states that are not reached or lead nowhere, and join those with the same ways on; state 0 stays first.
+    """Drop states that are not reached or lead nowhere, and join those with the same transitions; state 0 stays first.
 
     Joining from the end backwards is not full minimisation where there are loops; it is always right, and exact for
     finite languages.
@@ -71,14 +71,14 @@ def _renumber(
 
 
 def _reached(next_SC: NDArray[np.int32]) -> NDArray[np.bool_]:
-    seen_S = np.zeros(len(next_SC), dtype=bool)
+    reached_S = np.zeros(len(next_SC), dtype=bool)
     frontier = np.array([0])
     while len(frontier):
-        seen_S[frontier] = True
-        behind = np.unique(next_SC[frontier])
-        behind = behind[behind >= 0]
-        frontier = behind[~seen_S[behind]]
-    return seen_S
+        reached_S[frontier] = True
+        successors = np.unique(next_SC[frontier])
+        successors = successors[successors >= 0]
+        frontier = successors[~reached_S[successors]]
+    return reached_S
 
 
 def _leads_on(next_SC: NDArray[np.int32], accept_S: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -92,8 +92,8 @@ def _leads_on(next_SC: NDArray[np.int32], accept_S: NDArray[np.bool_]) -> NDArra
     while len(frontier):
         good_S[frontier] = True
         before = [arrows[starts[s] : starts[s + 1]] % num for s in frontier]
-        found = np.unique(np.concatenate(before))
-        frontier = found[~good_S[found]]
+        predecessors = np.unique(np.concatenate(before))
+        frontier = predecessors[~good_S[predecessors]]
     return good_S
 
 

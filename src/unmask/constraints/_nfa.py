@@ -1,7 +1,7 @@
 """Nondeterministic automata over bytes, with conditions on a place in the text, and how they become deterministic.
 
 A condition such as $ or \\b asks about the character before, which is known, and about what follows, which is not yet.
-So each state carries what may still follow it; a byte that may not is no way on.
+So each state carries what may still follow it; a byte that may not is no transition.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Nfa:
         return len(self._bytes) - 1
 
     def go(self, here: int, there: int, guard: Guard | None = None) -> None:
-        """A way that reads nothing, open where the guard lets it be."""
+        """A transition that reads nothing, open where the guard lets it be."""
         self._free[here].append((there, guard))
         self._guarded |= guard is not None
 
     def read(self, here: int, ranges: Ranges, there: int) -> None:
-        """A way that reads one character of these, as UTF-8."""
+        """A transition that reads one character of these, as UTF-8."""
         known: dict[tuple[tuple[int, int], ...], int] = {(): there}
 
         def before(tail: tuple[tuple[int, int], ...]) -> int:
@@ -84,21 +84,21 @@ class Nfa:
 
     def determinised(self, *, max_states: int, max_steps: int) -> Dfa:
         """The same language, read by one state at a time; TooLarge where that takes too much."""
-        before = functools.cache(self._ways)
+        before = functools.cache(self._transitions)
         start = self._reached(0, ANYTHING, START)
         names: dict[_States, int] = {start: 0}
         queue, rows, steps = [start], [], 0
         for states in queue:
             row: NDArray[np.int32] = np.full(256, -1, dtype=np.int32)
-            ways = [way for state in states for way in before(state)]
-            cuts = sorted({cut for lo, hi, _ in ways for cut in (lo, hi + 1)})
+            transitions = [one for state in states for one in before(state)]
+            cuts = sorted({cut for lo, hi, _ in transitions for cut in (lo, hi + 1)})
             place = {cut: i for i, cut in enumerate(cuts)}
-            found: list[list[_States]] = [[] for _ in cuts]
-            for lo, hi, after in ways:
+            targets: list[list[_States]] = [[] for _ in cuts]
+            for lo, hi, after in transitions:
                 for i in range(place[lo], place[hi + 1]):
-                    found[i].append(after)
+                    targets[i].append(after)
                     steps += 1
-            for i, several in enumerate(found):
+            for i, several in enumerate(targets):
                 after = several[0].union(*several[1:]) if several else frozenset()
                 if not after:
                     continue
@@ -115,28 +115,28 @@ class Nfa:
 
     def _reached(self, state: int, may: int, before: int) -> _States:
         """The states that read something, and the end, that are reached from here without reading."""
-        seen, queue = {(state, may)}, [(state, may)]
+        reached, queue = {(state, may)}, [(state, may)]
         for here, left in queue:
             for there, guard in self._free[here]:
                 still = left if guard is None else left & dict(guard).get(before, 0)
-                if still and (there, still) not in seen:
-                    seen.add((there, still))
+                if still and (there, still) not in reached:
+                    reached.add((there, still))
                     queue.append((there, still))
-        return frozenset(item for item in seen if self._bytes[item[0]] or item[0] == self.final)
+        return frozenset(item for item in reached if self._bytes[item[0]] or item[0] == self.final)
 
-    def _ways(self, state: tuple[int, int]) -> list[tuple[int, int, _States]]:
+    def _transitions(self, state: tuple[int, int]) -> list[tuple[int, int, _States]]:
         """Bytes from and to, and the states after them."""
         here, may = state
         if not self._guarded:
             return [(lo, hi, self._reached_cached(there, ANYTHING, OTHER)) for lo, hi, there in self._bytes[here]]
-        found = []
+        transitions = []
         for first, last, there in self._bytes[here]:
             for lo, hi in _alike(first, last):
                 kind = _KINDS[lo]
                 left = _left(may, kind)
                 if left:
-                    found.append((lo, hi, self._reached_cached(there, left, kind)))
-        return found
+                    transitions.append((lo, hi, self._reached_cached(there, left, kind)))
+        return transitions
 
     @functools.cached_property
     def _reached_cached(self) -> functools._lru_cache_wrapper[_States]:

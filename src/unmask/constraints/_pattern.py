@@ -184,9 +184,9 @@ def _other_case(ranges: Ranges) -> Iterator[tuple[int, int]]:
 
 def _without(ranges: Ranges) -> Ranges:
     """All characters but these, which are sorted."""
-    found, at = [], 0
+    others, at = [], 0
     for lo, hi in ranges:
         if lo > at:
-            found.append((at, lo - 1))
+            others.append((at, lo - 1))
         at = max(at, hi + 1)
-    return [*found, (at, MAX_CODE)] if at <= MAX_CODE else found
+    return [*others, (at, MAX_CODE)] if at <= MAX_CODE else others

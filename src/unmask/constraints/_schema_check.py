@@ -15,7 +15,7 @@ from unmask.errors import Public, UsageError, did_you_mean
 # read over would give values that the schema does not allow.
 NOTES = {"$schema", "$id", "$defs", "definitions", "$comment", "title", "description", "default", "examples"}
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-HELD = {
+SUPPORTED = {
     "object": {"properties", "required", "additionalProperties"},
     "array": {"items", "prefixItems", "minItems", "maxItems", "uniqueItems"},
     "string": {"minLength", "maxLength", "pattern", "format"},
@@ -43,7 +43,7 @@ def check(data: Any, where: str = "schema") -> None:
         raise UsageError(
             "{where}: expected a JSON object that describes a value, got {value}",
             where=schema_path(where),
-            value=_shown(data),
+            value=_quoted(data),
         )
     keys = data.keys() - NOTES
     for shelf in ("$defs", "definitions"):
@@ -61,7 +61,7 @@ def check(data: Any, where: str = "schema") -> None:
         _check_one_of(data, form, where)
         return
     kinds = types_of(data, where)
-    if others := sorted(keys - {"type"}.union(*(HELD[kind] for kind in kinds))):
+    if others := sorted(keys - {"type"}.union(*(SUPPORTED[kind] for kind in kinds))):
         raise UsageError(
             "{where}: {other} of {kind} cannot be held; leave it out or use a regex",
             where=schema_path(where),
@@ -88,9 +88,11 @@ def types_of(data: dict[str, Any], where: str = "schema") -> list[str]:
     """
     given = data.get("type")
     kinds: list[Any] = given if isinstance(given, list) else [given]
-    if wrong := [kind for kind in kinds if not isinstance(kind, str) or kind not in HELD]:
+    if wrong := [kind for kind in kinds if not isinstance(kind, str) or kind not in SUPPORTED]:
         raise UsageError(
-            "{where}: needs a type, {hint}", where=schema_path(where), hint=Public(did_you_mean(str(wrong[0]), HELD))
+            "{where}: needs a type, {hint}",
+            where=schema_path(where),
+            hint=Public(did_you_mean(str(wrong[0]), SUPPORTED)),
         )
     if not kinds or len({*kinds}) < len(kinds):
         raise UsageError("{where}: type needs a name, or a list of different names", where=schema_path(where))
@@ -100,7 +102,7 @@ def types_of(data: dict[str, Any], where: str = "schema") -> list[str]:
 def _table(data: Any, where: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UsageError(
-            "{where}: expected an object of schemas, got {value}", where=schema_path(where), value=_shown(data)
+            "{where}: expected an object of schemas, got {value}", where=schema_path(where), value=_quoted(data)
         )
     return data
 
@@ -113,7 +115,7 @@ def _list(data: dict[str, Any], key: str, where: str, of: str) -> list[Any]:
             where=schema_path(where),
             key=Public(key),
             of=Public(of),
-            value=_shown(found),
+            value=_quoted(found),
         )
     return found
 
@@ -123,7 +125,7 @@ def schema_path(where: str) -> Public:
     return Public(where, "schema" if where == "schema" else "schema.…")
 
 
-def _shown(data: Any) -> str:
+def _quoted(data: Any) -> str:
     return json.dumps(data)[:40]
 
 
@@ -177,7 +179,7 @@ def _check_object(data: dict[str, Any], where: str) -> None:
     required = _list(data, "required", where, "names")
     if any(not isinstance(name, str) for name in required):
         raise UsageError(
-            "{where}: required needs a list of names, got {value}", where=schema_path(where), value=_shown(required)
+            "{where}: required needs a list of names, got {value}", where=schema_path(where), value=_quoted(required)
         )
     if missing := [name for name in required if name not in properties]:
         raise UsageError(
@@ -190,7 +192,7 @@ def _check_object(data: dict[str, Any], where: str) -> None:
         raise UsageError(
             "{where}: additionalProperties needs true, false or a schema, got {value}",
             where=schema_path(where),
-            value=_shown(extra),
+            value=_quoted(extra),
         )
     if isinstance(extra, dict) and not properties:
         check(extra, f"{where}.additionalProperties")
@@ -204,7 +206,7 @@ def _check_counts(data: dict[str, Any], least: str, most: str, where: str) -> No
                 "{where}: {key} needs a whole number from 0 on, got {value}",
                 where=schema_path(where),
                 key=Public(key),
-                value=_shown(count),
+                value=_quoted(count),
             )
     if data.get(least, 0) > data.get(most, math.inf):
         raise UsageError(
@@ -226,7 +228,7 @@ def _check_array(data: dict[str, Any], where: str) -> None:
     unique = data.get("uniqueItems", False)
     if not isinstance(unique, bool):
         raise UsageError(
-            "{where}: uniqueItems needs true or false, got {value}", where=schema_path(where), value=_shown(unique)
+            "{where}: uniqueItems needs true or false, got {value}", where=schema_path(where), value=_quoted(unique)
         )
 
 
@@ -248,7 +250,7 @@ def _check_string(data: dict[str, Any], where: str) -> None:
             raise UsageError(
                 "{where}: pattern needs a regular expression, got {value}",
                 where=schema_path(where),
-                value=_shown(data["pattern"]),
+                value=_quoted(data["pattern"]),
             )
         next_SB = regex_dfa(data["pattern"]).next_SB
         if (next_SB[:, [*range(0x20), ord('"'), ord("\\")]] >= 0).any():
@@ -266,7 +268,7 @@ def _check_bounds(data: dict[str, Any], where: str) -> None:
                 "{where}: {key} needs a number, got {value}",
                 where=schema_path(where),
                 key=Public(key),
-                value=_shown(bound),
+                value=_quoted(bound),
             )
         spelled = Decimal(str(bound)).normalize()
         if abs(spelled.adjusted()) >= DIGITS or len(spelled.as_tuple().digits) > DIGITS:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from unmask.constraints import MAX_STATES, Constraint
 from unmask.constraints._dfa import Dfa, reduce_states, same_columns
-from unmask.constraints._ways import Ways
+from unmask.constraints._transitions import Transitions
 from unmask.constraints.cost import Cost
 from unmask.data.tokenizers import Tokenizer
 from unmask.errors import Public, UsageError
@@ -25,8 +25,8 @@ class Automaton:
     """Which rows of tokens are accepted. State 0 is the start.
 
     class_I: the class of each id; tokens of a class lead every state to the same next one.
-    next_SC: the state behind a state and a class, -1 for no way on. over: see Constraint; "both": it reads the text
-    with two more ids in it, which stand before and behind each gap (see `interleave`).
+    next_SC: the state after a state and a class, -1 for no transition. over: see Constraint; "both": it reads the text
+    with two more ids in it, which stand before and after each gap (see `interleave`).
     """
 
     next_SC: NDArray[np.int32]
@@ -66,9 +66,9 @@ class Automaton:
         return Automaton(np.ascontiguousarray(next_SC[:, first]), accept_S, kind_C[self.class_I], self.over)
 
     @functools.cached_property
-    def ways(self) -> Ways:
-        """The ways between states: found once, and they travel with the automaton to another process."""
-        return Ways.of(self.next_SC)
+    def transitions(self) -> Transitions:
+        """The transitions between states: computed once, and they travel with the automaton to another process."""
+        return Transitions.of(self.next_SC)
 
     def cost(self, length: int, *, likeliest: bool = False) -> Cost:
         """What a row of so many tokens costs to write under this automaton, the network aside. likeliest: at
@@ -78,7 +78,7 @@ class Automaton:
         >>> zeros.cost(200).call == 2 * zeros.cost(100).call, zeros.cost(200).row_bytes < 1 << 26
         (True, True)
         """
-        return Cost.of(self.num_states, self.num_classes, self.num_words, self.ways, length, likeliest)
+        return Cost.of(self.num_states, self.num_classes, self.num_words, self.transitions, length, likeliest)
 
     def accepts(self, ids: Iterable[int]) -> bool:
         """Whether this row of tokens is accepted."""
@@ -94,20 +94,20 @@ class Automaton:
         may_I = np.ones(len(self.class_I), dtype=bool)
         may_I[list(never)] = False
         classes = np.unique(self.class_I[may_I])
-        seen_S = np.zeros(self.num_states, dtype=bool)
+        reached_S = np.zeros(self.num_states, dtype=bool)
         frontier, num = np.array([0]), 0
         while len(frontier):
             if self.accept_S[frontier].any():
                 return num
-            seen_S[frontier] = True
-            behind = np.unique(self.next_SC[frontier][:, classes])
-            behind = behind[behind >= 0]
-            frontier, num = behind[~seen_S[behind]], num + 1
+            reached_S[frontier] = True
+            successors = np.unique(self.next_SC[frontier][:, classes])
+            successors = successors[successors >= 0]
+            frontier, num = successors[~reached_S[successors]], num + 1
         return None
 
 
 def join(dfa: Dfa, tokenizer: Tokenizer, *, over: str, may_end: bool) -> Automaton:
-    """The rows of tokens whose spelling `dfa` accepts; behind an end-of-text everything may follow.
+    """The rows of tokens whose spelling `dfa` accepts; after an end-of-text everything may follow.
 
     >>> from unmask.constraints.choices import spelled
     >>> from unmask.data.tokenizers import load_tokenizer
@@ -216,7 +216,7 @@ def interleave(text: Automaton, gap: Automaton) -> Automaton:
     key_I = text.class_I * gap.num_classes + gap.class_I
     both_C, class_I = np.unique(key_I, return_inverse=True)
     num = len(both_C)
-    # Outside, a token leaves the gap's state where it is; no way on is a state of its own, the last one.
+    # Outside, a token leaves the gap's state where it is; no transition is a state of its own, the last one.
     text_SC = text.next_SC[:, both_C // gap.num_classes].astype(np.int64)
     gap_SC = np.concatenate([gap.next_SC[:, both_C % gap.num_classes], np.full((1, num), outside, dtype=np.int32)])
 
@@ -236,20 +236,20 @@ def interleave(text: Automaton, gap: Automaton) -> Automaton:
 def _reached_pairs(
     start: int, step: Callable[[NDArray[np.int64]], NDArray[np.int64]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Pairs of states, as one number each, that are reached from the first, and the way on from each and class."""
+    """Pairs of states, as one number each, that are reached from the first, and the transition from each and class."""
     pairs, rows, done = np.array([start]), [], 0
     while done < len(pairs):
-        behind = step(pairs[done:])
+        successors = step(pairs[done:])
         done = len(pairs)
-        rows.append(behind)
-        pairs = np.concatenate([pairs, np.setdiff1d(behind, np.append(pairs, -1))])
+        rows.append(successors)
+        pairs = np.concatenate([pairs, np.setdiff1d(successors, np.append(pairs, -1))])
         if len(pairs) > 8 * MAX_STATES:
             raise UsageError(
                 "the constraints together have more than {most} states: give fewer of them", most=Public(8 * MAX_STATES)
             )
-    behind = np.concatenate(rows)
+    successors = np.concatenate(rows)
     order = np.argsort(pairs)
-    next_SC = np.where(behind < 0, -1, order[np.searchsorted(pairs[order], behind).clip(max=len(pairs) - 1)])
+    next_SC = np.where(successors < 0, -1, order[np.searchsorted(pairs[order], successors).clip(max=len(pairs) - 1)])
     return pairs, next_SC.astype(np.int32)
 
 
@@ -271,7 +271,7 @@ def compile_constraints(
     made = [_made(c, tokenizer, may_end) for c in several]
     parts = [[a for a in made if a.over == over] for over in ("text", "gap")]
     whole = functools.reduce(interleave, [functools.reduce(intersect, part) for part in parts if part])
-    _ = whole.ways  # found here, where too many of them are refused like all else
+    _ = whole.transitions  # computed here, where too many of them are refused like all else
     return whole
 
 
@@ -326,7 +326,7 @@ class _Words:
 
 
 def _walk(next_SB: NDArray[np.int32], states: NDArray[np.int64], words: _Words) -> NDArray[np.int32]:
-    """The state behind each of `states` and each word [states, words]; a column of letters at a time."""
+    """The state after each of `states` and each word [states, words]; a column of letters at a time."""
     # A dead state of its own at the end, so that -1 walks on as any other.
     table = np.concatenate([next_SB, np.full((1, next_SB.shape[1]), -1, dtype=np.int32)])
     at = np.repeat(states[:, None].astype(np.int32), len(words.order_I), axis=1)
@@ -334,6 +334,6 @@ def _walk(next_SB: NDArray[np.int32], states: NDArray[np.int64], words: _Words) 
         num = int((words.length_I > column).sum())
         at[:, :num] = table[at[:, :num], words.letters[words.start_I[:num] + column]]
     at[:, words.length_I == 0] = -1
-    behind = np.empty_like(at)
-    behind[:, words.order_I] = at
-    return behind
+    end = np.empty_like(at)
+    end[:, words.order_I] = at
+    return end

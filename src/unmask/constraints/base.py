@@ -46,13 +46,13 @@ class Constraint(ABC):
         """The rows of tokens that obey. may_end: end-of-text may be written; what follows it is not asked anything."""
 
 
-def _texts(name: str, given: Any) -> tuple[str, ...] | None:
-    """What was given where texts are asked for. One text alone is a list of one: letter by letter it means nothing."""
-    if given is None:
+def _texts(name: str, value: Any) -> tuple[str, ...] | None:
+    """Texts as a tuple; None stays None. One text alone is a list of one: letter by letter it means nothing."""
+    if value is None:
         return None
-    texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, typing.Iterable) else (None,)
+    texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, typing.Iterable) else (None,)
     if not all(isinstance(text, str) for text in texts):
         raise UsageError(
-            "{name} must be a text or a list of texts, got {value!r}", name=Public(name), value=str(given)[:40]
+            "{name} must be a text or a list of texts, got {value!r}", name=Public(name), value=str(value)[:40]
         )
     return texts

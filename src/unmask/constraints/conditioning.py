@@ -57,19 +57,19 @@ def draw(tables: Tables, log_p_NI: Tensor, spans: Spans, drawing: Drawing, never
 
     Temperature acts on the distributions before they are conditioned, top-k and top-p on each token's law afterwards.
     At temperature 0 the likeliest accepted completion is taken, which is the limit of small temperatures; the
-    probabilities told are then the model's own.
+    probabilities returned are then the model's own.
     """
-    num = max(1, CELLS // _held(tables, spans.token_GM.shape[1]))
+    num = max(1, CELLS // _cells(tables, spans.token_GM.shape[1]))
     parts = []
     for lo in range(0, len(spans.token_GM), num):
         part, first, stop = spans.part(lo, lo + num)
         one = _best if drawing.temperature == 0 else _sample
         parts.append(one(tables, log_p_NI[first:stop], part, drawing, never))
-    token_N, log_prob_N = (torch.cat(found) for found in zip(*parts, strict=True))
+    token_N, log_prob_N = (torch.cat(part) for part in zip(*parts, strict=True))
     return token_N, log_prob_N
 
 
-def _held(tables: Tables, length: int) -> int:
+def _cells(tables: Tables, length: int) -> int:
     """Numbers that the weights and messages of so many positions take."""
     return length * (tables.num_sets + tables.num_states) + len(tables.to_P)
 
@@ -165,8 +165,8 @@ def possible(tables: Tables, spans: Spans, never: Tensor) -> Tensor:
     inside_GM = torch.arange(M, device=masked_GM.device) < spans.length_G[:, None]
     seen_GM = spans.token_GM.masked_fill(masked_GM, -1).masked_fill(~inside_GM, -2)
     kinds_GM, kind_G = torch.unique(seen_GM, dim=0, return_inverse=True)
-    found = []
-    num = max(1, CELLS // _held(tables, 1))
+    possible = []
+    num = max(1, CELLS // _cells(tables, 1))
     for lo in range(0, len(kinds_GM), num):
         kind_KM = kinds_GM[lo : lo + num]
         nothing = torch.zeros_like(kind_KM)
@@ -184,8 +184,8 @@ def possible(tables: Tables, spans: Spans, never: Tensor) -> Tensor:
             at = slice(max(0, hi - size), hi)
             here = replace(one_line, line_GM=torch.where(kind_KM[:, at] == -1, 0, -1))
             beta_KS = backward(tables, log_u_1U, here, at.start, hi, beta_KS, best=True)[0]
-        found.append(~beta_KS[:, 0].isneginf())
-    return torch.cat(found)[kind_G]
+        possible.append(~beta_KS[:, 0].isneginf())
+    return torch.cat(possible)[kind_G]
 
 
 def tempered(log_p_NI: Tensor, temperature: float, never: Tensor) -> tuple[Tensor, float]:
@@ -268,7 +268,7 @@ def _sample(tables: Tables, log_p_NI: Tensor, spans: Spans, drawing: Drawing, ne
     stop = max(m for m, opens in enumerate(flags[0]) if opens) + 1
     for block in _blocks(tables, log_p_NI, spans, drawing.temperature, never, best=False):
         for m in range(block.lo, min(block.hi, stop)):
-            # beta after / beta before, in logs: how much a way on is favoured by what must follow.
+            # beta after / beta before, in logs: how much a transition is favoured by what must follow.
             before_GS, after_GS = block.beta_MGS[m - block.lo], block.beta_MGS[m - block.lo + 1]
             before_GS = -before_GS.masked_fill(before_GS.isneginf(), torch.inf)
             if flags[0][m]:

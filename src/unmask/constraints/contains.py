@@ -33,14 +33,14 @@ class Contains(Constraint):
 
         # The state: which phrases have occurred, and the longest end of the text that begins one.
         def step(state: tuple[frozenset[int], bytes], byte: int) -> tuple[frozenset[int], bytes]:
-            found, tail = state
-            if found == everything:
+            contained, tail = state
+            if contained == everything:
                 return state
             tail += bytes((byte,))
             while tail not in begun:
                 tail = tail[1:]
-            found |= {i for i, phrase in enumerate(phrases) if tail.endswith(phrase)}
-            return (found, b"") if found == everything else (found, tail)
+            contained |= {i for i, phrase in enumerate(phrases) if tail.endswith(phrase)}
+            return (contained, b"") if contained == everything else (contained, tail)
 
         dfa = explore(
             (frozenset[int](), b""), step, lambda state: state[0] == everything, {b for p in phrases for b in p}

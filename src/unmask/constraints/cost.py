@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unmask.constraints._ways import Ways
+from unmask.constraints._transitions import Transitions
 
 CELLS = 1 << 23  # float64 numbers that a draw holds at a time of what grows with spans × positions × states
 LINES = 1 << 19  # the same of vocabulary × positions: what a processor's cache holds
 # Nanoseconds, about, on one core: of a position in itself, of an id, of a class in a set, of a way between two states,
-# and of a state's way on by one class where a token is drawn.
+# and of a state's transition by one class where a token is drawn.
 _POSITION, _ID, _CLASS, _WAY, _DRAWN = 300_000, 17, 2, 100, 26
 _LIKELIEST = 6  # times as much for a class where the largest is looked for, not the sum
 
@@ -29,14 +29,16 @@ class Cost:
     row_bytes: int
 
     @classmethod
-    def of(cls, num_states: int, num_classes: int, num_ids: int, ways: Ways, length: int, likeliest: bool) -> Cost:
-        S, C, P, U, E = num_states, num_classes, ways.num_pairs, ways.num_sets, len(ways.class_E)
+    def of(
+        cls, num_states: int, num_classes: int, num_ids: int, transitions: Transitions, length: int, likeliest: bool
+    ) -> Cost:
+        S, C, P, U, E = num_states, num_classes, transitions.num_pairs, transitions.num_sets, len(transitions.class_E)
         line = _POSITION + _ID * num_ids + _CLASS * (_LIKELIEST if likeliest else 1) * E + _WAY * P
         block = max(1, CELLS // (U + S))  # positions whose weights and messages are kept at a time
         twice = length > block  # then they are computed again on the way forward
         kept = min(length, block) * (U + S) + -(-length // block) * S
-        # The ways once more, padded and by state; a few numbers for each way at a time; a few chunks of lines; and the
-        # network's prediction in float32.
+        # The transitions once more, padded and by state; a few numbers for each at a time; a few chunks of lines; and
+        # the network's prediction in float32.
         return cls(
             call=length * line * (2 if twice else 1),
             token=_ID * num_ids + _DRAWN * S * C,

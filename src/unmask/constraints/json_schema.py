@@ -13,7 +13,7 @@ from unmask.constraints import Constraint
 from unmask.constraints._dfa import Dfa
 from unmask.constraints._distinct import MAX_VALUES, different, distinct
 from unmask.constraints._numbers import integers, numbers
-from unmask.constraints._schema_check import BOUNDS, FORMATS, HELD, NOTES, check, schema_path, types_of
+from unmask.constraints._schema_check import BOUNDS, FORMATS, NOTES, SUPPORTED, check, schema_path, types_of
 from unmask.constraints.automaton import Automaton, join
 from unmask.constraints.regex import regex_dfa, spliced_dfa
 from unmask.data.tokenizers import Tokenizer
@@ -107,13 +107,13 @@ class _Spelling:
         if not isinstance(data, dict):
             return data
         if data.keys() & {"enum", "const"}:
-            return {key: part for key, part in data.items() if key != "type"}  # each value has been found to be of it
+            return {key: part for key, part in data.items() if key != "type"}  # each value has been checked to be of it
         if not isinstance(data.get("type"), str | list):
             return {key: self._inner(key, part, where) for key, part in data.items()}
         kinds = types_of(data, where)
         if len(kinds) > 1:
             shared = {key: part for key, part in data.items() if key in NOTES}
-            apart = [{k: v for k, v in data.items() if k in HELD[kind]} | {"type": kind} for kind in kinds]
+            apart = [{k: v for k, v in data.items() if k in SUPPORTED[kind]} | {"type": kind} for kind in kinds]
             return shared | {"anyOf": [self.spelled_out(one, where) for one in apart]}
         data = data | {"type": kinds[0]}
         special = self._special(kinds[0], data, where)
@@ -157,17 +157,17 @@ def _bounded(data: dict[str, Any], kind: str, where: str) -> Dfa:
         first = least + 1 if least is not None and above and least == int(least) else least
         last = most - 1 if most is not None and below and most == int(most) else most
         pattern = integers(first, last)
-        found = None if pattern is None else regex_dfa(pattern)
+        dfa = None if pattern is None else regex_dfa(pattern)
     else:
-        found = numbers(least, most, above=above, below=below)
-    if found is None:
+        dfa = numbers(least, most, above=above, below=below)
+    if dfa is None:
         raise UsageError(
             "{where}: no {kind} meets {bounds}",
             where=schema_path(where),
             kind=Public(kind),
             bounds=Public(" and ".join(bounds)),
         )
-    return found
+    return dfa
 
 
 def _unique(data: dict[str, Any], where: str) -> Dfa:
@@ -192,7 +192,7 @@ def _unique(data: dict[str, Any], where: str) -> Dfa:
 
 
 def outlines() -> Any:
-    """The optional package behind schemas."""
+    """The optional package that compiles schemas."""
     try:
         import outlines_core
     except ImportError:

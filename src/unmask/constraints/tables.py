@@ -16,11 +16,11 @@ from unmask.constraints.automaton import Automaton
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """An automaton as tensors of one device, see Ways for P and U.
+    """An automaton as tensors of one device, see Transitions for P and U.
 
-    next_SC has -1 for no way on. set_P and to_P have one number more: a pair that is none, of weight 0. sums_UC[u, c]
-    is 1 where class c is in set u. by_state: states of similar numbers of ways on, and for each of them its pairs (P:
-    none). class_I: of each id that may stand in a span, word_I: of those that a network predicts.
+    next_SC has -1 for no transition. set_P and to_P have one number more: a pair that is none, of weight 0.
+    sums_UC[u, c] is 1 where class c is in set u. by_state: states of similar numbers of transitions, and for each of
+    them its pairs (P: none). class_I: of each id that may stand in a span, word_I: of those that a network predicts.
     """
 
     class_I: Tensor
@@ -36,7 +36,7 @@ class Tables:
     @classmethod
     def of(cls, automaton: Automaton, device: torch.device) -> Tables:
         """On the automaton's own memory where the device can read it."""
-        ways, (S, C) = automaton.ways, automaton.next_SC.shape
+        arcs, (S, C) = automaton.transitions, automaton.next_SC.shape
 
         def tensor(x: np.ndarray) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(x)).to(device)
@@ -44,8 +44,8 @@ class Tables:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "in beta state"
             sums_UC = torch.sparse_csr_tensor(
-                tensor(ways.start_U), tensor(ways.class_E), torch.ones(len(ways.class_E), device=device).double(),
-                size=(ways.num_sets, C), check_invariants=False,
+                tensor(arcs.start_U), tensor(arcs.class_E), torch.ones(len(arcs.class_E), device=device).double(),
+                size=(arcs.num_sets, C), check_invariants=False,
             )  # fmt: skip
         class_I = tensor(automaton.class_I)
         return cls(
@@ -53,11 +53,11 @@ class Tables:
             word_I=class_I[: automaton.num_words],
             next_SC=tensor(automaton.next_SC),
             log_accept_S=tensor(automaton.accept_S).double().log(),
-            from_P=tensor(ways.from_P),
-            to_P=tensor(np.append(ways.to_P, S)),
-            set_P=tensor(np.append(ways.set_P, ways.num_sets)),
+            from_P=tensor(arcs.from_P),
+            to_P=tensor(np.append(arcs.to_P, S)),
+            set_P=tensor(np.append(arcs.set_P, arcs.num_sets)),
             sums_UC=sums_UC,
-            by_state=[(tensor(s), tensor(p)) for s, p in _by_state(ways.from_P, S)],
+            by_state=[(tensor(s), tensor(p)) for s, p in _by_state(arcs.from_P, S)],
         )
 
     @property
@@ -69,7 +69,7 @@ class Tables:
         return int(self.sums_UC.shape[0])
 
     def after(self, next: Tensor) -> Tensor:
-        """Entries of next_SC as indices of messages, whose last number, S, stands for no way on."""
+        """Entries of next_SC as indices of messages, whose last number, S, stands for no transition."""
         return next.long().masked_fill_(next < 0, self.num_states)
 
 
@@ -103,10 +103,10 @@ def _by_state(from_P: np.ndarray, S: int) -> list[tuple[np.ndarray, np.ndarray]]
     if S * most > 4 * len(from_P) + 4096:
         size_S = 4 ** np.ceil(np.log(np.maximum(count_S, 1)) / np.log(4) - 1e-9).astype(int)
     start_S = np.cumsum(count_S) - count_S
-    found = []
+    tables = []
     for size in np.unique(size_S):
         states = np.flatnonzero(size_S == size)
         column = np.arange(size)
         pairs = start_S[states, None] + column
-        found.append((states, np.where(column < count_S[states, None], pairs, len(from_P))))
-    return found
+        tables.append((states, np.where(column < count_S[states, None], pairs, len(from_P))))
+    return tables

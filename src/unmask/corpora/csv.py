@@ -17,7 +17,7 @@ MAX_FIELD = 1 << 27  # characters; a quote that is never closed would else take 
 
 @dataclass(frozen=True, kw_only=True)
 class Csv(Corpus):
-    """A CSV or TSV file, or a folder's, one document a row; blank lines are passed over.
+    """A CSV or TSV file, or a folder's, one document a row; blank lines are skipped.
 
     delimiter: a tab in files ending in .tsv or .tab, else a comma. quoted: a field in double quotes may hold the
     delimiter, line breaks and, doubled, quotes; false: quotes are letters as any others.
@@ -41,12 +41,12 @@ class Csv(Corpus):
             raise UsageError("the delimiter cannot be a quote or a line break: give a comma, a semicolon or \\t")
 
     def documents(self) -> Iterator[Document]:
-        seen = False
+        any_documents = False
         for file in sources.find(self.path, sources.TABLES):
             for document in self._file(file):
-                seen = True
+                any_documents = True
                 yield document
-        if not seen:
+        if not any_documents:
             raise sources.is_empty(self.path)
 
     def fingerprint(self) -> str:
@@ -106,8 +106,8 @@ class Csv(Corpus):
 
 def _column(file: Path, name: str, names: list[str]) -> int:
     if name not in names:
-        shown = [known[:40] for known in names]
-        raise DataError(f"the first line of {file} names no column {name!r}; {did_you_mean(name, shown)}")
+        columns = [known[:40] for known in names]
+        raise DataError(f"the first line of {file} names no column {name!r}; {did_you_mean(name, columns)}")
     if names.count(name) > 1:
         raise DataError(f"the first line of {file} names {names.count(name)} columns {name!r}: give each its own name")
     return names.index(name)

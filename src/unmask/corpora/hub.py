@@ -39,19 +39,19 @@ class Hub(Corpus):
 
     def documents(self) -> Iterator[Document]:
         datasets = sources.optional("datasets", "datasets", "hf", f"the hub's dataset {self.dataset}")
-        seen = False
+        any_documents = False
         try:
             for example in datasets.load_dataset(self.dataset, self.config, split=self.split, streaming=True):
                 if not isinstance(example.get(self.field), str):
                     hint = did_you_mean(self.field, map(str, example))
                     raise DataError(f"the dataset {self.dataset} has no text in a field {self.field!r}; {hint}")
-                seen = True
+                any_documents = True
                 yield Document(example[self.field])
         except (DataError, GeneratorExit):
             raise
         except Exception as e:  # network, parsing and access errors come in many classes
             raise self._failed(e) from None
-        if not seen:
+        if not any_documents:
             raise sources.is_empty(f"the dataset {self.dataset} ({self.split})")
 
     def fingerprint(self) -> str:

@@ -15,7 +15,7 @@ from unmask.errors import DataError, did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class Jsonl(Corpus):
-    """A file of JSON lines, or a folder's, one document a line; blank lines are passed over.
+    """A file of JSON lines, or a folder's, one document a line; blank lines are skipped.
 
     >>> Jsonl(path="pairs.jsonl.gz", field="answer", prompt_field="question").documents()  # doctest: +SKIP
     """
@@ -30,13 +30,13 @@ class Jsonl(Corpus):
         check_separator(self.separator, self.prompt_field)
 
     def documents(self) -> Iterator[Document]:
-        seen = False
+        any_documents = False
         for file in sources.find(self.path, sources.JSONL):
             for number, line in sources.lines(file):
                 if line.strip():
-                    seen = True
+                    any_documents = True
                     yield self._document(file, number, line)
-        if not seen:
+        if not any_documents:
             raise sources.is_empty(self.path)
 
     def fingerprint(self) -> str:

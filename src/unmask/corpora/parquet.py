@@ -30,15 +30,15 @@ class Parquet(Corpus):
     def documents(self) -> Iterator[Document]:
         arrow = sources.optional("pyarrow", "pyarrow", "data", "reading Parquet")
         sources.optional("pyarrow.parquet", "pyarrow", "data", "reading Parquet")
-        seen = False
+        any_documents = False
         for file in sources.find(self.path, sources.PARQUET):
             try:
                 for document in self._file(arrow, file):
-                    seen = True
+                    any_documents = True
                     yield document
             except (OSError, arrow.ArrowException) as e:
                 raise DataError(f"cannot read {file} as Parquet: {str(e).splitlines()[0]}") from None
-        if not seen:
+        if not any_documents:
             raise sources.is_empty(self.path)
 
     def fingerprint(self) -> str:
@@ -59,10 +59,12 @@ class Parquet(Corpus):
             for batch in table.iter_batches(batch_size=1024, columns=names):
                 for values in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
                     row += 1
-                    held = dict(zip(names, values, strict=True))
+                    by_name = dict(zip(names, values, strict=True))
                     for name in texts:
-                        if not isinstance(held[name], str):
-                            raise DataError(f"{file}, row {row}: {name!r} is no text but {type(held[name]).__name__}")
-                    prompt = "" if self.prompt_field is None else held[self.prompt_field] + self.separator
-                    label = None if self.label_field is None else held[self.label_field]
-                    yield Document(held[self.field], prompt, check_label(label, f"{file}, row {row}"))
+                        if not isinstance(by_name[name], str):
+                            raise DataError(
+                                f"{file}, row {row}: {name!r} is no text but {type(by_name[name]).__name__}"
+                            )
+                    prompt = "" if self.prompt_field is None else by_name[self.prompt_field] + self.separator
+                    label = None if self.label_field is None else by_name[self.label_field]
+                    yield Document(by_name[self.field], prompt, check_label(label, f"{file}, row {row}"))

@@ -16,8 +16,8 @@ FIELDS = ("field", "prompt_field", "label_field")
 OPTIONS = (*FIELDS, "separator")  # that may be given beside a file
 
 
-def read_like(path: str, like: Corpus | None = None, given: Mapping[str, str] | None = None) -> Corpus:
-    """The corpus in a file, read as `like` reads its own; what is given wins, and an empty word is the default.
+def read_like(path: str, like: Corpus | None = None, options: Mapping[str, str] | None = None) -> Corpus:
+    """The corpus in a file, read as `like` reads its own; options win, and an empty word is the default.
 
     A file of the same kind takes all options, one of another kind those that mean the same there.
 
@@ -33,7 +33,7 @@ def read_like(path: str, like: Corpus | None = None, given: Mapping[str, str] | 
         names = [name for name in shared if _known(like, name) and _known(corpus, name)]
         corpus = _changed(corpus, **{name: getattr(like, name) for name in names})
     changes: dict[str, Any] = {}
-    for name, value in (given or {}).items():
+    for name, value in (options or {}).items():
         if not _known(corpus, name):
             kind = type(corpus).__name__.lower()
             raise UsageError(f"--{name.replace('_', '-')}: {path} is read as {kind}, which has no such option")

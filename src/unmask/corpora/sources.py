@@ -48,11 +48,11 @@ def from_path(path: str) -> Corpus:
         "JSON lines": (JSONL, Jsonl),
         "CSV": (TABLES, Csv),
     }
-    found = [kind for kind, (known, _) in kinds.items() if endings & set(known)]
-    if len(found) > 1:
-        raise DataError(f"the folder {path} holds both {found[0]} and {found[1]}; name the files of one kind")
-    if found:
-        return kinds[found[0]][1](path=path)
+    present = [kind for kind, (known, _) in kinds.items() if endings & set(known)]
+    if len(present) > 1:
+        raise DataError(f"the folder {path} holds both {present[0]} and {present[1]}; name the files of one kind")
+    if present:
+        return kinds[present[0]][1](path=path)
     text = Text(path=path)
     first = next(iter(chunks(text.files()[0])), b"")
     separator = "<|endoftext|>"

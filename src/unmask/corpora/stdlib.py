@@ -41,16 +41,16 @@ class Stdlib(Corpus):
 
     def documents(self) -> Iterator[Document]:
         left = float("inf") if self.limit_mb is None else self.limit_mb * 1e6
-        seen = False
+        any_documents = False
         for path in _sources():
             text = _source(path)
             size = len(text.encode("utf-8"))
             if not 0 < size <= left:
                 continue
             left -= size
-            seen = True
+            any_documents = True
             yield Document(text)
-        if not seen:
+        if not any_documents:
             raise DataError(
                 f"no standard library source under {_folder()}"
                 + (f" within limit_mb {self.limit_mb}; raise it" if self.limit_mb else "; use another corpus")
@@ -68,11 +68,11 @@ def _folder() -> Path:
 
 
 def _sources() -> list[Path]:
-    found = []
+    paths = []
     for root, folders, files in os.walk(_folder()):
         folders[:] = [name for name in folders if name not in SKIPPED]
-        found += [Path(root) / name for name in files if name.endswith(".py")]
-    return sorted(found, key=lambda path: path.relative_to(_folder()).as_posix())
+        paths += [Path(root) / name for name in files if name.endswith(".py")]
+    return sorted(paths, key=lambda path: path.relative_to(_folder()).as_posix())
 
 
 def _source(path: Path) -> str:

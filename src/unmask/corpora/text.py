@@ -56,13 +56,13 @@ class Text(Corpus):
 
     def documents(self) -> Iterator[Document]:
         files = self.files()
-        seen = False
+        any_documents = False
         for file in files:
             texts = _pieces(file) if self.separator is None else _between(file, self.separator)
             for text in texts:
-                seen = True
+                any_documents = True
                 yield Document(text)
-        if not seen:
+        if not any_documents:
             raise sources.is_empty(self.path)
 
     def fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""Arguments of the wrong kind, told in a sentence: a text where a number, a sampler or a constraint belongs."""
+"""Arguments of the wrong kind, refused in a sentence: a text where a number, a sampler or a constraint belongs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_whole(**values: Any) -> None:
     """
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
-            raise UsageError("{name} must be a whole number, got {value}", name=Public(name), value=_shown(value))
+            raise UsageError("{name} must be a whole number, got {value}", name=Public(name), value=_quoted(value))
 
 
 def check_texts(value: Any, name: str) -> list[str]:
@@ -35,12 +35,12 @@ def check_texts(value: Any, name: str) -> list[str]:
     several = [value] if isinstance(value, str) else value
     if not isinstance(several, Iterable) or isinstance(several, bytes):
         raise UsageError(
-            "{name} must be a text, or a list of texts, got {value}", name=Public(name), value=_shown(value)
+            "{name} must be a text, or a list of texts, got {value}", name=Public(name), value=_quoted(value)
         )
     found = list(several)
     if not all(isinstance(one, str) for one in found):
         raise UsageError(
-            "{name} must be a text, or a list of texts, got {value}", name=Public(name), value=_shown(value)
+            "{name} must be a text, or a list of texts, got {value}", name=Public(name), value=_quoted(value)
         )
     return found
 
@@ -58,7 +58,7 @@ def check_sampler(value: Any) -> None:
         raise UsageError(
             "sampler must be a sampler such as unmask.samplers.{name}(), got {value}",
             name=Public(named),
-            value=_shown(value),
+            value=_quoted(value),
         )
 
 
@@ -74,9 +74,9 @@ got '[a-z]+'
     if value is not None and not all(isinstance(one, Constraint) for one in several):
         raise UsageError(
             "constraint must be one such as unmask.constraints.Regex(pattern=...), or several, got {value}",
-            value=_shown(value),
+            value=_quoted(value),
         )
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: Any) -> str:
     return repr(value) if len(repr(value)) <= 60 else repr(value)[:59] + "…"

@@ -109,15 +109,15 @@ class Order:
         """A text as it stands in its part: the digest says whether it is still what was written."""
         digest = hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()
         prompt = self.prompts[number // self.num]
-        told = {"index": number, "seed": self.seed, "prompt": prompt, "text": text, "sha256": digest}
-        return json.dumps(told) + "\n"
+        record = {"index": number, "seed": self.seed, "prompt": prompt, "text": text, "sha256": digest}
+        return json.dumps(record) + "\n"
 
     def manifest(self, model: Model) -> dict[str, Any]:
         """All that decides the texts, as it is written down."""
         length = (model.typical_length or model.length) if self.length is None else self.length
         end = model.separator if self.separator is None else self.separator
         weights = next(model.denoiser.parameters(), torch.empty(0))
-        told = {
+        manifest = {
             "format_version": FORMAT_VERSION,
             "num": self.num,
             "part": self.part,
@@ -136,7 +136,7 @@ class Order:
             "device": weights.device.type,
             "dtype": str(weights.dtype).removeprefix("torch."),
         }
-        plain: dict[str, Any] = json.loads(json.dumps(told))  # as it is read back, to the last type
+        plain: dict[str, Any] = json.loads(json.dumps(manifest))  # as it is read back, to the last type
         return plain
 
 
@@ -156,14 +156,14 @@ def generate_many(
     """Write what is ordered into a folder; the same call goes on where an earlier one was stopped or killed.
 
     Several processes take turns with the parts. SIGTERM and Ctrl-C drop the parts in work and raise Stopped.
-    progress is told how many texts are there, of how many; note what else there is to say.
+    progress gets how many texts are there, of how many; note what else there is to say.
 
     >>> generate_many(model, Order(num=100_000, length=128), "texts")  # doctest: +SKIP
     """
     folder, world = Path(folder), world or World()
     order.check(model)
     manifest = order.manifest(model)
-    others = [rank for rank, told in enumerate(world.gather(manifest)) if told != manifest]
+    others = [rank for rank, other in enumerate(world.gather(manifest)) if other != manifest]
     if others:
         raise UsageError(f"rank {world.rank} and rank {others[0]} differ in their model or options: give all the same")
     with stop_requests() as asked_to_stop:
@@ -184,11 +184,11 @@ def generate_many(
             for lo in range(0, len(parts[now[0]]), order.batch):
                 if batch := mine[lo : lo + order.batch]:
                     lines += map(order.line, batch, order.texts(model, batch))
-                told = world.gather((len(batch), asked_to_stop()))
-                done += sum(count for count, _ in told)
+                progress_of_ranks = world.gather((len(batch), asked_to_stop()))
+                done += sum(count for count, _ in progress_of_ranks)
                 if progress is not None:
                     progress(done, order.total)
-                if stopping := any(asked for _, asked in told):
+                if stopping := any(asked for _, asked in progress_of_ranks):
                     break
             whole = len(lines) == len(mine)
             if mine and whole:
@@ -205,18 +205,18 @@ def _begin(folder: Path, manifest: dict[str, Any], order: Order, note: Note | No
         with atomic_folder(folder) as new:
             (new / MANIFEST).write_text(_json(manifest, complete=False), encoding="utf-8")
         return list(range(len(order.parts)))
-    held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else [folder.name]
-    if MANIFEST in held:
-        found = read_json(folder / MANIFEST)
-        differing = [key for key in manifest | found if key != "complete" and manifest.get(key) != found.get(key)]
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else [folder.name]
+    if MANIFEST in names:
+        earlier = read_json(folder / MANIFEST)
+        differing = [key for key in manifest | earlier if key != "complete" and manifest.get(key) != earlier.get(key)]
         # A call that failed before its first part has left nothing that could be lost.
-        if differing and any(_PART.fullmatch(name) for name in held):
+        if differing and any(_PART.fullmatch(name) for name in names):
             raise UsageError(
-                f"{folder} was begun with another {differing[0]}, {_told(found, differing[0])} and not "
-                f"{_told(manifest, differing[0])}: give the options it was begun with, or another folder"
+                f"{folder} was begun with another {differing[0]}, {_quoted(earlier, differing[0])} and not "
+                f"{_quoted(manifest, differing[0])}: give the options it was begun with, or another folder"
             )
-    elif held:
-        raise UsageError(f"{folder} holds {held[0]} and no {MANIFEST}: give a folder of its own")
+    elif names:
+        raise UsageError(f"{folder} holds {names[0]} and no {MANIFEST}: give a folder of its own")
     missing = []
     for k, numbers in enumerate(order.parts):
         path = folder / part_name(k)
@@ -277,5 +277,5 @@ def _json(manifest: dict[str, Any], *, complete: bool) -> str:
     return json.dumps({"complete": complete} | manifest, indent=1) + "\n"
 
 
-def _told(manifest: dict[str, Any], key: str) -> str:
+def _quoted(manifest: dict[str, Any], key: str) -> str:
     return shown(json.dumps(manifest.get(key)), 60)

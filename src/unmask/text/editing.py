@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from unmask.model import Model
 
 MAX_CANDIDATES = 256  # they are written in one batch
-NUM_SAMPLES = 32  # draws of times and masks behind each bound
+NUM_SAMPLES = 32  # draws of times and masks for each bound
 Rank = Literal["text", "token"]
 
 
@@ -193,9 +193,9 @@ def edit(
     rows = [[*model.begin, *before, *[tokenizer.mask_id] * length, *after, *model.end] for length, _ in plan]
     # A candidate's draws depend on its own length and number alone, so that other lengths do not change it.
     key_B = torch.stack([fold(row_keys(seed, torch.tensor(i)), length) for length, i in plan])
-    held = LeadingSpace() if lends else constraint
+    required = LeadingSpace() if lends else constraint
     how: dict[str, Any] = {"label": label, "guidance": guidance, "watch": watch, "runners_up": runners_up}
-    finished = write(model, rows, key_B, [0] * len(rows), sampler=sampler, constraint=held, **how)
+    finished = write(model, rows, key_B, [0] * len(rows), sampler=sampler, constraint=required, **how)
     pieces: dict[str, tuple[str, int, int]] = {}  # whole text → replacement, its length, its row
     lo, number = len(model.begin) + len(before), -1
     for (length, _), row in zip(plan, finished, strict=True):
@@ -229,7 +229,7 @@ def fill(
     texts = check_texts(text, "text")
     if not texts:
         raise UsageError("nothing to fill: give at least one text")
-    several = [known_lengths(given, MAX_CANDIDATES) for given in texts]
+    several = [known_lengths(each, MAX_CANDIDATES) for each in texts]
     parts, keys = [], []
     for i, ways in enumerate(several):
         key = row_keys(seed, torch.tensor(i))
@@ -239,16 +239,16 @@ def fill(
             raise UsageError("no gap in {text!r}: write [MASK] for one token, [MASK:5] for five", text=texts[i][:40])
     rows = _rows(model, parts, constraint)
     owner = [i for i, ways in enumerate(several) for _ in ways]
-    held: dict[str, Any] = {"sampler": sampler, "constraint": constraint, "label": label}
-    written = zip(owner, parts, write(model, rows, torch.stack(keys), owner, **held, **how), strict=True)
-    found: list[list[Filled]] = [[] for _ in texts]
+    options: dict[str, Any] = {"sampler": sampler, "constraint": constraint, "label": label}
+    written = zip(owner, parts, write(model, rows, torch.stack(keys), owner, **options, **how), strict=True)
+    fillings: list[list[Filled]] = [[] for _ in texts]
     for number, (i, each, row) in enumerate((i, each, row) for i, each, row in written if row is not None):
         ids = model.unframed(row)
         check_spelling(each, ids, model.tokenizer, constraint)
-        found[i].append(Filled(filled_text(each, ids, model.tokenizer), number, ids=ids))
+        fillings[i].append(Filled(filled_text(each, ids, model.tokenizer), number, ids=ids))
     ranked = [len(tried) > 1 for tried in several]
-    bound = bounds(model, (w.text for ways, many in zip(found, ranked, strict=True) if many for w in ways), label)
-    return [_best(ways, bound) if many else ways[0] for ways, many in zip(found, ranked, strict=True)]
+    bound = bounds(model, (w.text for ways, many in zip(fillings, ranked, strict=True) if many for w in ways), label)
+    return [_best(ways, bound) if many else ways[0] for ways, many in zip(fillings, ranked, strict=True)]
 
 
 def check_fit(model: Model, text: str, constraint: Constraint | Sequence[Constraint]) -> None:
@@ -284,11 +284,11 @@ def bounds(model: Model, texts: Iterable[str], label: int | str | None = None) -
     return {text: model.score(text, seed=0, num_samples=NUM_SAMPLES, label=label) for text in dict.fromkeys(texts)}
 
 
-def _best(found: list[Filled], bound: dict[str, Bound]) -> Filled:
+def _best(fillings: list[Filled], bound: dict[str, Bound]) -> Filled:
     """The text of the smallest bound."""
-    ways = [Way(one.text, bound[one.text].nats, bound[one.text].tokens, one.row) for one in found]
+    ways = [Way(one.text, bound[one.text].nats, bound[one.text].tokens, one.row) for one in fillings]
     ways.sort(key=lambda way: way.nats)
-    best = next(one for one in found if one.row == ways[0].row)
+    best = next(one for one in fillings if one.row == ways[0].row)
     return Filled(best.text, best.row, ways, best.ids)
 
 
@@ -304,7 +304,7 @@ def write(
     **how: Any,
 ) -> list[list[int] | None]:
     """Every row with its masks written. Rows of one owner are ways to write one text: those in which the constraint
-    cannot hold are passed over and come back as None, as long as the text has one in which it can.
+    cannot hold are skipped and come back as None, as long as the text has one in which it can.
 
     >>> write(model, rows, key_B, owner=[0, 0], sampler=None, constraint=None)  # doctest: +SKIP
     """
@@ -313,9 +313,9 @@ def write(
         views = [_view(model, row, constraint) for row in rows]
         if len(set(owner)) < len(rows):
             keep = _possible(model, rows, views, key_B, owner, sampler, constraint)
-    seen = [rows[i][slice(*views[i])] for i in keep]
+    visible = [rows[i][slice(*views[i])] for i in keep]
     framed = all(views[i] == (0, len(rows[i])) for i in keep)
-    canvas = model.canvas(seen, constraint, may_end=False, key_B=key_B[keep], label=label, framed=framed)
+    canvas = model.canvas(visible, constraint, may_end=False, key_B=key_B[keep], label=label, framed=framed)
     finished: list[list[int] | None] = [None] * len(rows)
     for i, part in zip(keep, model.run(canvas, sampler, **how), strict=True):
         (lo, hi), row = views[i], rows[i]
@@ -324,7 +324,7 @@ def write(
 
 
 def _view(model: Model, row: list[int], constraint: Constraint | Sequence[Constraint]) -> tuple[int, int]:
-    """What of a row the network is shown. A constraint is held within one window: in a longer text, where gaps alone
+    """What of a row the network reads. A constraint holds within one window: in a longer text, where gaps alone
     are constrained, in the one around all gaps, if they fit."""
     several = [constraint] if isinstance(constraint, Constraint) else list(constraint)
     gaps = [i for i, id in enumerate(row) if id == model.tokenizer.mask_id]
@@ -350,9 +350,9 @@ def _possible(
     keep: list[int] = []
     refused: dict[int, UsageError] = {}
     for i, row in enumerate(rows):
-        seen = row[slice(*views[i])]
-        framed = len(seen) == len(row)
-        canvas = model.canvas([seen], constraint, may_end=False, key_B=key_B[i : i + 1], framed=framed)
+        visible = row[slice(*views[i])]
+        framed = len(visible) == len(row)
+        canvas = model.canvas([visible], constraint, may_end=False, key_B=key_B[i : i + 1], framed=framed)
         try:
             model.check_possible(canvas, sampler)
             keep.append(i)

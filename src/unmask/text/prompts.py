@@ -179,7 +179,7 @@ def encode_fixed(text: str, tokenizer: Tokenizer, what: str) -> list[int]:
 
 
 def to_text(ids: Sequence[int], tokenizer: Tokenizer, prompt_length: int = 0) -> str:
-    """The text of a finished row: end-of-text behind the prompt ends it, and what follows is not shown."""
+    """The text of a finished row: end-of-text after the prompt ends it, and what follows is not shown."""
     return tokenizer.decode([*ids[:prompt_length], *until_end(ids[prompt_length:], tokenizer)])
 
 

@@ -1,4 +1,4 @@
-"""The ways between an automaton's states, and what leads along them."""
+"""The transitions between an automaton's states, and what leads along them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _CELLS = 1 << 22  # states × classes that are sorted at a time
 
 
 @dataclass(frozen=True, eq=False)
-class Ways:
-    """P: pairs of states with a way from one to the other, sorted. U: the sets of classes that lead along them, each
-    named once: in a pattern that repeats itself many pairs have the same one.
+class Transitions:
+    """P: pairs of states with a transition from one to the other, sorted. U: the sets of classes that lead along them,
+    each named once: in a pattern that repeats itself many pairs have the same one.
 
     Set u has the classes class_E[start_U[u] : start_U[u + 1]]; start_U has one number more than there are sets.
     """
@@ -30,10 +30,10 @@ class Ways:
     class_E: NDArray[np.int32]
 
     @classmethod
-    def of(cls, next_SC: NDArray[np.int32]) -> Ways:
+    def of(cls, next_SC: NDArray[np.int32]) -> Transitions:
         """
-        >>> ways = Ways.of(np.array([[1, 1, -1], [0, 0, 1]], dtype=np.int32))
-        >>> [*zip(ways.from_P.tolist(), ways.to_P.tolist(), ways.set_P.tolist())], ways.class_E.tolist()
+        >>> arcs = Transitions.of(np.array([[1, 1, -1], [0, 0, 1]], dtype=np.int32))
+        >>> [*zip(arcs.from_P.tolist(), arcs.to_P.tolist(), arcs.set_P.tolist())], arcs.class_E.tolist()
         ([(0, 1, 0), (1, 0, 0), (1, 1, 1)], [0, 1, 2])
         """
         S, C = next_SC.shape
