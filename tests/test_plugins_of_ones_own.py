@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import unmask
 from tiny import MakeConfig
+from unmask import plugin_modules
 from unmask.cli import run
 from unmask.config import load_config
 from unmask.corpora import Corpus, Document
@@ -36,6 +37,7 @@ from unmask.registry import check_class
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""
+    monkeypatch.setattr(plugin_modules, "loaded", [])
     for name in unmask._ROOMS:
         room = importlib.import_module(f"unmask.{name}").room
         monkeypatch.setattr(room, "_registered", dict(room._registered))

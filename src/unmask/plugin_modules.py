@@ -44,12 +44,13 @@ def load_plugins(names: list[str]) -> None:
     """Import each module and register the plug-in classes that it defines, save those it has registered itself."""
     for name in names:
         module = _import(name)
-        loaded.append(name)
         if not _register_classes(module):
             raise UsageError(
                 f"the module {name} defines no plug-in: a plug-in is a subclass of a room's base, "
                 "such as unmask.noise.Noise, which defines all that the base asks for"
             )
+        if name not in loaded:
+            loaded.append(name)
 
 
 def _import(name: str) -> ModuleType:
