@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test faults lint bench constraints load clean
+.PHONY: demo test faults gpu lint bench constraints load clean
 
 demo: $(READY)
 	$(BIN)/unmask demo
@@ -13,18 +13,23 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations 10
 
-# All kills, write faults, corruptions and hostile folders; `make test` runs a seeded sample of the kills.
+# All kills, write faults, corruptions, hostile folders, requests and ways to spread a run; `make test` runs a sample that
+# is the same every time, see tests/matrix.py.
 faults: $(READY)
-	UNMASK_FAULTS=all UNMASK_FAULTS_REPORT=docs/faults-last.txt $(BIN)/python -m pytest -q tests/faults tests/hostile tests/parallel tests/test_generate_many.py
+	UNMASK_FAULTS=all UNMASK_FAULTS_REPORT=docs/faults-last.txt $(BIN)/python -m pytest -q tests/faults tests/hostile tests/parallel tests/server/test_schema.py tests/test_generate_many.py
+
+# What needs a GPU; without one it is said and nothing else runs.
+gpu: $(READY)
+	$(BIN)/python -m pytest -q -rs tests/gpu
 
 lint: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/mypy
 
-# 200 constrained draws of each pattern by each of three models; in `make test` it is 48.
+# 200 constrained draws of each pattern by each of three models; in `make test` it is 24 by one of them.
 constraints: $(READY)
 	UNMASK_DRAWS=200 $(BIN)/python -m pytest -q tests/test_constraints.py -k every_draw
 

@@ -1,4 +1,4 @@
-"""What all tests share: two threads, a home and a cache of their own, and small models trained once."""
+"""What all tests share: threads, their order, a home and a cache of their own, and small models trained once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from unmask.training.loop import train
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which torch may do by itself
-torch.set_num_threads(2)
+# The workers of `make test` have a core each: a second thread would only take turns with the other worker's.
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 hypothesis.settings.register_profile("unmask", deadline=None)
 hypothesis.settings.load_profile("unmask")
 
@@ -39,6 +40,25 @@ WORDS = (
     "the sun set and the moon rose",
     "no rat ate the oat cake",
 )
+
+
+# What takes longest, and what waits for other processes, comes first: the rest then fills both workers to the end.
+FIRST = (
+    "parallel/test_parallel.py",
+    "parallel/",
+    "numerics/test_learning.py",
+    "faults/",
+    "server/test_schema.py",
+    "server/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        path = item.path.relative_to(Path(__file__).parent).as_posix()
+        return next((i for i, start in enumerate(FIRST) if path.startswith(start)), len(FIRST))
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from unmask.bench import Job, flops, textbook
+from unmask.bench import Job, Result, flops, run_job, textbook
 from unmask.bench.jobs import count_row_calls, measure
 from unmask.cli import run
 from unmask.denoisers.dit import DiT
@@ -90,7 +90,21 @@ def test_every_job_runs(task: str, version: str) -> None:
     assert any(ms > 0 for _, _, ms in result.profile)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_peak_is_one_large_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unmask.bench.jobs.clocked", lambda device, work: 2.0)  # the product itself takes long
+    result = measure(replace(JOB, version="peak"))
+    assert result.flops == 2 * 2048**3
+    assert result.seconds == [0.2] * 3
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each measurement in a process of its own, but for the peak."""
+
+    def without_the_product(job: Job) -> Result:
+        peak = Result(seconds=[1e-3], tokens=0, flops=1e9, peak_bytes=0, warm_up=0.0)
+        return peak if job.version == "peak" else run_job(job)
+
+    monkeypatch.setattr("unmask.bench.run_job", without_the_product)
     assert run(["bench", "sample", *SMALL, "--calls", "2"]) == 0
     out = capsys.readouterr().out
     assert "FLOP = " in out

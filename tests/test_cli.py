@@ -168,7 +168,7 @@ def test_eval_prints_numbers_and_protocol(
     assert result["bits_per_byte_ci95"][0] < result["bits_per_byte"] < result["bits_per_byte_ci95"][1]
     assert run(words) == 0
     text = capsys.readouterr().out
-    assert f"perplexity  {'' if exact else '≤ '}{result['ppl']:.4f}" in text
+    assert f"perplexity  {'=' if exact else '≤'} {result['ppl']:.4f}" in text
     for word in ("nats/token", "bits/byte", "95% interval", "packing=wrap", "seed=0", "corpus"):
         assert word in text
     assert run([*words, "--json", "--batch", "3"]) == 0

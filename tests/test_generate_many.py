@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import torch
 
+from matrix import ALL
 from unmask import cli, constraints, samplers
 from unmask.errors import Stopped, UnmaskError, UsageError
 from unmask.model import Model
 from unmask.text.bulk import Order, generate_many
 
 ORDER = Order(num=20, length=12, seed=3, batch=4, part=8)
-ALL = os.environ.get("UNMASK_FAULTS") == "all"
 
 
 def contents(folder: Path) -> dict[str, bytes]:

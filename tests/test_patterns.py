@@ -105,7 +105,7 @@ def patterns(draw: st.DrawFn) -> str:
 
 
 @given(pattern=patterns())
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_a_pattern_holds_what_re_matches(pattern: str) -> None:
     assert held(pattern) == matching(pattern)
 

@@ -37,7 +37,7 @@ class Dropped:
 
     @property
     def base(self) -> Any:
-        return getattr(self.package, self.package.room._base)
+        return self.package.room.base
 
 
 def derived(module: str, cls: str, more: str = "") -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from unmask import constraints as constraints
     from unmask import corpora as corpora
     from unmask import denoisers as denoisers
+    from unmask import metrics as metrics
     from unmask import noise as noise
     from unmask import objectives as objectives
     from unmask import samplers as samplers
@@ -26,14 +27,17 @@ if TYPE_CHECKING:
     from unmask.errors import UnmaskError as UnmaskError
     from unmask.errors import UsageError as UsageError
     from unmask.evaluation.bound import Bound as Bound
+    from unmask.evaluation.evaluate import evaluate as evaluate
+    from unmask.evaluation.measurement import Measurement as Measurement
     from unmask.model import Model as Model
     from unmask.model import load as load
+    from unmask.registry import register as register
     from unmask.samplers.drawing import Drawing as Drawing
     from unmask.sampling.canvas import Canvas as Canvas
     from unmask.sampling.guidance import Guidance as Guidance
-    from unmask.sampling.guidance import particles as particles
     from unmask.sampling.loop import sample as sample
     from unmask.sampling.loop import steps as steps
+    from unmask.sampling.particles import particles as particles
     from unmask.text.editing import Edit as Edit
     from unmask.training.callbacks import Callback as Callback
     from unmask.training.loop import train as train
@@ -50,22 +54,25 @@ _PUBLIC = {
     "Drawing": "unmask.samplers.drawing",
     "Edit": "unmask.text.editing",
     "Guidance": "unmask.sampling.guidance",
+    "Measurement": "unmask.evaluation.measurement",
     "Model": "unmask.model",
     "RunConfig": "unmask.config",
     "RunView": "unmask.training.run_view",
     "UnmaskError": "unmask.errors",
     "UsageError": "unmask.errors",
     "as_denoiser": "unmask.denoisers.network",
+    "evaluate": "unmask.evaluation.evaluate",
     "load": "unmask.model",
     "load_config": "unmask.config",
     "load_tokenizer": "unmask.data.tokenizers",
     "make_batch": "unmask.data.batch",
-    "particles": "unmask.sampling.guidance",
+    "particles": "unmask.sampling.particles",
+    "register": "unmask.registry",
     "sample": "unmask.sampling.loop",
     "steps": "unmask.sampling.loop",
     "train": "unmask.training.loop",
 }
-_ROOMS = ("constraints", "corpora", "denoisers", "noise", "objectives", "samplers")
+_ROOMS = ("constraints", "corpora", "denoisers", "metrics", "noise", "objectives", "samplers")
 
 __all__ = sorted([*_PUBLIC, *_ROOMS, "__version__"])
 

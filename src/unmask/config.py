@@ -1,16 +1,13 @@
-"""The run's dataclasses, and how they are read from TOML, JSON and the command line.
+"""The run's dataclasses, and the recipes they are read from: TOML, JSON and the command line.
 
-A recipe names plug-ins and gives their options; it never holds code. Reading is strict: an unknown key or a value of
-the wrong type is an error that names the key and the closest known one.
+A recipe names plug-ins and gives their options; it never holds code. `unmask.reader` reads it, strictly.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
-import re
 import tomllib
 import types
 import typing
@@ -23,10 +20,14 @@ from unmask.corpora.stdlib import Stdlib
 from unmask.data.rows import Anchor
 from unmask.denoisers import Denoiser
 from unmask.denoisers.dit import DiT
-from unmask.errors import ConfigError, UsageError, did_you_mean
+from unmask.errors import ConfigError, did_you_mean
 from unmask.objectives import Objective
 from unmask.objectives.mdlm import MDLM
-from unmask.registry import BEFORE, came_later
+from unmask.reader import CLASS
+from unmask.reader import Word as Word
+from unmask.reader import from_dict as from_dict
+from unmask.reader import to_dict as to_dict
+from unmask.registry import came_later
 from unmask.samplers.drawing import Drawing
 
 RECIPE_FILE = "recipe.json"  # what a run writes into its folder
@@ -178,149 +179,6 @@ class RunConfig:
         return max(1, self.save_every // 2) if self.async_save else self.save_every
 
 
-# --- dataclass ↔ plain data -------------------------------------------------------------------------------------------
-
-
-def to_dict(value: Any) -> Any:
-    """Plain data (dict, list, str, numbers, None) that `from_dict` reads back.
-
-    >>> from unmask.noise import Polynomial
-    >>> to_dict(Polynomial(power=3.0))
-    {'name': 'polynomial', 'power': 3.0}
-    """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        room = getattr(value, "room", None)
-        head = {"name": room.name_of(value)} if room is not None else {}
-        return head | {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, tuple | list):
-        return [to_dict(v) for v in value]
-    return value
-
-
-class Word(str):
-    """A value as it was typed on the command line: the only strings that may stand for a number, a list or none."""
-
-    __slots__ = ()
-
-
-def from_dict(kind: Any, data: Any, where: str = "", *, default: Any = None, saved: bool = False) -> Any:
-    """Build `kind` (a dataclass, a plug-in base, a plain type) from plain data; a `Word` is read as its type asks.
-
-    default: the plug-in that a table without a name means. saved: read from what a run or a model has written, which
-    names every option there was; one that it lacks came later and has the value that changes nothing (`came_later`).
-
-    >>> from unmask.noise import Noise, Polynomial
-    >>> from_dict(Noise, "cosine")
-    Cosine()
-    >>> from_dict(Noise, {"power": 3.0}, default=Polynomial())
-    Polynomial(power=3.0)
-    >>> from_dict(int, Word("1e3"))
-    1000
-    """
-    origin = typing.get_origin(kind)
-    if origin in (Union, types.UnionType):
-        options = [a for a in typing.get_args(kind) if a is not type(None)]
-        if data is None or (isinstance(data, Word) and data == "none"):
-            return None
-        if isinstance(data, dict) and any(typing.get_origin(option) is dict for option in options):
-            return data  # plain data, such as a schema, is not looked into
-        return from_dict(options[0], data, where, default=default, saved=saved)
-    if origin is Literal:
-        choices = typing.get_args(kind)
-        if data in choices:
-            return choices[choices.index(data)]
-        raise ConfigError(f"{where}: {data!r} is not a choice; {did_you_mean(str(data), map(str, choices))}")
-    if origin is tuple:
-        return _tuple(kind, data, where)
-    if isinstance(kind, type) and hasattr(kind, "room"):
-        return _plugin(kind, data, where, default, saved)
-    if dataclasses.is_dataclass(kind):
-        return _dataclass(typing.cast(type, kind), data, where, saved)
-    return _plain(kind, data, where)
-
-
-def _plugin(kind: Any, data: Any, where: str, default: Any, saved: bool) -> Any:
-    data = {"name": data} if isinstance(data, str) else data
-    if isinstance(data, dict) and "name" not in data and default is not None and not saved:
-        data = {"name": kind.room.name_of(default)} | data
-    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
-        raise ConfigError(f"{where}: needs a name, one of {', '.join(kind.room.names())}")
-    options = {k: v for k, v in data.items() if k != "name"}
-    try:
-        plugin = kind.room.get(data["name"])
-    except UsageError as e:
-        raise ConfigError(f"{where}: {e}" if where else str(e)) from None
-    return _dataclass(plugin, options, where, saved)
-
-
-def _dataclass(kind: type, data: Any, where: str, saved: bool) -> Any:
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where}: expected a table of options, got {data!r}")
-    hints = typing.get_type_hints(kind)
-    known = {f.name: f for f in dataclasses.fields(kind)}
-    values = {}
-    for key, value in data.items():
-        path = f"{where}.{key}" if where else key
-        if key not in known:
-            raise ConfigError(f"unknown key {path!r}; {did_you_mean(key, known)}")
-        default = None if known[key].default is dataclasses.MISSING else known[key].default
-        values[key] = from_dict(hints[key], value, path, default=default, saved=saved)
-    for f in known.values():
-        if saved and f.name not in data and BEFORE in f.metadata:
-            values[f.name] = f.metadata[BEFORE]
-        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if required and f.name not in values:
-            raise ConfigError(f"{where + '.' if where else ''}{f.name} is missing: {kind.__name__} needs it")
-    try:
-        return kind(**values)
-    except UsageError as e:
-        raise ConfigError(f"{where}: {e}" if where else str(e)) from None
-
-
-def _tuple(kind: Any, data: Any, where: str) -> tuple[Any, ...]:
-    parts = [Word(part) for part in data.split(",")] if isinstance(data, Word) else data
-    args = typing.get_args(kind)
-    if isinstance(parts, str) and args == (str, ...):
-        parts = [parts]  # one text is a list of one
-    if not isinstance(parts, list | tuple):
-        raise ConfigError(f"{where}: expected a list, got {data!r}")
-    if args[-1] is Ellipsis:
-        args = (args[0],) * len(parts)
-    if len(parts) != len(args):
-        raise ConfigError(f"{where}: expected {len(args)} values, got {len(parts)}")
-    return tuple(from_dict(a, p, where) for a, p in zip(args, parts, strict=True))
-
-
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-
-
-def _plain(kind: Any, data: Any, where: str) -> Any:
-    bad = ConfigError(f"{where}: expected {kind.__name__}, got {data!r}")
-    if kind is bool:
-        if isinstance(data, bool):
-            return data
-        if isinstance(data, Word) and data.lower() in _TRUE + _FALSE:
-            return data.lower() in _TRUE
-        raise bad
-    if isinstance(data, bool):
-        raise bad
-    if kind is str:
-        if isinstance(data, str):
-            return str(data)
-        raise bad
-    if kind in (int, float):
-        if kind is int and isinstance(data, Word) and re.fullmatch(r"[+-]?[0-9]{1,40}", data):
-            return int(data)  # not through a float: a large seed keeps every digit
-        try:
-            number = float(data) if isinstance(data, int | float | Word) else None
-        except (ValueError, OverflowError):
-            number = None
-        if number is None or not math.isfinite(number) or (kind is int and number != int(number)):
-            raise bad
-        return int(data) if kind is int and isinstance(data, int) else kind(number)
-    raise bad
-
-
 # --- recipes ----------------------------------------------------------------------------------------------------------
 
 
@@ -388,7 +246,7 @@ def option_paths(config: RunConfig | dict[str, Any]) -> dict[str, Any]:
             if isinstance(value, dict):
                 if "name" in value:
                     flat[prefix + key] = value["name"]
-                flat |= walk({k: v for k, v in value.items() if k != "name"}, f"{prefix}{key}.")
+                flat |= walk({k: v for k, v in value.items() if k not in ("name", CLASS)}, f"{prefix}{key}.")
             else:
                 flat[prefix + key] = value
         return flat
@@ -419,8 +277,9 @@ def option_choices(config: RunConfig) -> dict[str, list[str]]:
 def _choices(kind: Any) -> list[str]:
     origin = typing.get_origin(kind)
     if origin in (Union, types.UnionType):
-        words = _choices(next(a for a in typing.get_args(kind) if a is not type(None)))
-        return [*words, "none"] if words else []
+        members = typing.get_args(kind)
+        words = [word for member in members if member is not type(None) for word in _choices(member)]
+        return [*words, "none"] if words and type(None) in members else words
     if origin is Literal:
         return [str(choice) for choice in typing.get_args(kind)]
     if kind is bool:

@@ -67,7 +67,7 @@ def versions() -> Iterator[Finding]:
     found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
     yield Finding("versions", "ok", f"Python {platform.python_version()}, {found}, {platform.system()}")
     extras = {"pyarrow": "data", "zstandard": "data", "outlines_core": "constrain", "datasets": "hf"}
-    extras |= {"uvicorn": "serve", "fastapi": "serve", "tensorboard": "log"}
+    extras |= {"uvicorn": "serve", "fastapi": "serve", "prometheus_client": "serve", "tensorboard": "log"}
     missing = sorted({extra for module, extra in extras.items() if importlib.util.find_spec(module) is None})
     if missing:
         wanted = ",".join(missing)

@@ -1,15 +1,73 @@
-"""One exception tree. Every message is one line: what is wrong, and what to do."""
+"""One exception tree. Every message is one line: what is wrong, and what to do.
+
+A message is a template of ours and values. Whoever runs unmask sees both. A stranger who asks a server sees the
+template alone (`redacted`), for a value may be a piece of somebody's text; values marked `Public` are no such piece.
+"""
 
 from __future__ import annotations
 
 import difflib
+import string
+import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
+
+_ELLIPSIS = "…"
+
+
+@dataclass(frozen=True)
+class Public:
+    """A value of a message that anybody may read: a limit, a count, a name of ours.
+
+    shown: its spelling where the message is redacted, if only a part of it is public.
+    """
+
+    value: object
+    shown: str | None = None
 
 
 class UnmaskError(Exception):
-    """Anything unmask reports on purpose. The command line prints the message and exits with `exit_code`."""
+    """Anything unmask reports on purpose. The command line prints the message and exits with `exit_code`.
+
+    template: the sentence with {names} for its values. It must stand as a constant in the code that raises it, as an
+    f-string does not: otherwise it is None, for nobody knows what of the sentence is a value.
+
+    >>> error = UsageError("no gap in {text!r}: {most} are allowed", text="a secret", most=Public(3))
+    >>> str(error), error.redacted()
+    ("no gap in 'a secret': 3 are allowed", "no gap in '…': 3 are allowed")
+    >>> UsageError("no gap in " + repr("a secret")).redacted() is None
+    True
+    """
 
     exit_code = 1
+
+    def __init__(self, template: str = "", /, **values: object) -> None:
+        raw = {name: value.value if isinstance(value, Public) else value for name, value in values.items()}
+        super().__init__(template.format(**raw) if values else template)
+        # A constant of the caller's code is what was written there, whatever a request brings.
+        self.template = template if template in sys._getframe(1).f_code.co_consts else None
+        self.values = values
+
+    def redacted(self) -> str | None:
+        """The message with … for every value that is not public; None where it has no template."""
+        if self.template is None or not self.values:
+            return self.template
+        parts = []
+        for literal, name, spec, conversion in string.Formatter().parse(self.template):
+            parts += [literal, "" if name is None else _redacted(self.values[name], conversion, spec or "")]
+        return "".join(parts)
+
+
+def _redacted(value: object, conversion: str | None, spec: str) -> str:
+    if isinstance(value, UnmaskError):
+        return value.redacted() or _ELLIPSIS
+    if isinstance(value, Public):
+        return value.shown if value.shown is not None else _spelled(value.value, conversion, spec)
+    return f"'{_ELLIPSIS}'" if conversion == "r" else _ELLIPSIS
+
+
+def _spelled(value: object, conversion: str | None, spec: str) -> str:
+    return format(repr(value) if conversion == "r" else value, spec)
 
 
 class UsageError(UnmaskError, ValueError):
@@ -42,7 +100,12 @@ class MissingExtraError(UnmaskError):
     """An optional dependency that this call needs."""
 
     def __init__(self, package: str, extra: str, what: str) -> None:
-        super().__init__(f"{what} needs the package {package}; install it with: pip install 'unmask[{extra}]'")
+        super().__init__(
+            "{what} needs the package {package}; install it with: pip install 'unmask[{extra}]'",
+            what=Public(what),
+            package=Public(package),
+            extra=Public(extra),
+        )
 
 
 class Stopped(UnmaskError):
@@ -52,7 +115,7 @@ class Stopped(UnmaskError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint for the end of a message: the closest known word, else the whole list.
+    """A hint for the end of a message: the closest known word, else the whole list. It does not repeat the word itself.
 
     >>> did_you_mean("cosin", ["cosine", "linear"])
     "did you mean 'cosine'?"

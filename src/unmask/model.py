@@ -17,19 +17,22 @@ from unmask.data.packing import Anchor, Policy, anchor_ids
 from unmask.data.tokenizers import Tokenizer
 from unmask.denoisers.network import Network
 from unmask.devices import pick_device, pick_dtype
-from unmask.errors import UsageError, did_you_mean
+from unmask.errors import Public, UsageError, did_you_mean
 from unmask.evaluation.bound import Bound
+from unmask.evaluation.inspection import hidden, logits, predict
 from unmask.evaluation.score import score
 from unmask.objectives import Objective
+from unmask.processes.base import Process
 from unmask.rng import row_keys
 from unmask.samplers import Sampler, Step
 from unmask.samplers.drawing import Drawing
 from unmask.samplers.refine import Refine
-from unmask.samplers.semi_ar import SemiAR
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained
-from unmask.sampling.guidance import Guidance, Score, particles
+from unmask.sampling.factory import make_sampler
+from unmask.sampling.guidance import Guidance
 from unmask.sampling.loop import sample, steps
+from unmask.sampling.particles import Score, particles
 from unmask.storage.atomic import atomic_folder, find_folder
 from unmask.storage.built_in import built_in_folder
 from unmask.storage.model_folder import FILES, read_folder, write_folder
@@ -81,6 +84,12 @@ class Model:
         self.separator = separator  # ends every prompt, as in the rows it was trained on
         self.labels = tuple(labels)  # the words of the classes 0, 1, ...; none where classes are numbers
 
+    def __repr__(self) -> str:
+        network = type(getattr(self.denoiser, "config", self.denoiser)).__name__
+        vocabulary = f"{type(self.tokenizer).__name__} of {self.tokenizer.num_ids} ids"
+        size = f"{self.num_parameters:,} parameters on {self.device}"
+        return f"Model({self.objective!r}, {network} of {size}, {vocabulary}, length {self.length})"
+
     @property
     def device(self) -> torch.device:
         return next((p.device for p in self.denoiser.parameters()), torch.device("cpu"))
@@ -113,8 +122,26 @@ class Model:
     @property
     def sampler(self) -> Sampler:
         """What writes where no other is named: the objective's sampler, drawing as this model draws."""
-        own: Any = self.objective.sampler()
-        return cast(Sampler, dataclasses.replace(own, **dataclasses.asdict(self.drawing)))
+        return self.make_sampler()
+
+    def make_sampler(self, name: str | None = None, /, **options: Any) -> Sampler:
+        """The sampler of that name (see `unmask samplers`), or the model's own, bound to this model.
+
+        What the options leave out is the model's: its noise, its way of drawing (`Model.drawing`), its window. Of a
+        sampler around another, options that it does not know are the inner one's. The command line and the server make
+        samplers in this way, too: same options and seed, same text.
+
+        >>> model.make_sampler("block", size=16, steps=4).inner.steps  # doctest: +SKIP
+        4
+        """
+        own = self.objective.sampler()
+        made = make_sampler(name, options, own=own, drawing=self.drawing, window=self.length)
+        return made.bind(self.process)
+
+    @property
+    def process(self) -> Process | None:
+        """The forward process that it reverses, with its noise; None for an autoregressive model."""
+        return self.objective.process(self.denoiser)
 
     def class_of(self, label: int | str | None) -> int | None:
         """The number of a class, which may be given by its word; what the model does not know is refused.
@@ -246,8 +273,11 @@ class Model:
             gap = length - len(self.begin) - len(ids) - len(ending.ids) - len(self.end)
             if gap < 1:
                 raise UsageError(
-                    f"the prompt takes {len(self.begin) + len(ids)} tokens and the suffix {len(ending.ids)}, which "
-                    f"leaves nothing of length {length}: give a larger length or a shorter prompt"
+                    "the prompt takes {prompt} tokens and the suffix {suffix}, which leaves nothing of length {length}"
+                    ": give a larger length or a shorter prompt",
+                    prompt=Public(len(self.begin) + len(ids)),
+                    suffix=Public(len(ending.ids)),
+                    length=Public(length),
                 )
             begun[which] = [Part(head, ids, gap), ending]
         parts = [begun[number // num] for number in numbers]
@@ -420,20 +450,23 @@ class Model:
     def fit_sampler(self, sampler: Sampler | None, length: int) -> Sampler:
         """The model's own sampler where none is given, and windows around it where the text is too long for one."""
         check_sampler(sampler)
-        sampler = sampler or self.sampler
-        if isinstance(sampler, SemiAR) and sampler.window > self.length:
+        sampler = self.sampler if sampler is None else sampler.bind(self.process)
+        if sampler.context is not None and sampler.context > self.length:
             raise UsageError(
-                f"a window of {sampler.window} is beyond the {self.length} tokens the model was trained on"
+                f"a window of {sampler.context} is beyond the {self.length} tokens the model was trained on"
             )
-        if length <= self.length or isinstance(sampler, SemiAR):
+        if length <= self.length or sampler.context is not None:
             return sampler
         if sampler.left_to_right:
             raise UsageError(f"length {length} is beyond the model's window of {self.length} tokens; ask for less")
-        return SemiAR(window=self.length, inner=sampler)
+        return self.make_sampler("semi_ar", inner=sampler)
 
     # --- measure ---
 
-    score = score  # in a file of its own as well
+    score = score  # in files of their own as well
+    logits = logits
+    hidden = hidden
+    predict = predict
 
     def _bound(self, canvas: Canvas, scored_BL: Tensor, **how: Any) -> Bound:
         given = (self.denoiser, canvas.tokens, canvas.valid_BL)

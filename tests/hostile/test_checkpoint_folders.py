@@ -14,6 +14,7 @@ import pytest
 import torch
 from watching import watched
 
+from matrix import sample
 from unmask.config import RunConfig
 from unmask.errors import UnmaskError
 from unmask.storage.tensor_file import read_tensors, write_tensors
@@ -194,7 +195,7 @@ def refusal(call: Callable[[], Any]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", sample(ATTACKS, 25))
 def test_refused(config: RunConfig, name: str, tally: Any) -> None:
     run = Path(config.out)
     ATTACKS[name](run / "checkpoints" / STEP)

@@ -48,7 +48,7 @@ def test_a_store_that_is_gone_ends_the_wait(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     left = threading.Event()
-    watchdog = Watchdog(NoStore(), rank=1, size=2, timeout=0.5)
+    watchdog = Watchdog(NoStore(), rank=1, size=2, timeout=0.2)
 
     def leave(code: int) -> None:
         left.set()
@@ -56,7 +56,7 @@ def test_a_store_that_is_gone_ends_the_wait(
 
     monkeypatch.setattr("unmask.distributed.watchdog.os._exit", leave)
     with watchdog:
-        time.sleep(1.5)
+        time.sleep(0.6)
         assert not left.is_set()  # nobody is timed before the first step
         watchdog.armed = True
         watchdog.tick()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from worlds import make_config, write_text
 
+from matrix import ALL
 from unmask.config import to_dict
 from unmask.distributed.launch import NOTES, _ending, launch
 from unmask.distributed.world import World
@@ -95,10 +96,15 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
         one.errors.close()
 
 
-def test_a_request_to_the_launcher_stops_all(start: Any) -> None:
-    run = start()
+@pytest.mark.parametrize("asked", ["launcher", "rank"] if ALL else ["launcher"])
+def test_a_request_stops_all(start: Any, asked: str) -> None:
+    """To the launcher or to one process, though torchrun would begin again."""
+    run = start("--max-restarts", "2")
     run.until_saved()
-    run.process.send_signal(signal.SIGTERM)
+    if asked == "rank":
+        os.kill(run.rank(1), signal.SIGUSR1)
+    else:
+        run.process.send_signal(signal.SIGTERM)
     code, lines = run.end()
     assert code == 75
     assert len(lines) == 1
@@ -107,27 +113,20 @@ def test_a_request_to_the_launcher_stops_all(start: Any) -> None:
     assert (run.run / "checkpoints" / f"step-{step:08d}").is_dir()
 
 
-def test_a_death_is_mended_by_a_restart_and_a_request_to_one_stops_all(start: Any) -> None:
-    run = start("--max-restarts", "2")
+def test_a_death_is_mended_by_a_restart_and_told_by_name_when_there_is_none_left(start: Any) -> None:
+    run = start("--max-restarts", "1")
     run.until_saved()
     os.kill(run.rank(1), signal.SIGKILL)
     run.until(lambda: "going on from step" in run.said())
     began = int(run.said().split("going on from step ")[1].split()[0])
     assert began >= 20
     run.until_saved(began + 20)
-    os.kill(run.rank(1), signal.SIGUSR1)
-    code, lines = run.end()
-    assert code == 75  # though torchrun would have begun once more
-    assert "all is saved" in lines[-1]
-
-
-def test_a_death_is_told_by_name(start: Any) -> None:
-    run = start()
-    run.until_saved()
     os.kill(run.rank(1), signal.SIGKILL)
-    began = time.monotonic()
-    assert run.end() == (1, ["unmask: rank 1 was killed by SIGKILL; the others were ended"])
-    assert time.monotonic() - began < 60
+    killed = time.monotonic()
+    code, lines = run.end()
+    assert code == 1
+    assert "rank 1 was killed by SIGKILL" in lines[-1]
+    assert time.monotonic() - killed < 60
 
 
 def test_who_hangs_is_told_by_name(start: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 from worlds import losses, make_config, write_text
 
+from matrix import ALL
 from unmask.config import RunConfig, to_dict
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -71,6 +73,14 @@ def saved(run: str) -> list[int]:
     return sorted(int(path.name[5:]) for path in Path(run).glob("checkpoints/step-*"))
 
 
+def check_losses(config: RunConfig) -> None:
+    """All that was logged is what one process logs."""
+    lines = [json.loads(line) for line in (Path(config.out) / "metrics.jsonl").read_text().splitlines()]
+    alone = losses(dataclasses.replace(config, out=f"{config.out}-alone"))["losses"]
+    assert {line["step"]: line["loss"] for line in lines if "loss" in line} == pytest.approx(alone, rel=1e-3)
+
+
+@pytest.mark.skipif(not ALL, reason="the next test gives more of the same: make faults")
 def test_two_machines_give_one_machines_losses(tmp_path: Path) -> None:
     config = written(tmp_path)
     words = documented(tmp_path, config.out)
@@ -78,13 +88,11 @@ def test_two_machines_give_one_machines_losses(tmp_path: Path) -> None:
     with started(words, logs[0]) as first, started(words, logs[1]) as second:
         codes = [process.wait(timeout=LONG) for process in (first, second)]
     assert codes == [0, 0], "\n".join(log.read_text()[-2000:] for log in logs)
-    lines = [json.loads(line) for line in (Path(config.out) / "metrics.jsonl").read_text().splitlines()]
-    alone = losses(make_config(tmp_path, "alone"))["losses"]
-    assert {line["step"]: line["loss"] for line in lines if "loss" in line} == pytest.approx(alone, rel=1e-4)
+    check_losses(config)
 
 
 def test_two_machines_begin_again_when_a_process_of_one_dies(tmp_path: Path) -> None:
-    config = written(tmp_path, steps=300, save_every=20, valid_every=1000, sample_every=0)
+    config = written(tmp_path, steps=120, save_every=20, valid_every=1000, sample_every=0)
     words = documented(tmp_path, config.out, "--max-restarts", "2")
     logs = [tmp_path / "first.log", tmp_path / "second.log"]
     apart = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -102,9 +110,10 @@ def test_two_machines_begin_again_when_a_process_of_one_dies(tmp_path: Path) -> 
         os.kill(int(worker), signal.SIGKILL)
         codes = [process.wait(timeout=LONG) for process in (first, second)]
     assert codes == [0, 0], told()
-    assert saved(config.out)[-1] == 300
+    assert saved(config.out)[-1] == 120
     assert "going on from step" in told()
     assert "Traceback" not in told()
+    check_losses(config)
 
 
 def test_machines_that_would_not_meet_again_are_told_before_they_begin(tmp_path: Path) -> None:
@@ -120,8 +129,10 @@ def test_machines_that_would_not_meet_again_are_told_before_they_begin(tmp_path:
 
 
 def test_the_job_for_slurm_saves_when_told_and_queues_again(tmp_path: Path) -> None:
-    """Once until it is told to stop, and once more until the run's end; srun and scontrol are stand-ins."""
+    """A run that was stopped before goes on until it is told to stop; srun and scontrol are stand-ins."""
     config = written(tmp_path, steps=1_000_000, valid_every=1_000_000, save_every=20)
+    assert losses(config, stop_at=3)["stopped"]
+    (reached,) = saved(config.out)
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, body in {
@@ -144,20 +155,16 @@ def test_the_job_for_slurm_saves_when_told_and_queues_again(tmp_path: Path) -> N
     environment = {"SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "this", "SLURM_JOB_ID": "7", "HERE": str(tmp_path)}
     environment["PATH"] = str(tools)
 
-    reached = 0
-    for turn in (1, 2):
-        with started(["bash", str(job)], log, **environment) as process:
-            end = time.monotonic() + LONG
-            while not (steps := saved(config.out)) or steps[-1] < reached + 20:
-                assert process.poll() is None, log.read_text()[-2000:]
-                assert time.monotonic() < end, log.read_text()[-2000:]
-                time.sleep(0.1)
-            os.kill(int((tmp_path / "srun.pid").read_text()), signal.SIGUSR1)  # as SLURM does, to the steps of the job
-            process.wait(timeout=LONG)
-        assert (tmp_path / "queued").read_text().splitlines() == ["requeue 7"] * turn, log.read_text()[-2000:]
-        told = re.findall(r"stopped at step (\d+)", log.read_text())
-        assert told
-        assert saved(config.out)[-1] == int(told[-1])
-        if turn == 2:
-            assert f"going on from step {reached}" in log.read_text()
-        reached = saved(config.out)[-1]
+    with started(["bash", str(job)], log, **environment) as process:
+        end = time.monotonic() + LONG
+        while saved(config.out)[-1] < reached + 20:
+            assert process.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < end, log.read_text()[-2000:]
+            time.sleep(0.1)
+        os.kill(int((tmp_path / "srun.pid").read_text()), signal.SIGUSR1)  # as SLURM does, to the steps of the job
+        process.wait(timeout=LONG)
+    assert (tmp_path / "queued").read_text().splitlines() == ["requeue 7"], log.read_text()[-2000:]
+    told = re.findall(r"stopped at step (\d+)", log.read_text())
+    assert told
+    assert saved(config.out)[-1] == int(told[-1])
+    assert f"going on from step {reached}" in log.read_text()

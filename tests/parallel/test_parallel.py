@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,8 +12,23 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from worlds import ALL, COMPILED, KINDS, MUON, RESHARDED, WAYS, losses, make_config, one_step, write_text
+from worlds import (
+    COMPILED,
+    DTYPES,
+    KINDS,
+    MUON,
+    RESHARDED,
+    RESUMED,
+    STEPPED,
+    WAYS,
+    WAYS_OF,
+    losses,
+    make_config,
+    one_step,
+    write_text,
+)
 
+from matrix import ALL, environment
 from unmask.distributed.world import World
 
 WORKER = Path(__file__).with_name("worlds.py")
@@ -22,8 +36,8 @@ WORKER = Path(__file__).with_name("worlds.py")
 
 def start(size: int, *words: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    done = subprocess.run([*torchrun, *words], env=environment, capture_output=True, text=True, timeout=timeout)
+    here = environment(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+    done = subprocess.run([*torchrun, *words], env=here, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 
@@ -42,20 +56,25 @@ def found(folder: Path, name: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "fp64"])
 def test_gradients_do_not_depend_on_the_processes(worked: Path, kind: str, dtype: torch.dtype) -> None:
     limit = 1e-6 if dtype is torch.float32 else 1e-10
     alone = one_step(make_config(worked, "alone", kind), World(), dtype)
-    for size in (2, 4):
-        for way, micro in WAYS:
-            path = worked / f"gradients-{size}-{kind}-{way}-{micro}-{str(dtype)[6:]}.safetensors"
-            together = load_file(path)
-            assert together.keys() == alone.keys()
-            assert float(together.pop("loss")) == pytest.approx(float(alone["loss"]), rel=limit)
-            assert float(together.pop("norm")) == pytest.approx(float(alone["norm"]), rel=3 * limit)  # a sum of squares
-            off = sum(float((g - alone[k]).double().square().sum()) for k, g in together.items()) ** 0.5
-            size_of = sum(float(alone[k].double().square().sum()) for k in together) ** 0.5
-            assert off <= limit * size_of, f"{path.name}: {off / size_of:.1e}"
+    paths = [
+        worked / f"gradients-{size}-{kind}-{way}-{micro}-{str(dtype)[6:]}.safetensors"
+        for size, steps in STEPPED.items()
+        for this, (way, micro), of in steps
+        if (this, of) == (kind, dtype)
+    ]
+    assert len(paths) >= len(WAYS) + 1
+    for path in paths:
+        together = load_file(path)
+        assert together.keys() == alone.keys()
+        assert float(together.pop("loss")) == pytest.approx(float(alone["loss"]), rel=limit)
+        assert float(together.pop("norm")) == pytest.approx(float(alone["norm"]), rel=3 * limit)  # a sum of squares
+        off = sum(float((g - alone[k]).double().square().sum()) for k, g in together.items()) ** 0.5
+        size_of = sum(float(alone[k].double().square().sum()) for k in together) ** 0.5
+        assert off <= limit * size_of, f"{path.name}: {off / size_of:.1e}"
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +83,7 @@ def alone(worked: Path) -> Any:
     return losses(make_config(worked, "alone-20", steps=20))
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize(("way", "micro"), WAYS)
+@pytest.mark.parametrize(("size", "way", "micro"), [(size, *way) for size in WAYS_OF for way in WAYS_OF[size]])
 def test_twenty_steps_are_the_same(worked: Path, alone: Any, size: int, way: str, micro: int | None) -> None:
     first, *others = found(worked, f"losses-{way}-{micro}-{size}")
     assert {int(k): v for k, v in first["losses"].items()} == pytest.approx(alone["losses"], rel=1e-4)
@@ -85,7 +103,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     worked: Path, size: int, tally: Callable[..., None]
 ) -> None:
     names = sorted(path.stem for path in worked.glob(f"resume-*-{size}.json"))
-    assert len(names) == (12 if size == 2 or ALL else 4)
+    assert len(names) == len(RESUMED[size])
     tally(f"runs stopped twice and gone on with bit for bit, {size} processes", len(names))
     for name in names:
         for rank, facts in enumerate(found(worked, name)):

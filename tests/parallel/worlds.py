@@ -6,6 +6,7 @@ Every scenario leaves its results in FOLDER/NAME.json or .safetensors, written b
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
+from matrix import ALL, pairwise
 from unmask.config import DataConfig, OptimConfig, RunConfig
 from unmask.corpora.text import Text
 from unmask.denoisers.dit import DiT, DiTNetwork
@@ -39,7 +41,6 @@ KINDS = {
     "level": (DiT(**SMALL, conditioning="level", cond_dim=8, tied=True), MDLM()),
     "ar": (DiT(**SMALL, causal=True), AR()),
 }
-ALL = os.environ.get("UNMASK_FAULTS") == "all"  # make faults
 # Matrices of 18, 54 and 72 rows, which four processes do not share alike.
 MUON: dict[str, Any] = {
     "denoiser": DiT(hidden=18, blocks=2, heads=3, dropout=0.0, qk_norm=False, zero_init=False),
@@ -49,6 +50,17 @@ MUON: dict[str, Any] = {
 RESHARDED = {4: [("fsdp", "auto", 3)], 2: [("fsdp", "auto", 5), ("ddp", "auto", 7), ("fsdp", "whole", 9)]}
 COMPILED = [("ddp", "bf16"), ("fsdp", "fp32")]
 WAYS = [("ddp", None), ("ddp", 1), ("fsdp", None), ("fsdp", 1)]
+WAYS_OF = {2: WAYS, 4: WAYS if ALL else [("ddp", 1), ("fsdp", None)]}
+DTYPES = (torch.float32, torch.float64)
+# Seeds, ways and precisions of runs that are stopped and gone on with.
+RESUMED: dict[int, list[tuple[int, str, str]]] = {
+    2: [(0, "ddp", "fp32"), (1, "fsdp", "bf16"), (2, "ddp", "bf16"), (0, "fsdp", "fp32")],
+    4: [(0, "fsdp", "bf16")],
+}
+if ALL:
+    RESUMED = {size: list(itertools.product((0, 1, 2), ("ddp", "fsdp"), ("fp32", "bf16"))) for size in RESUMED}
+# Kinds, ways and dtypes of single steps.
+STEPPED = {2: list(itertools.product(KINDS, WAYS, DTYPES)), 4: pairwise(list(KINDS), WAYS, DTYPES)}
 
 
 # A schedule with parameters of its own, of shapes that two processes do not share alike.
@@ -283,26 +295,22 @@ def main() -> None:
                 (folder / f"{name}-{world.size}.json").write_text(json.dumps(everybody))
 
         if "gradients" in asked:
-            for kind in KINDS:
-                for way, micro in WAYS:
-                    for dtype in (torch.float32, torch.float64):
-                        config = make_config(folder, "gradients", kind, parallel=way, micro_batch=micro)
-                        found = one_step(config, world, dtype)
-                        if world.first:
-                            name = f"gradients-{world.size}-{kind}-{way}-{micro}-{str(dtype)[6:]}"
-                            save_file(found, folder / f"{name}.safetensors")
+            for kind, (way, micro), dtype in STEPPED[world.size]:
+                config = make_config(folder, "gradients", kind, parallel=way, micro_batch=micro)
+                found = one_step(config, world, dtype)
+                if world.first:
+                    name = f"gradients-{world.size}-{kind}-{way}-{micro}-{str(dtype)[6:]}"
+                    save_file(found, folder / f"{name}.safetensors")
         if "losses" in asked:
-            for way, micro in WAYS:
+            for way, micro in WAYS_OF[world.size]:
                 name = f"losses-{way}-{micro}"
                 config = make_config(folder, f"{name}-{world.size}", steps=20, parallel=way, micro_batch=micro)
                 leave(name, losses(config))
             checkpointed = make_config(folder, f"ac-{world.size}", parallel="fsdp", checkpoint_activations=True)
             leave("checkpointed", losses(checkpointed))
         if "resume" in asked:
-            for seed in (0, 1, 2) if world.size == 2 or ALL else (0,):
-                for way in ("ddp", "fsdp"):
-                    for precision in ("fp32", "bf16"):
-                        leave(f"resume-{seed}-{way}-{precision}", resumed(folder, world, seed, way, precision))
+            for seed, way, precision in RESUMED[world.size]:
+                leave(f"resume-{seed}-{way}-{precision}", resumed(folder, world, seed, way, precision))
         if "learned" in asked:
             for way in ("ddp", "fsdp"):
                 leave(f"learned-{way}", learned(folder, world, way))

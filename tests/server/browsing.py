@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 expect.set_options(timeout=5_000)
 
@@ -14,6 +16,18 @@ expect.set_options(timeout=5_000)
 def listen(page: Page, complaints: list[str]) -> None:
     page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
+
+
+@contextmanager
+def opened(browser: Browser, url: str, complaints: list[str], **how: Any) -> Iterator[Page]:
+    """The page of the server of the small model. Whatever it complains about in the console fails the test."""
+    with browser.new_context(reduced_motion="reduce", **how) as context:
+        page = context.new_page()
+        listen(page, complaints)
+        page.goto(url)
+        expect(part(page, "model")).to_contain_text("small")
+        yield page
+    assert complaints == []
 
 
 def part(within: Page | Locator, name: str) -> Locator:

@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from browsing import listen, part
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from browsing import opened
+from playwright.sync_api import Browser, Page, sync_playwright
 from small_server import Running, random_model, running
 from starlette.testclient import TestClient
 
@@ -63,11 +63,13 @@ def complaints() -> list[str]:
 
 @pytest.fixture
 def page(browser: Browser, server: Running, complaints: list[str]) -> Iterator[Page]:
-    """The page, just opened. Whatever it complains about in the console fails the test."""
-    with browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce") as context:
-        page = context.new_page()
-        listen(page, complaints)
-        page.goto(server.url)
-        expect(part(page, "model")).to_contain_text("small")
+    """The page, just opened."""
+    with opened(browser, server.url, complaints, viewport={"width": 1280, "height": 900}) as page:
         yield page
-    assert complaints == []
+
+
+@pytest.fixture
+def phone(browser: Browser, server: Running, complaints: list[str]) -> Iterator[Page]:
+    """The page on a phone."""
+    with opened(browser, server.url, complaints, viewport={"width": 390, "height": 700}, has_touch=True) as page:
+        yield page

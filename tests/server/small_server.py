@@ -16,9 +16,9 @@ from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
 from unmask.model import Model
 from unmask.objectives.mdlm import MDLM
-from unmask.server.access import Doors
+from unmask.server.access import Access
 from unmask.server.app import make_app
-from unmask.server.jobs import Desk
+from unmask.server.jobs import Jobs
 from unmask.server.lifecycle import configure, listen
 from unmask.server.limits import Limits
 
@@ -45,7 +45,7 @@ class Running:
 
     url: str
     port: int
-    desk: Desk
+    jobs: Jobs
     server: uvicorn.Server
     thread: threading.Thread
 
@@ -55,13 +55,13 @@ def running(
     model: Model,
     *,
     name: str = "small",
-    doors: Doors = Doors(),
+    access: Access = Access(),
     limits: Limits = Limits(),
     max_batch: int = 16,
     port: int = 0,
 ) -> Iterator[Running]:
     """port: 0 takes any that is free."""
-    app = make_app(model, name=name, doors=doors, limits=limits, max_batch=max_batch)
+    app = make_app(model, name=name, access=access, limits=limits, max_batch=max_batch)
     with listen("127.0.0.1", port) as listener:
         port = listener.getsockname()[1]
         server = uvicorn.Server(configure(app, drain=20))
@@ -71,7 +71,7 @@ def running(
             time.sleep(0.01)
             assert thread.is_alive()
         try:
-            yield Running(f"http://127.0.0.1:{port}", port, app.desk, server, thread)
+            yield Running(f"http://127.0.0.1:{port}", port, app.jobs, server, thread)
         finally:
             server.should_exit = True
             thread.join(timeout=60)

@@ -155,7 +155,7 @@ def test_a_queue_has_an_end(small: Model) -> None:
 
 def test_a_full_queue_is_answered_with_429(small: Model) -> None:
     app = make_app(small, name="small")
-    app.desk.compiler._waiting = compiling.QUEUE + 1
+    app.jobs.compiler._waiting = compiling.QUEUE + 1
     with TestClient(app, base_url="http://localhost") as client:
         answer = client.post("/fill", json={"text": "[MASK:3]", "regex": "[a-z]+"})
     assert answer.status_code == 429

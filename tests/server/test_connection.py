@@ -56,9 +56,9 @@ def narrow(small: Model) -> Iterator[Running]:
 
 def test_a_place_is_free_when_the_rows_are_done(narrow: Running) -> None:
     with silent(narrow, "/trace", LONG):
-        until(lambda: narrow.desk.metrics.steps.values[()] > 0)
-        until(lambda: narrow.desk.engine.waiting == 0)
-        until(lambda: narrow.desk.active == 0)
+        until(lambda: narrow.jobs.metrics.value("unmask_steps_total") > 0)
+        until(lambda: narrow.jobs.engine.waiting == 0)
+        until(lambda: narrow.jobs.active == 0)
         assert len(connections(narrow)) == 1  # it is still there
         assert post(narrow, "/fill", {"text": "[MASK]"})[0] == 200
 
@@ -66,10 +66,12 @@ def test_a_place_is_free_when_the_rows_are_done(narrow: Running) -> None:
 def test_who_reads_nothing_is_dropped(small: Model) -> None:
     with running(small, limits=Limits(requests=1, budget=1 << 30, write_seconds=0.3)) as server:
         with silent(server, "/trace", {**LONG, "options": {"rounds": 400}}):
-            until(lambda: server.desk.active == 1)
+            until(lambda: server.jobs.active == 1)
             until(lambda: not connections(server))  # in the middle of its work, which ends with it
-            until(lambda: server.desk.active == 0)
-            until(lambda: server.desk.metrics.cancelled.values[()] == 1)  # the engine counts it in its next step
+            until(lambda: server.jobs.active == 0)
+            until(
+                lambda: server.jobs.metrics.value("unmask_cancelled_total") == 1
+            )  # the engine counts it in its next step
         with silent(server, "/tokenize", {"text": "word " * 800}) as raw:  # an answer in one piece
             raw.sendall(b"GET /page/main.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * 40)
             until(lambda: len(connections(server)) == 1)
@@ -97,8 +99,8 @@ def test_what_waits_for_its_reader_is_bounded(small: Model) -> None:
         running(small, limits=Limits(budget=1 << 30, unread=1 << 16)) as server,
         silent(server, "/trace", LONG) as raw,
     ):
-        until(lambda: server.desk.metrics.cancelled.values[()] == 1)  # its work has stopped
-        until(lambda: server.desk.active == 0)
+        until(lambda: server.jobs.metrics.value("unmask_cancelled_total") == 1)  # its work has stopped
+        until(lambda: server.jobs.active == 0)
         whole = b""
         while not whole.endswith(b"0\r\n\r\n") and (part := raw.recv(1 << 20)):
             whole += part

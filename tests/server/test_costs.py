@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -18,19 +17,19 @@ from starlette.testclient import TestClient
 from test_next_tokens import causal_model
 
 import unmask.server.app as app_module
-import unmask.server.errors as refusals_module
-import unmask.server.jobs as desk_module
-import unmask.server.rows as work_module
+import unmask.server.errors as errors_module
+import unmask.server.jobs as jobs_module
+import unmask.server.rows as rows_module
 from unmask.data.tokenizers import Tokenizer
-from unmask.denoisers.network import KVCache
-from unmask.errors import UnmaskError, UsageError
+from unmask.errors import UsageError
 from unmask.evaluation.bound import Bound
 from unmask.model import Model
 from unmask.objectives.d3pm import D3PM
 from unmask.server.app import make_app
-from unmask.server.errors import Refused, from_validation
-from unmask.server.jobs import Desk
+from unmask.server.errors import HTTPError, from_validation
+from unmask.server.jobs import Jobs
 from unmask.server.limits import Limits
+from unmask.server.next_tokens import RowCache
 from unmask.server.routes_openai import _Choice
 from unmask.server.served_model import Served
 
@@ -65,6 +64,7 @@ def test_a_long_text_is_refused_before_it_is_read_in_every_length(
     assert len(encoded) < 5
 
 
+JSON = {"content-type": "application/json"}
 LONG: dict[str, tuple[str, Any]] = {
     "lists": ("/fill", {"options": {"a": [[]] * 200_000}}),
     "objects": ("/fill", {"json_schema": {"enum": [{}] * 200_000}}),
@@ -81,7 +81,7 @@ def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(
 ) -> None:
     """To parse it, and to say what is wrong with each part, would take the event loop more than a second."""
     parsed: list[str] = []
-    monkeypatch.setattr(refusals_module.json, "loads", lambda text, **how: parsed.append(text))
+    monkeypatch.setattr(errors_module.json, "loads", lambda text, **how: parsed.append(text))
     route, body = LONG[kind]
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = client.post(route, content=data, headers={"content-type": "application/json"})
@@ -99,10 +99,10 @@ def test_signs_inside_a_text_are_no_parts(client: TestClient) -> None:
 
 def test_numbers_of_many_digits_are_refused() -> None:
     """To turn them into numbers, and these into text, takes time that grows with the square of their digits."""
-    assert refusals_module.parse_json(b"[%d, 0.%d]" % (10**400, 10**400)) is not None
+    assert errors_module.parse_json(b"[%d, 0.%d]" % (10**400, 10**400)) is not None
     for spelled in ("9" * 501, "-" + "9" * 501, "0." + "1" * 501, "1" * 501 + "e-501"):
-        with pytest.raises(Refused, match="not valid JSON"):
-            refusals_module.parse_json(spelled.encode())
+        with pytest.raises(HTTPError, match="not valid JSON"):
+            errors_module.parse_json(spelled.encode())
 
 
 FAULTY: list[tuple[str, dict[str, Any]]] = [
@@ -130,7 +130,7 @@ def test_of_many_faults_few_are_listed(
 ) -> None:
     found: list[int] = []
 
-    def noted(errors: Any, fields: Any) -> Refused:
+    def noted(errors: Any, fields: Any) -> HTTPError:
         found.append(len(errors))
         return from_validation(errors, fields)
 
@@ -180,15 +180,15 @@ def test_a_text_is_scored_once(client: TestClient, monkeypatch: pytest.MonkeyPat
     assert len(seen) == 1
 
 
-def test_other_objectives_are_scored_row_by_row(small: Model) -> None:
+def test_other_objectives_are_scored_by_the_engine_as_by_the_library(small: Model) -> None:
     model = Model(denoiser=small.denoiser, tokenizer=small.tokenizer, objective=D3PM(), length=small.length)
     texts = ["the cat", "a dog", "x" * 40]
-    desk = Desk(model, "d3pm", Limits())
+    jobs = Jobs(model, "d3pm", Limits())
     try:
-        found = Served(desk.engine, desk.compiler, Limits(), desk_module.Call()).score(texts, num_samples=8)
-        assert desk.metrics.steps.values[()] == 4  # the last has two windows
+        found = Served(jobs.engine, jobs.compiler, Limits(), jobs_module.Call()).score(texts, num_samples=8)
+        assert jobs.metrics.value("unmask_network_calls_total") > 0
     finally:
-        desk.close()
+        jobs.close()
     wanted = model.score(texts, num_samples=8)
     torch.testing.assert_close(found.draws_BS, wanted.draws_BS, rtol=1e-4, atol=1e-4)
     assert found.tokens_B.tolist() == wanted.tokens_B.tolist()
@@ -220,45 +220,46 @@ def test_an_autoregressive_score_asks_for_few_lines_at_a_time(monkeypatch: pytes
     lines: list[int] = []
     head = model.denoiser.head
     monkeypatch.setattr(model.denoiser, "head", lambda h_ND: (lines.append(len(h_ND)), head(h_ND))[1])
-    monkeypatch.setattr(work_module, "MAX_NUMBERS", 9 * model.denoiser.num_ids)
+    monkeypatch.setattr(rows_module, "MAX_NUMBERS", 9 * model.denoiser.num_ids)
     with TestClient(make_app(model), base_url="http://localhost") as client:
         [one] = client.post("/score", json={"texts": ["some words and more"]}).json()["texts"]
     assert one["nats"] == pytest.approx(wanted, rel=1e-5)
     assert lines == [9, 9, 2]
 
 
-def test_a_message_is_searched_for_the_requests_words_outside_the_event_loop(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    where: list[str] = []
+def test_a_body_is_parsed_once(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[Any] = []
+    loads = json.loads
 
-    def noted(error: UnmaskError, body: bytes) -> Refused:
-        where.append(threading.current_thread().name)
-        return Refused(400, "no", "bad_request")
+    def noted(text: Any, **how: Any) -> Any:
+        parsed.append(text)
+        return loads(text, **how)
 
-    monkeypatch.setattr(desk_module, "from_error", noted)
-    assert client.post("/fill", json={"text": "no gap"}).status_code == 400
-    assert where[0].startswith("unmask-request")
+    monkeypatch.setattr(json, "loads", noted)
+    answers = [client.post("/fill", content=body, headers=JSON) for body in (b'{"text": "no gap"}', b'{"n": "1"}')]
+    monkeypatch.undo()
+    assert [answer.status_code for answer in answers] == [400, 400]
+    assert parsed == ['{"text": "no gap"}', '{"n": "1"}']
 
 
 @pytest.mark.parametrize("end", ["done", "failed", "cancelled", "stream closed"])
 def test_what_a_request_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     """Its key-value caches may fill a GPU: they must not wait until Python looks for rings of objects."""
-    made: list[weakref.ref[KVCache]] = []
+    made: list[weakref.ref[RowCache]] = []
 
-    class Noted(KVCache):
+    class Noted(RowCache):
         def __init__(self) -> None:
             super().__init__()
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr(work_module, "KVCache", Noted)
+    monkeypatch.setattr(work_module, "RowCache", Noted)
 
     def job(served: Served, emit: Callable[[Any], None] = lambda step: None) -> None:
         served.generate(2, 30, "a", watch=emit)
         if end == "failed":
             raise UsageError("no more")
 
-    async def use(desk: Desk) -> None:
+    async def use(jobs: Jobs) -> None:
         left = asyncio.Event()
 
         async def receive() -> dict[str, str]:
@@ -267,11 +268,11 @@ def test_what_a_request_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, end: 
 
         request: Any = SimpleNamespace(scope={}, receive=receive)
         if end == "stream closed":
-            stream = desk.stream(request, job)
+            stream = jobs.stream(request, job)
             await anext(stream)
             await stream.aclose()
             return
-        working = asyncio.ensure_future(desk.work(request, job))
+        working = asyncio.ensure_future(jobs.run(request, job))
         if end == "cancelled":
             while not made:
                 await asyncio.sleep(0.001)
@@ -279,14 +280,14 @@ def test_what_a_request_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, end: 
         if end == "done":
             await working
         else:
-            with pytest.raises(Refused):
+            with pytest.raises(HTTPError):
                 await working
 
-    desk = Desk(causal_model(), "ar", Limits())
+    jobs = Jobs(causal_model(), "ar", Limits())
     gc.collect()
     gc.disable()
     try:
-        asyncio.run(use(desk))
+        asyncio.run(use(jobs))
         until = time.monotonic() + 10
         while any(ref() is not None for ref in made) and time.monotonic() < until:
             time.sleep(0.01)
@@ -294,4 +295,4 @@ def test_what_a_request_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, end: 
         assert not any(ref() is not None for ref in made)
     finally:
         gc.enable()
-        desk.close()
+        jobs.close()

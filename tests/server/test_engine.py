@@ -346,7 +346,7 @@ def test_everybody_goes_on_in_every_step_while_there_is_room(small: Model) -> No
     log: list[str] = []
     try:
         together(engine, [[Steps(str(i), 3, log)] for i in range(8)])
-        steps = engine.metrics.steps.values[()]
+        steps = engine.metrics.value("unmask_steps_total")
     finally:
         engine.close()
     assert steps == 1 + 3
@@ -377,7 +377,7 @@ def test_whoever_listens_late_is_told_of_each_step_as_it_was(serve: Callable[[],
 
     def slow(_: Any) -> None:
         time.sleep(0.3 if not seen else 0)  # the engine goes on meanwhile
-        seen.append((served.call.steps_told, served.call.steps))
+        seen.append((served.call.steps_reported, served.call.steps))
 
     served.generate(1, 8, seed=5, sampler=ONE_A_CALL, watch=slow)
     assert [told for told, _ in seen] == list(range(1, 9))
@@ -522,4 +522,4 @@ def test_the_budget_is_checked_before_any_work(engine: Engine, compiler: Compile
         served.generate(1, 65)
     with pytest.raises(unmask.UsageError, match="ask for less"):
         served.score("x" * 20, num_samples=64)
-    assert engine.metrics.steps.values[()] == 0
+    assert engine.metrics.value("unmask_steps_total") == 0

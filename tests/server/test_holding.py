@@ -15,10 +15,10 @@ from unmask.constraints.automaton import Automaton
 from unmask.model import Model
 from unmask.samplers.ancestral import Ancestral
 from unmask.server import compiling, limits, served_model
-from unmask.server import rows as work_module
+from unmask.server import rows as rows_module
 from unmask.server.compiling import Busy, Compiler
 from unmask.server.engine import Call, Engine
-from unmask.server.limits import Beyond, Holding, Limits
+from unmask.server.limits import ConstraintTooCostly, Holding, Limits
 from unmask.server.served_model import Served
 
 
@@ -39,9 +39,9 @@ def test_a_constraint_is_counted_with_the_network_calls(engine: Engine, compiler
     assert held.text > 20
     asked: dict[str, Any] = {"num": 2, "length": 20, "sampler": ONE_A_CALL}
     tight = Limits(budget=2 * (400 + held.text) - 1)
-    with pytest.raises(unmask.UsageError, match=f"as long as {held.text} tokens more"):
+    with pytest.raises(ConstraintTooCostly, match=f"as long as {held.text} tokens more"):
         Served(engine, compiler, tight, Call()).generate(**asked, constraint=WORDS)
-    assert engine.metrics.steps.values[()] == 0
+    assert engine.metrics.value("unmask_steps_total") == 0
     assert len(Served(engine, compiler, tight, Call()).generate(**asked)) == 2
     enough = Limits(budget=2 * (400 + held.text))
     assert len(Served(engine, compiler, enough, Call()).generate(**asked, constraint=WORDS)) == 2
@@ -86,17 +86,17 @@ def test_a_step_that_would_keep_all_waiting_is_refused(
         lambda one: one.generate(1, 20, constraint=WORDS, sampler=Ancestral(steps=1)),
         lambda one: one.fill("[MASK:18..20]", constraint=WORDS),
     ):
-        with pytest.raises(Beyond, match="use a simpler constraint, or a shorter gap"):
+        with pytest.raises(ConstraintTooCostly, match="use a simpler constraint, or a shorter gap"):
             job(Served(engine, compiler, Limits(), Call()))
-    assert engine.metrics.steps.values[()] == 0
+    assert engine.metrics.value("unmask_steps_total") == 0
 
 
 def test_looks_in_many_lengths_are_counted_together(engine: Engine, compiler: Compiler) -> None:
     one = Holding.of(compiler(WORDS, may_end=False), 20, 0, likeliest=False).text
     asked = Served(engine, compiler, Limits(budget=3 * one), Call())
-    with pytest.raises(Beyond, match="give fewer lengths"):
+    with pytest.raises(ConstraintTooCostly, match="give fewer lengths"):
         asked.fill("[MASK:16..20]", constraint=WORDS)
-    assert engine.metrics.steps.values[()] == 0
+    assert engine.metrics.value("unmask_steps_total") == 0
 
 
 def test_beside_the_engine_the_same_texts_are_written(
@@ -107,14 +107,14 @@ def test_beside_the_engine_the_same_texts_are_written(
     assert len(jobs) >= 5
     wanted = [done_by(Served(engine, compiler, Limits(), Call()), job) for job in jobs]
     threads: set[str] = set()
-    take: Callable[..., Any] = work_module.Writing.take
+    take: Callable[..., Any] = rows_module.Writing.take
 
-    def noted(self: work_module.Writing, *given: Any) -> Any:
+    def noted(self: rows_module.Writing, *given: Any) -> Any:
         threads.add(threading.current_thread().name.partition("_")[0])
         return take(self, *given)
 
-    monkeypatch.setattr(work_module.Writing, "take", noted)
-    for module in (work_module, served_model):
+    monkeypatch.setattr(rows_module.Writing, "take", noted)
+    for module in (rows_module, served_model):
         monkeypatch.setattr(module, "LONG", 0)
     assert [done_by(Served(engine, compiler, Limits(), Call()), job) for job in jobs] == wanted
     assert threads == {"unmask-beside"}

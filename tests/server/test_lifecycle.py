@@ -66,20 +66,20 @@ def test_when_the_client_goes_its_work_stops(busy: Running, route: str) -> None:
     body: dict[str, Any] = SLOW
     if route == "/v1/completions":
         body = {"prompt": "", "max_tokens": 32, "stream": True, **{k: v for k, v in SLOW.items() if k != "text"}}
-    metrics = busy.desk.metrics
+    metrics = busy.jobs.metrics
     for gone in range(1, 6):
         raw = open_raw(busy, route, body)
-        until(lambda: busy.desk.engine.waiting > 0)
+        until(lambda: busy.jobs.engine.waiting > 0)
         raw.close()
-        until(lambda gone=gone: metrics.cancelled.values[()] == gone)
-        until(lambda: busy.desk.active == 0)
-        assert busy.desk.engine.waiting == 0
+        until(lambda gone=gone: metrics.value("unmask_cancelled_total") == gone)
+        until(lambda: busy.jobs.active == 0)
+        assert busy.jobs.engine.waiting == 0
     assert metrics.late_most <= 1
 
 
 def test_when_it_is_full_it_says_so_at_once(busy: Running) -> None:
     held = [open_raw(busy, "/fill", SLOW) for _ in range(4)]
-    until(lambda: busy.desk.active == 4)
+    until(lambda: busy.jobs.active == 4)
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: post(busy, "/fill", {"text": "[MASK]"}), range(40)))
     for status, headers, body in answers:
@@ -94,7 +94,7 @@ def test_when_it_is_full_it_says_so_at_once(busy: Running) -> None:
         assert raw.recv(100).startswith(b"HTTP/1.1 429")  # a stream has a status, too
     for raw in held:
         raw.close()
-    until(lambda: busy.desk.active == 0)
+    until(lambda: busy.jobs.active == 0)
     assert post(busy, "/fill", {"text": "[MASK]"})[0] == 200
 
 
@@ -111,7 +111,7 @@ def test_a_slow_body_does_not_hold_a_place(small: Model) -> None:
 
 def test_an_error_inside_is_one_sentence(small: Model, capfd: pytest.CaptureFixture[str]) -> None:
     with running(small) as server:
-        server.desk.engine.predictor = None  # type: ignore[assignment]
+        server.jobs.engine.predictor = None  # type: ignore[assignment]
         status, _, body = post(server, "/fill", {"text": "secret words [MASK]"})
     assert status == 500
     assert json.loads(body)["error"]["message"] == "something went wrong inside the server"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import weakref
 from typing import Any
 
 import pytest
+from small_server import random_model
 from starlette.testclient import TestClient
 
 from unmask.model import Model
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.confidence import Confidence
+from unmask.server import limits
+from unmask.server.routes_native import _samplers_for_constraints
+from unmask.text import editing
 from unmask.text.editing import fill as fill_gaps
 
 
@@ -259,6 +265,37 @@ def test_metrics_are_as_prometheus_reads_them(client: TestClient) -> None:
     assert values['unmask_batch_occupancy_bucket{le="+Inf"}'] == values["unmask_steps_total"]
     for name in ("unmask_steps_per_second", "unmask_tokens_per_second"):
         assert values[name] > 0
-    counts = [values[key] for key in values if key.startswith('unmask_request_seconds_bucket{route="/fill"')]
+    counts = [values[key] for key in values if re.match(r'unmask_request_seconds_bucket\{.*route="/fill"', key)]
     assert counts == sorted(counts)
     assert counts[-1] == values['unmask_request_seconds_count{route="/fill"}']
+
+
+def test_fit_answers_of_a_step_that_is_too_costly(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_STEP", -1)
+    told = post(client, "/fit", length=4, regex="[0-9]{4}")
+    assert told["fits"] is False
+    assert "simpler constraint" in told["reason"]
+    assert "ancestral" in told["samplers"]
+
+
+def test_a_refused_edit_speaks_of_a_constraint_only_where_one_was_given(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(editing, "_may_lend", lambda *_: True)  # the gap then begins with its space, by a constraint
+    monkeypatch.setattr(limits.Holding, "of", lambda *_, **__: limits.Holding(step=0, text=1 << 30))
+    body = {"text": "the cat sat", "replace": "cat"}
+    answers = [client.post("/edit", json=body | more) for more in ({}, {"regex": "[a-z]+"})]
+    assert [answer.status_code for answer in answers] == [400, 400]
+    plain, constrained = (answer.json()["error"]["message"] for answer in answers)
+    assert "constraint" not in plain
+    assert "16384" in plain
+    assert "constraint" in constrained
+
+
+def test_what_fit_remembers_of_a_model_goes_with_it() -> None:
+    model = random_model()
+    assert _samplers_for_constraints(model)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

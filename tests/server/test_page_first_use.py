@@ -5,30 +5,15 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browsing import act, done, fill, heard, listen, listen_in, panel, part, pin, put, said, shown
+from browsing import act, done, fill, heard, listen_in, panel, part, pin, put, said, shown
 from playwright.sync_api import Browser, Page, expect
 from small_server import Running
 
 from unmask.model import Model
 from unmask.samplers.ancestral import Ancestral
-
-
-@pytest.fixture
-def phone(browser: Browser, server: Running, complaints: list[str]) -> Iterator[Page]:
-    with browser.new_context(
-        viewport={"width": 390, "height": 700}, has_touch=True, reduced_motion="reduce"
-    ) as context:
-        page = context.new_page()
-        listen(page, complaints)
-        page.goto(server.url)
-        expect(part(page, "model")).to_contain_text("small")
-        yield page
-    assert complaints == []
-
 
 # --- the first screen ---
 

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 from small_server import Running, random_model, running
 
 from unmask.model import Model
-from unmask.server.access import Doors
+from unmask.server.access import Access
 
 # --- what goes wrong ---
 
@@ -201,7 +201,7 @@ def test_who_has_no_key_is_asked_by_our_own_page(small: Model, browser: Browser)
     """Never by the browser: no answer may carry a challenge that it has a dialog for."""
     with ExitStack() as stack, browser.new_context(viewport={"width": 390, "height": 844}) as context:
         first = stack.enter_context(ExitStack())
-        port = first.enter_context(running(small, doors=Doors(key=OLD))).port
+        port = first.enter_context(running(small, access=Access(key=OLD))).port
         url = f"http://127.0.0.1:{port}"
         page = context.new_page()
         refused: list[tuple[str, str | None]] = []
@@ -241,7 +241,7 @@ def test_who_has_no_key_is_asked_by_our_own_page(small: Model, browser: Browser)
 
         # After a restart the cookie is void: the tab's key opens the page again by itself.
         first.close()
-        stack.enter_context(running(small, doors=Doors(key=OLD), port=port))
+        stack.enter_context(running(small, access=Access(key=OLD), port=port))
         page.goto(url)
         expect(part(page, "model")).to_contain_text("small")
         assert "unmask-opened" not in page.evaluate("Object.keys(sessionStorage)")
@@ -250,8 +250,8 @@ def test_who_has_no_key_is_asked_by_our_own_page(small: Model, browser: Browser)
 def test_a_browser_that_sends_no_cookie_is_told(
     small: Model, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Doors, "_has_cookie", lambda *_: False)
-    with running(small, doors=Doors(key=OLD)) as server, browser.new_context() as context:
+    monkeypatch.setattr(Access, "_has_cookie", lambda *_: False)
+    with running(small, access=Access(key=OLD)) as server, browser.new_context() as context:
         page = context.new_page()
         page.goto(server.url)
         sign_in(page, OLD)
@@ -261,14 +261,14 @@ def test_a_browser_that_sends_no_cookie_is_told(
 def test_the_page_asks_for_a_key_that_has_changed(small: Model, browser: Browser) -> None:
     with ExitStack() as stack:
         first = stack.enter_context(ExitStack())
-        port = first.enter_context(running(small, doors=Doors(key=OLD))).port
+        port = first.enter_context(running(small, access=Access(key=OLD))).port
         context = stack.enter_context(browser.new_context())
         page = context.new_page()
         page.goto(f"http://127.0.0.1:{port}")
         sign_in(page, OLD)
         expect(part(page, "model")).to_contain_text("small")
         first.close()
-        stack.enter_context(running(small, doors=Doors(key=NEW), port=port))
+        stack.enter_context(running(small, access=Access(key=NEW), port=port))
         page.fill("#fill-text", "my own words [MASK:4]")
         part(panel(page, "fill"), "go").click()
         dialog = page.get_by_role("dialog", name="This server needs its API key")
@@ -301,7 +301,7 @@ def test_what_is_ticked_before_the_script_comes_stays(small: Model, browser: Bro
 
 
 def test_no_request_leaves_the_server(small: Model, browser: Browser) -> None:
-    with running(small, doors=Doors(key=OLD)) as server, browser.new_context() as context:
+    with running(small, access=Access(key=OLD)) as server, browser.new_context() as context:
         asked: list[str] = []
         context.on("request", lambda request: asked.append(request.url))
         page = context.new_page()

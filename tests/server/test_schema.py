@@ -1,9 +1,10 @@
-"""Thousands of requests made from the OpenAPI schema, right and wrong: none of them is answered with a 5xx, and every
-answer is what the schema says."""
+"""Requests made from the OpenAPI schema, right and wrong: none of them is answered with a 5xx, and every answer is what
+the schema says. A thousand of them; five thousand with UNMASK_FAULTS=all."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -16,10 +17,12 @@ from schemathesis import GenerationMode
 from schemathesis.config import SchemathesisConfig
 from small_server import random_model
 
+from matrix import ALL
 from unmask.server.app import make_app
 from unmask.server.limits import Limits
 
-LEAST = 5000
+PART = 1 if ALL else 8  # of those drawn at random; of the borders every so many are tried
+LEAST = 5000 // (1 if ALL else 5)
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 # Drawn at random, of each mode; few where the making of a request costs more than its answer. Besides them every field
 # is tried at its borders.
@@ -62,22 +65,22 @@ def test_no_request_is_answered_with_a_5xx_or_otherwise_than_the_schema_says() -
                 borders = schema.iter_coverage_cases(
                     operation, generation_modes=[mode], generation_config=schema.config.generation
                 )
-                for case in borders:
+                for case in itertools.islice(borders, 0, None, 1 if ALL else 3):
                     ask(case)
                 drawn = hypothesis.given(operation.as_strategy(generation_mode=mode))(ask)
                 hypothesis.settings(
-                    max_examples=EXAMPLES.get(operation.path, USUAL),
+                    max_examples=max(8, EXAMPLES.get(operation.path, USUAL) // PART),
                     database=None,
                     deadline=None,
                     suppress_health_check=list(HealthCheck),
                     phases=[hypothesis.Phase.generate],
                     derandomize=True,
                 )(drawn)()
-    app.desk.close()
+    app.jobs.close()
     assert bad == []
     assert sum(seen.values()) >= LEAST, seen
     met = {path: seen[path, 200] for path in ("/fill", "/trace", "/score", "/tokenize", "/v1/completions")}
-    assert min(met.values()) > 10, met  # what is right is not refused for another reason
+    assert min(met.values()) > (10 if ALL else 3), met  # what is right is not refused for another reason
 
 
 async def call(app: Any, made: requests.PreparedRequest) -> tuple[int, bytes]:

@@ -13,29 +13,29 @@ from starlette.testclient import TestClient
 from unmask.model import Model
 from unmask.sampling.predictor import Query
 from unmask.server.app import make_app
-from unmask.server.jobs import Desk
+from unmask.server.jobs import Jobs
 from unmask.server.routes_openai import first_stop
 
 LENGTH = 80
 
 
 @pytest.fixture(scope="module")
-def slow(small: Model) -> Iterator[tuple[TestClient, Desk]]:
+def slow(small: Model) -> Iterator[tuple[TestClient, Jobs]]:
     """A server whose network takes its time, so that whoever listens is not far behind it."""
     wide = Model(denoiser=small.denoiser, tokenizer=small.tokenizer, objective=small.objective, length=LENGTH + 1)
     app = make_app(wide, name="small")
-    predictor = app.desk.engine.predictor
+    predictor = app.jobs.engine.predictor
 
     class Slow:
-        kind, left_to_right = predictor.kind, predictor.left_to_right
+        process, gives, left_to_right = predictor.process, predictor.gives, predictor.left_to_right
 
         def __call__(self, query: Query) -> Any:
             time.sleep(0.005)
             return predictor(query)
 
-    app.desk.engine.predictor = Slow()
+    app.jobs.engine.predictor = Slow()
     with TestClient(app, base_url="http://localhost") as client:
-        yield client, app.desk
+        yield client, app.jobs
 
 
 def written(client: TestClient, body: dict[str, Any]) -> list[tuple[str, str]]:
@@ -55,25 +55,25 @@ def written(client: TestClient, body: dict[str, Any]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_row_with_a_stop_is_not_written_on(slow: tuple[TestClient, Desk], stream: bool, n: int) -> None:
-    client, desk = slow
+def test_a_row_with_a_stop_is_not_written_on(slow: tuple[TestClient, Jobs], stream: bool, n: int) -> None:
+    client, jobs = slow
     body: dict[str, Any] = {"prompt": "a", "max_tokens": LENGTH, "n": n, "seed": 4, "sampler": "left_to_right"}
-    before = desk.metrics.rows.values[()]
+    before = jobs.metrics.value("unmask_row_steps_total")
     whole = written(client, body)
-    all_steps = desk.metrics.rows.values[()] - before
+    all_steps = jobs.metrics.value("unmask_row_steps_total") - before
     stop = whole[0][0][6:9]
     wanted = [(text[: text.index(stop)], "stop") if stop in text else (text, end) for text, end in whole]
-    before = desk.metrics.rows.values[()]
+    before = jobs.metrics.value("unmask_row_steps_total")
     assert written(client, {**body, "stop": [stop], "stream": stream}) == wanted
-    steps = desk.metrics.rows.values[()] - before
+    steps = jobs.metrics.value("unmask_row_steps_total") - before
     others = sum(len(text.encode()) + 1 for text, _ in wanted[1:])
     assert steps < min(all_steps, 10 + others + n * 20)
-    assert desk.engine.waiting == 0
+    assert jobs.engine.waiting == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("sampler", ["ancestral", "confidence", "block", "remdm"])
-def test_a_stop_cuts_the_same_text_in_any_order(slow: tuple[TestClient, Desk], sampler: str, stream: bool) -> None:
+def test_a_stop_cuts_the_same_text_in_any_order(slow: tuple[TestClient, Jobs], sampler: str, stream: bool) -> None:
     """Where what is written may be masked again, a stop ends nothing before the end."""
     client, _ = slow
     body: dict[str, Any] = {"prompt": "ab", "max_tokens": 24, "n": 2, "seed": 6, "sampler": sampler}

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from unmask import __version__
 from unmask.errors import UnmaskError, UsageError, did_you_mean
+from unmask.plugin_modules import FLAG, HELP, load_plugins, split_plugins
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -72,7 +73,8 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _dispatch(argv: list[str]) -> int:
+def _dispatch(words: list[str]) -> int:
+    argv, plugins = split_plugins(words)
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
@@ -82,6 +84,7 @@ def _dispatch(argv: list[str]) -> int:
     commands = _commands()
     if argv[0] not in commands:
         raise UsageError(f"unknown command {argv[0]!r}; {did_you_mean(argv[0], commands)}")
+    load_plugins(plugins)  # before the command lists what there is to choose from
     module = importlib.import_module(f"{__name__}.{commands[argv[0]]}")
     parser = Parser(
         prog=f"unmask {argv[0]}",
@@ -90,13 +93,13 @@ def _dispatch(argv: list[str]) -> int:
         allow_abbrev=False,
     )
     module.add_arguments(parser)
-    words, overrides = argv[1:], dict[str, str]()
+    rest, overrides = argv[1:], dict[str, str]()
     if getattr(module, "TAKES_OVERRIDES", False):
-        words, overrides = _split_overrides(words, parser)
-    # Texts may stand before and behind options.
+        rest, overrides = _split_overrides(rest, parser)
+    # Texts may stand before and after options.
     parse = parser.parse_intermixed_args if getattr(module, "TAKES_TEXTS", False) else parser.parse_args
-    args = parse(words)
-    args.overrides, args.words = overrides, argv
+    args = parse(rest)
+    args.overrides, args.words = overrides, words  # with the plug-ins, for the processes of --nproc
     try:
         code: int = module.run(args)
         sys.stdout.flush()
@@ -118,7 +121,7 @@ class Parser(argparse.ArgumentParser):
 
     def closest(self, option: str) -> str | None:
         """The option that a misspelled one is likely to be."""
-        options = [known for known in self._option_string_actions if known.startswith("--")]
+        options = [FLAG, *(known for known in self._option_string_actions if known.startswith("--"))]
         return next(iter(difflib.get_close_matches(option, options, n=1, cutoff=0.75)), None)
 
     def knows(self, option: str) -> bool:
@@ -142,7 +145,7 @@ def _overview() -> str:
         source = (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
         summary = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
         lines.append(f"  {command:<10} {summary}")
-    return "\n".join([*lines, "", "unmask COMMAND --help shows a command's options and an example."])
+    return "\n".join([*lines, "", "unmask COMMAND --help shows a command's options and an example.", HELP])
 
 
 def _split_overrides(words: list[str], parser: Parser) -> tuple[list[str], dict[str, str]]:

@@ -1,6 +1,7 @@
-"""Measure a model on a text: perplexity, nats per token, bits per byte, each with a 95% interval.
+"""Measure a model on a text: perplexity, nats per token, bits per byte, each with a 95% interval; or another metric.
 
-Diffusion models give an upper bound, autoregressive ones the exact value. The protocol is printed beside the numbers.
+Diffusion models give an upper bound (≤), autoregressive ones the exact value (=), other numbers are estimates (≈). The
+protocol is printed beside them. unmask plugins metrics lists what --metric may name.
 Without --data a training run is measured on what it has held out; --data is read as the run reads its own texts.
 
 Several processes (--nproc, or torchrun) share the batches and give the numbers that one process gives.
@@ -10,13 +11,14 @@ Example:
   unmask eval demo-model --data notes.txt --json
   unmask eval demo-model --data notes.txt --nproc 4
   unmask eval runs/pairs --data test.jsonl --field answer --prompt-field question
+  unmask eval demo-model --data notes.txt --metric '{"name": "masked_accuracy", "rate": 0.5}'
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
-import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,18 +30,21 @@ if TYPE_CHECKING:
     from unmask.corpora import Corpus
     from unmask.data.packing import Anchor, Policy, Rows
     from unmask.distributed.world import World
+    from unmask.evaluation.measurement import Measurement
+    from unmask.metrics import Metric
     from unmask.model import Model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _naming.add_model(parser)
     parser.add_argument("--data", help=f"{_reading.DATA} (default: what a run has held out)")
+    parser.add_argument("--metric", help="its name, or a JSON object with its name and options (default: perplexity)")
     parser.add_argument("--packing", choices=["wrap", "pad", "sentence"], help="default: as the model was trained")
     parser.add_argument("--length", type=int, help="row length in tokens (default: the model's window)")
     parser.add_argument("--max-rows", type=int, help="evaluate this many rows, spread evenly (default: all)")
-    parser.add_argument("--num-samples", type=int, default=4, help="draws of time and masks for each row (default 4)")
+    parser.add_argument("--num-samples", type=int, help="draws of time and masks for each row (default 4)")
     parser.add_argument("--estimator", help="count, time or T=<steps> (default: the objective's own)")
-    parser.add_argument("--batch", type=int, default=16, help="rows at a time (default 16)")
+    parser.add_argument("--batch", type=int, help="rows at a time (default 16)")
     parser.add_argument("--seed", type=int, default=0, help="of times and masks (default 0)")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
     _reading.add_arguments(parser)
@@ -60,20 +65,17 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     from unmask.cli._terminal import progress_bar
     from unmask.corpora.sources import existing
     from unmask.data.packing import reading_bar
-    from unmask.errors import UsageError, did_you_mean
-    from unmask.evaluation.evaluate import evaluate_rows
+    from unmask.errors import UsageError
+    from unmask.evaluation.evaluate import evaluate
     from unmask.model import load
 
-    for name in ("max_rows", "num_samples", "batch", "length"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    for flag in ("max_rows", "num_samples", "batch", "length"):
+        if (value := getattr(args, flag)) is not None and value < 1:
+            raise UsageError(f"--{flag.replace('_', '-')} must be at least 1, got {value}")
     if args.data is None and (options := _reading.given(args)):
         flag = f"--{min(options).replace('_', '-')}"
         raise UsageError(f"what a run held out is read as it was: leave out {flag}, or give --data")
-    if args.estimator is not None and not re.fullmatch(r"count|time|exact|T=[0-9]+", args.estimator):
-        known = ["count", "time", "exact", "T=1000"]
-        raise UsageError(f"unknown estimator {args.estimator!r}; {did_you_mean(args.estimator, known)}")
+    metric = _metric(args)
     if args.data is not None and args.data != "stdlib":
         existing(args.data)
     model = load(args.model, device=world.device)
@@ -86,59 +88,74 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     if length > model.length:
         raise UsageError(f"--length {length} is beyond the model's window of {model.length} tokens")
     with reading_bar() if world.first else nullcontext() as bar:
-        corpus, rows, measured = _measured_on(args, model, trained, packing, length, anchor, bar)
+        corpus, rows, name = _measured_on(args, model, trained, packing, length, anchor, bar)
     rows = rows.classed(model.labels) if model.denoiser.num_classes else rows
-    estimator = args.estimator or model.objective.estimator(model.denoiser)
+    about = {"data": name, "split": "all" if args.data is not None else "valid"}
+    about |= _reading.treatment(corpus, rows, model, trained)
     world.arm()
     with progress_bar("evaluate") if world.first else nullcontext() as progress:
-        bound = evaluate_rows(
-            model.denoiser,
-            model.objective,
-            rows,
-            seed=args.seed,
-            num_samples=args.num_samples,
-            max_rows=args.max_rows,
-            batch=args.batch,
-            estimator=estimator,
-            progress=progress,
-            world=world,
-        )
-    if not world.first:
-        return 0
-    exact = estimator == "exact"
-    protocol = {
-        "data": measured,
-        "corpus": rows.report.sentence(),
-        "rows": len(bound.tokens_B),
-        "packing": packing,
-        "anchor": anchor,
-        **_reading.treatment(corpus, rows, model, trained),
-        "length": length,
-        "estimator": estimator,
-        "draws_per_row": 1 if exact else args.num_samples,
-        "tokenizer": f"{type(model.tokenizer).__name__.lower()} of {model.tokenizer.num_ids} ids",
-        "seed": args.seed,
-        "kind": "exact" if exact else "upper bound",
-        # Diffusion sees where padding begins, so a padded row is bounded given its length; autoregression is not told.
-        "given": "row lengths" if not exact and packing != "wrap" else "nothing",
-    }
-    if args.json:
-        print(json.dumps(bound.summary() | {"protocol": protocol}))
-        return 0
-    numbers = bound.summary()
-    sign = "" if exact else "≤ "
-    for label, key in (("perplexity", "ppl"), ("nats/token", "nats_per_token"), ("bits/byte", "bits_per_byte")):
-        value, interval = numbers[key], numbers[f"{key}_ci95"]
-        spread = (
-            "no interval: a single draw"
-            if not isinstance(interval, list)
-            else "95% interval {:.4f} – {:.4f}".format(*interval)
-        )
-        print(f"{label:<11} {sign}{value:.4f}   {spread}" if value is not None else f"{label:<11} not finite")
-    print(f"tokens      {bound.tokens:,} in {len(bound.tokens_B):,} rows, {bound.num_bytes:,} bytes")
-    print("protocol    " + ", ".join(f"{k}={v}" for k, v in protocol.items() if k not in ("corpus", "rows")))
-    print(f"corpus      {protocol['corpus']}")
+        how: dict[str, Any] = {"seed": args.seed, "about": about, "world": world, "progress": progress}
+        measured = evaluate(model, rows, metric=metric, **how)
+    if world.first:
+        _print(measured, as_json=args.json)
     return 0
+
+
+def _metric(args: argparse.Namespace) -> Metric:
+    """The metric that --metric names, with the options that stand on the command line beside it."""
+    from unmask.errors import UsageError, did_you_mean
+    from unmask.evaluation.evaluate import make_metric
+    from unmask.metrics import room
+    from unmask.registry import fields_of
+
+    known = ["count", "time", "exact", "T=1000"]
+    if args.estimator not in known and difflib.get_close_matches(args.estimator or "", known[:3]):
+        raise UsageError(f"unknown estimator {args.estimator!r}; {did_you_mean(args.estimator, known)}")
+    named = args.metric or "perplexity"
+    try:
+        data = json.loads(named) if named.lstrip().startswith("{") else {"name": named}
+    except (ValueError, RecursionError) as e:
+        raise UsageError(f"--metric is not valid JSON: {e}") from None
+    name = data.pop("name", None)
+    if name not in room.names():
+        raise UsageError(f"--metric: unknown metric {str(name)[:40]!r}; {did_you_mean(str(name), room.names())}")
+    options = {field.name for field in fields_of(room.get(name))}
+    for flag in ("max_rows", "num_samples", "batch", "estimator"):
+        if (value := getattr(args, flag)) is None:
+            continue
+        if flag not in options:
+            raise UsageError(f"the metric {name} has no option --{flag.replace('_', '-')}: leave it out")
+        data[flag] = value
+    return make_metric(name, data)
+
+
+def _print(measured: Measurement, *, as_json: bool) -> None:
+    bound = measured.bound
+    if as_json:
+        likelihood = {} if bound is None else bound.summary()
+        print(json.dumps(likelihood | measured.summary()))
+        return
+    if bound is None:
+        print(measured)
+    else:
+        numbers = bound.summary()
+        for label, key in (("perplexity", "ppl"), ("nats/token", "nats_per_token"), ("bits/byte", "bits_per_byte")):
+            value, interval = numbers[key], numbers[f"{key}_ci95"]
+            spread = (
+                "no interval: a single draw"
+                if not isinstance(interval, list)
+                else "95% interval {:.4f} – {:.4f}".format(*interval)
+            )
+            line = (
+                f"{label:<11} {measured.sign} {value:.4f}   {spread}"
+                if value is not None
+                else f"{label:<11} not finite"
+            )
+            print(line)
+        print(f"tokens      {bound.tokens:,} in {len(bound.tokens_B):,} rows, {bound.num_bytes:,} bytes")
+    protocol = {k: v for k, v in measured.protocol.items() if k not in ("corpus", "rows", "metric")}
+    print("protocol    " + ", ".join(f"{k}={v}" for k, v in protocol.items()))
+    print(f"corpus      {measured.protocol['corpus']}")
 
 
 def _measured_on(

@@ -24,10 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="what clients call the model (default: the folder's name)")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
     parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], help="default fp32")
-    doors = parser.add_argument_group("doors")
-    doors.add_argument("--api-key-file", metavar="FILE", help="the key is the file's first line")
-    doors.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="a name this server goes by")
-    doors.add_argument("--allow-origin", action="append", default=[], metavar="URL", help="a site whose pages may call")
+    access = parser.add_argument_group("access")
+    access.add_argument("--api-key-file", metavar="FILE", help="the key is the file's first line")
+    access.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="a name this server goes by")
+    access.add_argument(
+        "--allow-origin", action="append", default=[], metavar="URL", help="a site whose pages may call"
+    )
     limits = parser.add_argument_group("limits")
     limits.add_argument("--max-batch", type=int, default=64, help="rows of one step (default 64)")
     limits.add_argument("--max-requests", type=int, default=128, help="at work at a time; more get 429 (default 128)")

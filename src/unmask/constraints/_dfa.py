@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unmask.constraints import MAX_STATES
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 
 
 @dataclass(frozen=True)
@@ -122,5 +122,7 @@ def explore(
                 row[byte] = target
         rows.append(row)
         if len(queue) > MAX_STATES:
-            raise UsageError(f"the constraint has more than {MAX_STATES} states: give fewer or shorter phrases")
+            raise UsageError(
+                "the constraint has more than {most} states: give fewer or shorter phrases", most=Public(MAX_STATES)
+            )
     return Dfa(np.stack(rows), np.array([accepts(state) for state in queue])).reduced()

@@ -13,7 +13,7 @@ from typing import Any
 
 from unmask.constraints._dfa import Dfa
 from unmask.constraints._nfa import ANYTHING, END, LAST_LINE, LINE, MAX_CODE, OTHER, START, WORD, Guard, Nfa, Ranges
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 
 _parser: Any = importlib.import_module("re._parser")
 _op: Any = importlib.import_module("re._constants")
@@ -46,7 +46,7 @@ def parsed(pattern: str) -> tuple[Any, int]:
             warnings.simplefilter("ignore")  # of what a later Python may read otherwise; this one's reading is meant
             tree = _parser.parse(pattern, re.ASCII)
     except (re.error, OverflowError, ValueError) as e:
-        raise Wrong(f"is no regular expression: {e}") from None
+        raise Wrong("is no regular expression: {reason}", reason=e) from None
     return tree, tree.state.flags
 
 
@@ -62,7 +62,7 @@ class Builder:
         total = 0
         for op, value in items:
             if op in _NAMES:
-                raise Wrong(f"has {_NAMES[op]}, which cannot be held: write it without")
+                raise Wrong("has {feature}, which cannot be held: write it without", feature=Public(_NAMES[op]))
             if op is _op.BRANCH:
                 total += 1 + sum(self.size(branch) for branch in value[1])
             elif op is _op.SUBPATTERN:
@@ -100,7 +100,10 @@ class Builder:
         elif op in (_op.MAX_REPEAT, _op.MIN_REPEAT):
             return self._repeat(value, here, flags)
         else:
-            raise Wrong(f"has {str(op).lower().replace('_', ' ')}, which is not known here: write it without")
+            raise Wrong(
+                "has {feature}, which is not known here: write it without",
+                feature=Public(str(op).lower().replace("_", " ")),
+            )
         return there
 
     def _repeat(self, value: Any, here: int, flags: int) -> int:

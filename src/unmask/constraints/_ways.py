@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 
 MAX_PAIRS = 1 << 19  # of states with a way between them
 _CELLS = 1 << 22  # states × classes that are sorted at a time
@@ -56,7 +56,9 @@ class Ways:
                 names.append(sets.setdefault(class_E[a:b].tobytes(), len(sets)))
             if len(names) > MAX_PAIRS:
                 raise UsageError(
-                    f"the constraint has more than {MAX_PAIRS} ways between its {S} states: use a simpler one"
+                    "the constraint has more than {most} ways between its {states} states: use a simpler one",
+                    most=Public(MAX_PAIRS),
+                    states=Public(S),
                 )
         pair_P = np.concatenate(pairs)
         size_U = np.array([0, *map(len, sets)], dtype=np.int64) // np.dtype(np.int32).itemsize

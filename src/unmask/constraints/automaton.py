@@ -14,7 +14,7 @@ from unmask.constraints._dfa import Dfa, reduce_states, same_columns
 from unmask.constraints._ways import Ways
 from unmask.constraints.cost import Cost
 from unmask.data.tokenizers import Tokenizer
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 
 MAX_CELLS = 1 << 26  # states × classes
 _BLOCK = 64  # states that walk through the vocabulary at a time
@@ -119,8 +119,9 @@ def join(dfa: Dfa, tokenizer: Tokenizer, *, over: str, may_end: bool) -> Automat
         raise UsageError("the constraint matches no text at all: check the pattern")
     if len(dfa.accept_S) > MAX_STATES:
         raise UsageError(
-            f"the constraint has {len(dfa.accept_S)} states, more than {MAX_STATES}: "
-            "use smaller counts, or [a-z] instead of \\w"
+            "the constraint has {states} states, more than {most}: use smaller counts, or [a-z] instead of \\w",
+            states=Public(len(dfa.accept_S)),
+            most=Public(MAX_STATES),
         )
     first, inside = tokenizer.spellings()
     # A text's first token may be spelled otherwise than one inside (no joining space): the start is a state of its own.
@@ -243,7 +244,9 @@ def _reached_pairs(
         rows.append(behind)
         pairs = np.concatenate([pairs, np.setdiff1d(behind, np.append(pairs, -1))])
         if len(pairs) > 8 * MAX_STATES:
-            raise UsageError(f"the constraints together have more than {8 * MAX_STATES} states: give fewer of them")
+            raise UsageError(
+                "the constraints together have more than {most} states: give fewer of them", most=Public(8 * MAX_STATES)
+            )
     behind = np.concatenate(rows)
     order = np.argsort(pairs)
     next_SC = np.where(behind < 0, -1, order[np.searchsorted(pairs[order], behind).clip(max=len(pairs) - 1)])
@@ -289,8 +292,10 @@ def check_size(num_states: int, num_classes: int) -> None:
     """Refuse what would take the memory of a network."""
     if num_states * num_classes > MAX_CELLS:
         raise UsageError(
-            f"the constraint has {num_states} states and {num_classes} kinds of tokens in this vocabulary, "
-            "which is too much: use smaller counts or classes"
+            "the constraint has {num_states} states and {num_classes} kinds of tokens in this vocabulary, "
+            "which is too much: use smaller counts or classes",
+            num_states=Public(num_states),
+            num_classes=Public(num_classes),
         )
 
 

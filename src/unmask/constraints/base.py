@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.registry import Room, check_fields
 
 if TYPE_CHECKING:
@@ -52,5 +52,7 @@ def _texts(name: str, given: Any) -> tuple[str, ...] | None:
         return None
     texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, typing.Iterable) else (None,)
     if not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"{name} must be a text or a list of texts, got {str(given)[:40]!r}")
+        raise UsageError(
+            "{name} must be a text or a list of texts, got {value!r}", name=Public(name), value=str(given)[:40]
+        )
     return texts

@@ -13,13 +13,12 @@ from unmask.constraints import Constraint
 from unmask.constraints._dfa import Dfa
 from unmask.constraints._distinct import MAX_VALUES, different, distinct
 from unmask.constraints._numbers import integers, numbers
-from unmask.constraints._schema_check import BOUNDS, FORMATS, HELD, NOTES, ONE_OF, check, types_of
+from unmask.constraints._schema_check import BOUNDS, FORMATS, HELD, NOTES, check, schema_path, types_of
 from unmask.constraints.automaton import Automaton, join
 from unmask.constraints.regex import regex_dfa, spliced_dfa
 from unmask.data.tokenizers import Tokenizer
-from unmask.errors import MissingExtraError, UnmaskError, UsageError
+from unmask.errors import MissingExtraError, Public, UnmaskError, UsageError
 
-WORDS = frozenset({*NOTES, *ONE_OF, *FORMATS, *HELD}.union(*HELD.values()))  # of a schema's own language
 _STANDS_FOR = range(0xF0000, 0x100000)  # characters of nobody's language: each for a part that we spell ourselves
 
 
@@ -40,7 +39,7 @@ class JsonSchema(Constraint):
         try:
             object.__setattr__(self, "schema", json.dumps(self.schema, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as e:
-            raise UsageError(f"the schema cannot be written as JSON: {e}") from None
+            raise UsageError("the schema cannot be written as JSON: {reason}", reason=e) from None
 
     @classmethod
     def of(cls, schema: Mapping[str, Any], **options: Any) -> JsonSchema:
@@ -70,7 +69,7 @@ def schema_dfa(schema: str) -> Dfa:
         if isinstance(e, UnmaskError) or not (isinstance(e, Exception) or type(e).__name__ == "PanicException"):
             raise
         reason = (str(e).strip() or type(e).__name__).splitlines()[0]
-        raise UsageError(f"the schema cannot be held: {reason[:120]}") from None
+        raise UsageError("the schema cannot be held: {reason}", reason=reason[:120]) from None
     for character in spelling.bare:
         pattern = pattern.replace(f'"{character}"', character)
     return spliced_dfa(pattern, spelling.parts, name="schema")
@@ -80,7 +79,7 @@ def _loaded(schema: str) -> Any:
     try:
         return json.loads(schema, parse_constant=_not_finite, parse_float=_finite)
     except ValueError as e:
-        raise UsageError(f"the schema is not valid JSON: {e}") from None
+        raise UsageError("the schema is not valid JSON: {reason}", reason=e) from None
 
 
 def _finite(spelled: str) -> float:
@@ -162,7 +161,12 @@ def _bounded(data: dict[str, Any], kind: str, where: str) -> Dfa:
     else:
         found = numbers(least, most, above=above, below=below)
     if found is None:
-        raise UsageError(f"{where}: no {kind} meets {' and '.join(bounds)}")
+        raise UsageError(
+            "{where}: no {kind} meets {bounds}",
+            where=schema_path(where),
+            kind=Public(kind),
+            bounds=Public(" and ".join(bounds)),
+        )
     return found
 
 
@@ -172,10 +176,18 @@ def _unique(data: dict[str, Any], where: str) -> Dfa:
     values = items.get("enum") or ([items["const"]] if "const" in items else None)
     values = values or (known.get(items.get("type")) if isinstance(items.get("type"), str) else None)
     if values is None or len(values := different(values)) > MAX_VALUES:
-        raise UsageError(f"{where}: uniqueItems of array is held for an enum of up to {MAX_VALUES} values under items")
+        raise UsageError(
+            "{where}: uniqueItems of array is held for an enum of up to {most} values under items",
+            where=schema_path(where),
+            most=Public(MAX_VALUES),
+        )
     least, most = int(data.get("minItems", 0)), int(data.get("maxItems", len(values)))
     if least > len(values):
-        raise UsageError(f"{where}: uniqueItems leaves {len(values)} items at most, minItems asks for more")
+        raise UsageError(
+            "{where}: uniqueItems leaves {most} items at most, minItems asks for more",
+            where=schema_path(where),
+            most=Public(len(values)),
+        )
     return distinct(values, least, min(most, len(values)))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from unmask.constraints import MAX_STATES, Constraint
 from unmask.constraints.automaton import Automaton, count_tokens
 from unmask.data.tokenizers import Tokenizer
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,10 @@ class Length(Constraint):
         super().__post_init__()
         if not 0 <= self.least <= (MAX_STATES if self.most is None else self.most) <= MAX_STATES:
             raise UsageError(
-                f"a length in tokens needs 0 <= least <= most <= {MAX_STATES}, got {self.least} to {self.most}"
+                "a length in tokens needs 0 <= least <= most <= {most}, got {least} to {got}",
+                most=Public(MAX_STATES),
+                least=self.least,
+                got=self.most,
             )
 
     def automaton(self, tokenizer: Tokenizer, *, may_end: bool = True) -> Automaton:

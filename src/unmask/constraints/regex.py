@@ -12,7 +12,7 @@ from unmask.constraints._nfa import TooLarge
 from unmask.constraints._pattern import Builder, Wrong, parsed
 from unmask.constraints.automaton import Automaton, join
 from unmask.data.tokenizers import Tokenizer
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 
 MAX_SIZE = 20_000  # characters in a pattern, repeats written out
 MAX_BUILT = 10 * MAX_STATES  # states before those that do the same are joined: fewer may become few enough
@@ -46,21 +46,27 @@ def regex_dfa(pattern: str) -> Dfa:
 
 def spliced_dfa(pattern: str, splices: Mapping[str, Dfa], *, name: str = "pattern") -> Dfa:
     """The same; a character that is a key stands for all that its automaton accepts."""
-    shown = f"the pattern {(pattern if len(pattern) <= 60 else pattern[:57] + '...')!r}"
-    shown = shown if name == "pattern" else f"the {name}"
+    subject = Public(f"the {name}")
+    if name == "pattern":
+        spelled = repr(pattern if len(pattern) <= 60 else pattern[:57] + "...")
+        subject = Public(f"the pattern {spelled}", "the pattern '…'")
     try:
         tree, flags = parsed(pattern)
         builder = Builder(splices)
         if builder.size(tree) > MAX_SIZE:
-            raise Wrong(f"asks for more than {MAX_SIZE} characters: use smaller counts")
+            raise Wrong("asks for more than {most} characters: use smaller counts", most=Public(MAX_SIZE))
         builder.nfa.go(builder.sequence(tree, 0, flags), builder.nfa.final)
         dfa = builder.nfa.determinised(max_states=MAX_BUILT, max_steps=MAX_STEPS)
     except Wrong as e:
-        raise UsageError(f"{shown} {e}") from None
+        raise UsageError("{subject} {reason}", subject=subject, reason=e) from None
     except RecursionError:
-        raise UsageError(f"{shown} is nested too deeply: use fewer groups inside each other") from None
+        raise UsageError(
+            "{subject} is nested too deeply: use fewer groups inside each other", subject=subject
+        ) from None
     except TooLarge:
-        raise UsageError(f"{shown} has too many states: use smaller counts, or fewer choices before them") from None
+        raise UsageError(
+            "{subject} has too many states: use smaller counts, or fewer choices before them", subject=subject
+        ) from None
     if not dfa.accept_S.any():
-        raise UsageError(f"{shown} matches no text at all")
+        raise UsageError("{subject} matches no text at all", subject=subject)
     return dfa

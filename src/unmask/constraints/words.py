@@ -35,7 +35,9 @@ class Words(Constraint):
             raise UsageError("give words to allow or words to forbid")
         for word in (*(self.allow or ()), *self.forbid):
             if not WORD.fullmatch(word):
-                raise UsageError(f"{word!r} is not one word of letters, digits and underscores: use a pattern for it")
+                raise UsageError(
+                    "{word!r} is not one word of letters, digits and underscores: use a pattern for it", word=word
+                )
 
     def automaton(self, tokenizer: Tokenizer, *, may_end: bool = True) -> Automaton:
         forbid = {self._fold(word) for word in self.forbid}

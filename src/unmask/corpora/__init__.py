@@ -13,3 +13,7 @@ from unmask.corpora.base import room as room
 
 def __getattr__(name: str) -> Any:
     return room.attribute(name)
+
+
+def __dir__() -> list[str]:
+    return room.attributes()

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from unmask.corpora import Corpus
 from unmask.data.tokenizers import EOT_TEXT, MASK_TEXT, Span, Tokenizer, lone_surrogate
-from unmask.errors import DataError, ModelFolderError, UnmaskError
+from unmask.errors import DataError, ModelFolderError, Public, UnmaskError
 
 # The file format has no room for "which id is the mask", so the roles are told by known spellings, best first.
 # The last of mask and end of text is for vocabularies in which all the others are ordinary words.
@@ -177,7 +177,8 @@ class Subwords(Tokenizer):
                 if role in ids:
                     spelling = self._inner.id_to_token(role)
                     raise DataError(
-                        f"the text spells {spelling}, which this vocabulary reserves; remove it or use bytes"
+                        "the text spells {spelling}, which this vocabulary reserves; remove it or use bytes",
+                        spelling=Public(spelling),
                     )
         return encodings
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unmask.corpora import Corpus
-from unmask.errors import DataError, MissingExtraError, ModelFolderError, UsageError, did_you_mean
+from unmask.errors import DataError, MissingExtraError, ModelFolderError, Public, UsageError, did_you_mean
 from unmask.storage.untrusted import parse_json, read_text
 
 MASK_TEXT = "[MASK]"  # how a mask is shown to people, whatever its spelling in the vocabulary
@@ -74,7 +74,10 @@ class Tokenizer(ABC):
         >>> first[104], inside[257]
         (b'h', None)
         """
-        raise UsageError(f"the tokenizer {type(self).__name__} does not tell how its ids are spelled: no constraints")
+        raise UsageError(
+            "the tokenizer {tokenizer} does not tell how its ids are spelled: no constraints",
+            tokenizer=Public(type(self).__name__),
+        )
 
     def never_ids(self) -> list[int]:
         """Ids a model must never generate, besides the mask: padding, unknown, start-of-text and the like."""
@@ -149,8 +152,10 @@ class Chars(Tokenizer):
         strange = self._STRANGE.search(text)
         if strange:
             raise DataError(
-                f"the tokenizer chars knows only space and a-z, the text has {strange[0]!r} at position "
-                f"{strange.start()}; lower-case and clean the text, or use the tokenizer bytes"
+                "the tokenizer chars knows only space and a-z, the text has {character!r} at position {position}; "
+                "lower-case and clean the text, or use the tokenizer bytes",
+                character=strange[0],
+                position=Public(strange.start()),
             )
         codes = np.frombuffer(text.encode("ascii"), dtype=np.uint8).astype(np.int64)
         return np.where(codes == ord(" "), 0, codes - ord("a") + 1)
@@ -261,7 +266,11 @@ def _utf8(text: str) -> bytes:
 
 def lone_surrogate(text: str, at: int) -> DataError:
     """What to say of a text that no UTF-8 file can hold."""
-    return DataError(f"the text has half a character (U+{ord(text[at]):04X}) at position {at}; remove or repair it")
+    return DataError(
+        "the text has half a character (U+{code:04X}) at position {position}; remove or repair it",
+        code=ord(text[at]),
+        position=Public(at),
+    )
 
 
 def _one_byte_each(ids: NDArray[np.int64]) -> Span:

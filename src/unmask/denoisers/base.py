@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
+from unmask.errors import UsageError
 from unmask.registry import Room
 
 if TYPE_CHECKING:
     from unmask.denoisers.network import Network
 
-room = Room("unmask.denoisers", base="Denoiser", helpers=("network", "ragged"))
+room = Room("unmask.denoisers", base="Denoiser", helpers=("network", "flat_rows", "ragged"))
 
 
 class Denoiser(ABC):
@@ -31,3 +32,15 @@ class Denoiser(ABC):
     @abstractmethod
     def build(self, *, num_ids: int, mask_id: int) -> Network:
         """The module, freshly initialised, for a vocabulary of `num_ids` ids, the mask among them."""
+
+    def describe(self, network: Network) -> None:
+        """Refuse what `build` returned where it cannot be trained and saved, and let it carry this description."""
+        from unmask.denoisers.network import Network
+
+        made: object = network
+        if not isinstance(made, Network):
+            raise UsageError(f"{type(self).__name__}.build returned {type(made).__name__}, which is no Network")
+        for name in ("num_ids", "mask_id"):
+            if not isinstance(getattr(made, name, None), int):
+                raise UsageError(f"the network of {type(self).__name__} has no {name}: set it where it is made")
+        made.config = self  # type: ignore[assignment]

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from unmask.errors import UsageError
+from unmask.evaluation.measurement import SIGN, ratio_error, student_975
 from unmask.objectives.base import Kind
 
 
 @dataclass(frozen=True)
+class TokenNats:
+    """One token of a scored text, and the nats that it adds to the bound in the mean over the draws."""
+
+    text: str
+    nats: float
+
+    def __repr__(self) -> str:
+        return f"{self.text!r}: {self.nats:.3f}"
+
+
+@dataclass(frozen=True, repr=False)
 class Bound:
     """Upper bounds of -log p in nats, one row a sequence and one column an independent draw of times and masks.
 
@@ -25,10 +39,33 @@ class Bound:
     tokens_B: Tensor
     num_bytes: int | None = None  # of the tokens' text, where it is known
     kind: Kind = "upper bound"  # or exact: a likelihood, of which nothing was drawn; or pseudo: no bound
+    explained: Callable[[], list[list[TokenNats]]] | None = field(default=None, compare=False)  # see `explain`
+
+    def __repr__(self) -> str:
+        sign, rows = SIGN[self.kind], len(self.tokens_B)
+        number = (
+            f"{self.nats_per_token:.4f} nats per token, perplexity {sign} {self.ppl:.4g}" if self.tokens else "none"
+        )
+        return (
+            f"Bound({sign} {number}; {self.tokens:,} tokens in {rows:,} rows, {self.draws_BS.shape[1]} estimates each)"
+        )
 
     @property
     def exact(self) -> bool:
         return self.kind == "exact"
+
+    def explain(self) -> list[list[TokenNats]]:
+        """Which token the nats come from: for each text its scored tokens, whose nats add up to `nats_B`.
+
+        The draws of the bound are made again, the same ones, and their mean is taken token by token: a token that was
+        never masked has 0. Bounds of `Model.score` can be explained.
+
+        >>> model.score("import os").explain()[0][:2]  # doctest: +SKIP
+        ['i': 3.110, 'm': 0.412]
+        """
+        if self.explained is None:
+            raise UsageError("this bound does not know its texts: Model.score gives one that explains itself")
+        return self.explained()
 
     @property
     def nats_B(self) -> Tensor:
@@ -63,20 +100,18 @@ class Bound:
         error, which is NaN then.
         """
         rows, columns = self.draws_BS.shape
-        if rows > 1:  # the ratio estimator's error: sequences that hold more tokens weigh more
-            residual_B = self.nats_B.double() - self.nats_per_token * self.tokens_B.double()
-            variance = float(residual_B.square().sum()) * rows / (rows - 1)
-        elif self.exact:
-            variance = 0.0
-        else:
-            variance = float(self.draws_BS.double().var()) / columns if columns > 1 else math.nan
+        if rows > 1:
+            return ratio_error(self.nats_B, self.tokens_B)
+        if self.exact:
+            return 0.0
+        variance = float(self.draws_BS.double().var()) / columns if columns > 1 else math.nan
         return math.sqrt(variance) / self.tokens
 
     @property
     def ci95(self) -> tuple[float, float]:
         """A 95% interval of nats per token over sequences and times."""
         rows, columns = self.draws_BS.shape
-        half = _student_975(max(rows, 1 if rows > 1 else columns) - 1) * self.standard_error
+        half = student_975(max(rows, 1 if rows > 1 else columns) - 1) * self.standard_error
         return self.nats_per_token - half, self.nats_per_token + half
 
     def summary(self) -> dict[str, float | int | list[float] | None]:
@@ -120,12 +155,3 @@ def _exp(x: float) -> float:
 def _finite(lo: float, hi: float) -> list[float] | None:
     """An interval for JSON, which has neither NaN nor infinity."""
     return [lo, hi] if math.isfinite(lo) and math.isfinite(hi) else None
-
-
-def _student_975(freedom: int) -> float:
-    """The 97.5% point of Student's t: exact for 1 and 2, the Cornish–Fisher expansion above (within 1% from 3 on)."""
-    if freedom <= 2:
-        return (12.706, 12.706, 4.303)[max(freedom, 0)]
-    z, v = 1.959964, float(freedom)
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2) + third / v**3

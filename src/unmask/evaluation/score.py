@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from unmask.errors import UsageError
-from unmask.evaluation.bound import Bound, join
+from unmask.errors import Public, UsageError
+from unmask.evaluation.bound import Bound, TokenNats, join
+from unmask.evaluation.explain import mean_position_nats
 from unmask.text.arguments import check_texts, check_whole
 
 if TYPE_CHECKING:
@@ -55,13 +57,13 @@ def score(
             rows.append(row)
             owner.append(i)
             given.append(len(head or ()))
-    parts = []
+    how: dict[str, Any] = {"seed": seed, "num_samples": num_samples, "estimator": estimator}
+    batches: list[tuple[int, Canvas, Tensor]] = []
     for lo in range(0, len(rows), BATCH):
         some = slice(lo, lo + BATCH)
         canvas = model.canvas(rows[some], may_end=True, label=[each[i] for i in owner[some]])
-        how: dict[str, Any] = {"seed": seed, "num_samples": num_samples, "estimator": estimator}
-        parts.append(model._bound(canvas, _scored(canvas, given[some]), first_row=lo, **how))
-    windows = join(parts)
+        batches.append((lo, canvas, _scored(canvas, given[some])))
+    windows = join([model._bound(canvas, scored_BL, first_row=lo, **how) for lo, canvas, scored_BL in batches])
     owner_B = torch.tensor(owner)
     draws_BS = torch.zeros(len(texts), windows.draws_BS.shape[1], dtype=windows.draws_BS.dtype)
     return Bound(
@@ -69,7 +71,30 @@ def score(
         tokens_B=torch.zeros(len(texts), dtype=torch.long).index_add(0, owner_B, windows.tokens_B),
         num_bytes=sum(len(t.encode()) for t in texts),
         kind=windows.kind,
+        explained=partial(_explained, model, batches, owner, how),
     )
+
+
+def _explained(
+    model: Model, batches: list[tuple[int, Canvas, Tensor]], owner: list[int], how: dict[str, Any]
+) -> list[list[TokenNats]]:
+    """The scored tokens of each text with their nats, its windows one after the other."""
+    texts: list[list[TokenNats]] = [[] for _ in range(max(owner) + 1)]
+    for lo, canvas, scored_BL in batches:
+        nats_BL = mean_position_nats(
+            model.objective,
+            model.denoiser,
+            canvas.tokens,
+            canvas.valid_BL,
+            scored_BL=scored_BL,
+            label_B=canvas.label_B,
+            first_row=lo,
+            **how,
+        )
+        for row, (tokens_L, nats_L, scored_L) in enumerate(zip(canvas.tokens, nats_BL, scored_BL, strict=True)):
+            for token, nats in zip(tokens_L[scored_L].tolist(), nats_L[scored_L.cpu()].tolist(), strict=True):
+                texts[owner[lo + row]].append(TokenNats(model.tokenizer.token_text(token), nats))
+    return texts
 
 
 def _heads(
@@ -80,7 +105,11 @@ def _heads(
         return [None] * num if model.anchor == "none" else [list(model.begin)] * num
     prompts = [prompts] * num if isinstance(prompts, str) else list(prompts)
     if len(prompts) != num:
-        raise UsageError(f"{len(prompts)} prompts for {num} texts: give one for all, or one for each")
+        raise UsageError(
+            "{prompts} prompts for {num} texts: give one for all, or one for each",
+            prompts=Public(len(prompts)),
+            num=Public(num),
+        )
     end = model.separator if separator is None else separator
     return [[*model.begin, *ids] for ids in model.tokenizer.encode_batch([prompt + end for prompt in prompts])]
 
@@ -100,7 +129,9 @@ def _windows(model: Model, text: str, head: list[int] | None) -> list[list[int]]
     room = model.length - len(head) - len(model.end)
     if room < 1:
         raise UsageError(
-            f"the prompt takes {len(head)} tokens, the model's window holds {model.length}: give a shorter prompt"
+            "the prompt takes {tokens} tokens, the model's window holds {window}: give a shorter prompt",
+            tokens=Public(len(head)),
+            window=Public(model.length),
         )
     return [[*head, *ids[lo : lo + room], *model.end] for lo in range(0, len(ids), room)]
 

@@ -14,3 +14,7 @@ def __getattr__(name: str) -> Any:
 
         return LearnedNoise
     return room.attribute(name)
+
+
+def __dir__() -> list[str]:
+    return room.attributes()

@@ -21,7 +21,11 @@ class Geometric(SigmaNoise):
 
     def __post_init__(self) -> None:
         if not 0 < self.sigma_min < self.sigma_max:
-            raise UsageError(f"geometric noise needs 0 < sigma_min < sigma_max, got {self.sigma_min}, {self.sigma_max}")
+            raise UsageError(
+                "geometric noise needs 0 < sigma_min < sigma_max, got {sigma_min}, {sigma_max}",
+                sigma_min=self.sigma_min,
+                sigma_max=self.sigma_max,
+            )
 
     def rise(self, t: Tensor) -> Tensor:
         return self.sigma_min * torch.expm1(t * math.log(self.sigma_max / self.sigma_min))

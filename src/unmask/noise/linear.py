@@ -21,7 +21,9 @@ class Linear(SigmaNoise):
     def __post_init__(self) -> None:
         if not 0 <= self.sigma_min < self.sigma_max:
             raise UsageError(
-                f"linear noise needs 0 <= sigma_min < sigma_max, got {self.sigma_min} and {self.sigma_max}"
+                "linear noise needs 0 <= sigma_min < sigma_max, got {sigma_min} and {sigma_max}",
+                sigma_min=self.sigma_min,
+                sigma_max=self.sigma_max,
             )
 
     def rise(self, t: Tensor) -> Tensor:

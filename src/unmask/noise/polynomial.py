@@ -18,7 +18,7 @@ class Polynomial(Noise):
 
     def __post_init__(self) -> None:
         if not self.power > 0:
-            raise UsageError(f"polynomial noise needs power > 0, got {self.power}")
+            raise UsageError("polynomial noise needs power > 0, got {power}", power=self.power)
 
     def alpha(self, t: Tensor) -> Tensor:
         return 1 - t**self.power

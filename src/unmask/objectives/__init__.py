@@ -10,3 +10,7 @@ from unmask.objectives.base import room as room
 
 def __getattr__(name: str) -> Any:
     return room.attribute(name)
+
+
+def __dir__() -> list[str]:
+    return room.attributes()

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -154,7 +154,7 @@ class MDLM(Objective):
         flat_N = noised.masked_BL.flatten().nonzero().squeeze(1)  # counted where the batch is: on the host, in training
         row_N = flat_N // batch.x_BL.shape[1]
         device = denoiser.device_for(batch.x_BL)
-        given = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
+        given: dict[str, Any] = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
         h_ND = vectors_at(denoiser, noised.z_BL, noised.level_B, flat_N, **given)
         weight_N = noised.weight_B.to(row_N.device)[row_N]  # of a learned schedule it lies on the device
         x_N, weight_N, row_N = (put(t, device) for t in (batch.x_BL.flatten()[flat_N], weight_N, row_N))
@@ -180,7 +180,7 @@ class MDLM(Objective):
         """Without carry-over: -log x_theta(x, t=0)[x] at every scored position of the clean row."""
         flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)
         clean_B = torch.zeros_like(batch.time_B)
-        given = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
+        given: dict[str, Any] = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
         h_ND = vectors_at(denoiser, batch.x_BL, clean_B, flat_N, **given)
         x_N = put(batch.x_BL.flatten()[flat_N], h_ND.device)
         return h_ND, cross_entropy(x_N, denoiser.mask_id, self.zero_masking)
@@ -258,7 +258,7 @@ class MDLM(Objective):
         from unmask.samplers.ancestral import Ancestral
         from unmask.samplers.posterior import Posterior
 
-        return Ancestral(noise=self.noise) if self.zero_masking else Posterior(noise=self.noise)
+        return Ancestral() if self.zero_masking else Posterior()
 
 
 def _sorted(u_BL: Tensor) -> Tensor:

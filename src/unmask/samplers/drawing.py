@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unmask.data.batch import DRAW_TOKEN
-from unmask.errors import NonFiniteError, UsageError
+from unmask.errors import NonFiniteError, Public, UsageError
 from unmask.registry import check_fields
 from unmask.rng import categorical, uniform
 
@@ -38,13 +38,13 @@ class Drawing:
         for name in ("temperature", "temperature_end"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
-                raise UsageError(f"{name} must be 0 or more, got {value}")
+                raise UsageError("{name} must be 0 or more, got {value}", name=Public(name), value=value)
         if not 0 <= self.sure <= 1:
-            raise UsageError(f"sure is a probability in [0, 1], got {self.sure}")
+            raise UsageError("sure is a probability in [0, 1], got {sure}", sure=self.sure)
         if self.top_k < 0:
-            raise UsageError(f"top_k must be 0 (off) or more, got {self.top_k}")
+            raise UsageError("top_k must be 0 (off) or more, got {top_k}", top_k=self.top_k)
         if not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p must lie in (0, 1], got {self.top_p}")
+            raise UsageError("top_p must lie in (0, 1], got {top_p}", top_p=self.top_p)
 
     def draw_tokens(
         self,

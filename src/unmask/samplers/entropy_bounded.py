@@ -29,7 +29,7 @@ class EntropyBounded(CappedSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.gamma >= 0 or math.isnan(self.gamma):
-            raise UsageError(f"gamma is a bound in nats, 0 or more; got {self.gamma}")
+            raise UsageError("gamma is a bound in nats, 0 or more; got {gamma}", gamma=self.gamma)
 
     def score(self, log_p_NI: Tensor) -> Tensor:
         return -entropy(log_p_NI)

@@ -28,7 +28,7 @@ class Threshold(CappedSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.threshold <= 1:
-            raise UsageError(f"threshold is a probability in [0, 1], got {self.threshold}")
+            raise UsageError("threshold is a probability in [0, 1], got {threshold}", threshold=self.threshold)
 
     def score(self, log_p_NI: Tensor) -> Tensor:
         return log_p_NI.amax(dim=-1)

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from unmask.denoisers.network import KVCache, Network
+from unmask.denoisers.network import Cache, Network, read_on
 from unmask.objectives.terms import subs_log_probs
 from unmask.processes.base import Process
 
@@ -94,7 +94,7 @@ class XTheta:
 
 
 class NextToken:
-    """log p(x_l | x_<l) [N, I] from a causal network with a key-value cache; rows move in lockstep.
+    """log p(x_l | x_<l) [N, I] from a causal network, with its cache where it has one; rows move in lockstep.
 
     Made anew for each generation: it remembers how far the cache reaches.
     """
@@ -105,14 +105,17 @@ class NextToken:
 
     def __init__(self, denoiser: Network) -> None:
         self.denoiser = denoiser
-        self.cache = KVCache()
+        self.cache: Cache | None = None
+        self.length = 0  # positions that the cache holds
 
     @torch.no_grad()
     def __call__(self, query: Query) -> Tensor:
         if not query.writes:  # all is there already: one reading answers every position
             h_RKD = self.denoiser.trunk(query.z_RL, valid_BL=query.valid_RL, at_BK=query.at_RK)
             return subs_log_probs(self.denoiser.head(h_RKD[query.wanted_RK]), self.denoiser.mask_id)
-        self.cache.stop = query.reach
-        h_BD = self.denoiser.trunk(query.tokens_BL, cache=self.cache)[:, -1]
+        if self.length == 0:
+            self.cache = self.denoiser.new_cache(*query.tokens_BL.shape)
+        h_BD = read_on(self.denoiser, query.tokens_BL, self.cache, self.length, query.reach)
+        self.length = query.reach
         h_RD = h_BD if query.rows_R is None else h_BD[query.rows_R]
         return subs_log_probs(self.denoiser.head(h_RD), self.denoiser.mask_id)

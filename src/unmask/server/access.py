@@ -1,4 +1,4 @@
-"""What stands before every route: who may come in, from where, and with how much."""
+"""The middleware before every route: hosts, origins and keys that are allowed, and how large a body may be."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from unmask.server.errors import Refused, internal, parse_json
-from unmask.server.jobs import Desk
+from unmask.server.errors import HTTPError, internal, parse_json
+from unmask.server.jobs import Jobs
 from unmask.server.limits import MAX_BODY
 from unmask.server.sign_in import SIGN_IN, SIGN_IN_HEADERS, is_opened, is_page
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 OPEN = "/health"  # the one route that needs no key
 COOKIE = "unmask-page"
+PARSED = "unmask.parsed"  # the key of a scope under which its body is, as data
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -55,8 +56,8 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doors:
-    """Who may come in. hosts: names that a Host header may say besides this machine's own. any_address: also every bare
+class Access:
+    """Who may call. hosts: names that a Host header may have besides this machine's own. any_address: also every bare
     address, which no foreign name can be made to point to. origins: pages of other sites that may call.
 
     A browser sends no header with what a page is made of. So whoever has opened the page with the key gets a cookie, a
@@ -70,27 +71,27 @@ class Doors:
     cookie: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
 
     def check(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-        """Raise Refused, or say which foreign origin is welcome."""
-        found: dict[str, list[str]] = {}
+        """Raise HTTPError, or return the foreign origin that may read the answer."""
+        fields: dict[str, list[str]] = {}
         for name, value in headers:
-            found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1").strip())
-        host = found.get("host", [])
+            fields.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1").strip())
+        host = fields.get("host", [])
         if len(host) != 1 or not self._knows(host[0]):
-            raise Refused(421, "this server does not go by that name: see --allow-host", "unknown_host")
-        origin = found.get("origin", [])
+            raise HTTPError(421, "this server does not go by that name: see --allow-host", "unknown_host")
+        origin = fields.get("origin", [])
         foreign = None
         if origin and not (len(origin) == 1 and _same(origin[0], host[0])):
             if len(origin) > 1 or origin[0].lower() not in self.origins:
-                raise Refused(403, "pages of other sites may not call this server: see --allow-origin", "origin")
+                raise HTTPError(403, "pages of other sites may not call this server: see --allow-origin", "origin")
             foreign = origin[0]
         preflight = method == "OPTIONS" and foreign is not None  # carries no key and learns nothing
-        reads = method in ("GET", "HEAD")  # whatever else may bring a body, which is read behind these doors
-        if (path == OPEN and reads) or preflight or self._has_key(found.get("authorization", [])):
+        reads = method in ("GET", "HEAD")  # whatever else may bring a body, which is read after this check
+        if (path == OPEN and reads) or preflight or self._has_key(fields.get("authorization", [])):
             return foreign
-        if not (is_page(path) and reads and self._has_cookie(found.get("cookie", []))):
+        if not (is_page(path) and reads and self._has_cookie(fields.get("cookie", []))):
             # No browser has a dialog of its own for this kind: who opens a page gets ours, see sign_in.py.
             ask = {"www-authenticate": 'Bearer realm="unmask"'}
-            raise Refused(401, "an API key is needed: send it as Authorization: Bearer KEY", "no_key", ask)
+            raise HTTPError(401, "an API key is needed: send it as Authorization: Bearer KEY", "no_key", ask)
         return foreign
 
     def _knows(self, host: str) -> bool:
@@ -105,25 +106,25 @@ class Doors:
             return False
         return self.any_address
 
-    def _has_key(self, given: list[str]) -> bool:
+    def _has_key(self, headers: list[str]) -> bool:
         if self.key is None:
             return True
-        offered = _offered(given[0]) if len(given) == 1 else ""
+        offered = _offered(headers[0]) if len(headers) == 1 else ""
         return _equal(offered, self.key)
 
-    def _has_cookie(self, given: list[str]) -> bool:
-        pairs = [pair.strip().partition("=") for line in given for pair in line.split(";")]
+    def _has_cookie(self, headers: list[str]) -> bool:
+        pairs = [pair.strip().partition("=") for line in headers for pair in line.split(";")]
         return any(name == COOKIE and _equal(value, self.cookie) for name, _, value in pairs)
 
 
-def _offered(given: str) -> str:
-    kind, _, value = given.partition(" ")
+def _offered(header: str) -> str:
+    kind, _, value = header.partition(" ")
     return value.strip() if kind.lower() == "bearer" else ""
 
 
-def _equal(given: str, wanted: str) -> bool:
+def _equal(offered: str, wanted: str) -> bool:
     # Of equal length whatever was sent, so that the time of the comparison tells nothing.
-    return hmac.compare_digest(_digest(given), _digest(wanted))
+    return hmac.compare_digest(_digest(offered), _digest(wanted))
 
 
 def _digest(text: str) -> bytes:
@@ -166,12 +167,12 @@ def _same(origin: str, host: str) -> bool:
     return parts.hostname == _name(host) and (port or default) == int(mine or default)
 
 
-class Gate:
-    """The middleware: headers and key first, then the body, read whole within its limits, then the app."""
+class AccessMiddleware:
+    """Headers and key first, then the body, read whole within its limits and parsed, then the app."""
 
-    def __init__(self, app: ASGIApp, *, desk: Desk, doors: Doors) -> None:
-        self.app, self.desk, self.doors = app, desk, doors
-        self.limits, self.metrics = desk.limits, desk.metrics
+    def __init__(self, app: ASGIApp, *, jobs: Jobs, access: Access) -> None:
+        self.app, self.jobs, self.access = app, jobs, access
+        self.limits, self.metrics = jobs.limits, jobs.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -188,13 +189,13 @@ class Gate:
             nonlocal status, begun
             if message["type"] == "http.response.start":
                 status, begun = message["status"], True
-                given = {name.lower() for name, _ in message["headers"]}
+                present = {name.lower() for name, _ in message["headers"]}
                 extra = HEADERS | (_cors(foreign) if foreign else {})
-                if self.doors.key is not None and status == 200 and is_page(scope["path"]):
-                    extra["set-cookie"] = f"{COOKIE}={self.doors.cookie}; Path=/; HttpOnly; SameSite=Strict"
+                if self.access.key is not None and status == 200 and is_page(scope["path"]):
+                    extra["set-cookie"] = f"{COOKIE}={self.access.cookie}; Path=/; HttpOnly; SameSite=Strict"
                 message["headers"] = [
                     *message["headers"],
-                    *((n.encode(), v.encode("latin-1")) for n, v in extra.items() if n.encode() not in given),
+                    *((n.encode(), v.encode("latin-1")) for n, v in extra.items() if n.encode() not in present),
                 ]
             elif bare:
                 message = {**message, "body": b""}
@@ -202,15 +203,15 @@ class Gate:
 
         try:
             _check_framing(scope)
-            foreign = self.doors.check(scope["method"], scope["path"], scope["headers"])
+            foreign = self.access.check(scope["method"], scope["path"], scope["headers"])
             if foreign and scope["method"] == "OPTIONS":
                 await _send_json(answer, 204, None, {})
                 return
             if scope["method"] == "POST":
-                self.desk.check_room()  # also behind the body; here a full server refuses at little cost
+                self.jobs.check_room()  # also after the body; here a full server refuses at little cost
                 receive = await self._body(scope, receive)
             await self.app(scope, receive, answer)
-        except Refused as e:
+        except HTTPError as e:
             if e.status == 401 and is_opened(scope):
                 await _send(answer, 401, SIGN_IN, e.headers | SIGN_IN_HEADERS)
             else:
@@ -222,16 +223,15 @@ class Gate:
             await _send_json(answer, 500, internal().body, {})
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            self.metrics.requests.add(1, route, str(status))
-            self.metrics.latency.see(time.perf_counter() - began, route)
+            self.metrics.answered(route, status, time.perf_counter() - began)
 
     async def _body(self, scope: Scope, receive: Receive) -> Receive:
-        """The body, read whole and checked to be JSON; what comes back hands it on."""
+        """Read the body whole and parse it, into `scope`; what comes back receives it again."""
         headers = {name.lower(): value for name, value in scope["headers"]}
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != b"application/json":
-            raise Refused(415, "send JSON, with the header content-type: application/json", "not_json")
-        too_large = Refused(413, f"a body may have {MAX_BODY} bytes", "too_large", {"connection": "close"})
+            raise HTTPError(415, "send JSON, with the header content-type: application/json", "not_json")
+        too_large = HTTPError(413, f"a body may have {MAX_BODY} bytes", "too_large", {"connection": "close"})
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length[:20]) > MAX_BODY:
             raise too_large
@@ -241,24 +241,23 @@ class Gate:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise Refused(400, "the body ended early", "invalid_json")
+                        raise HTTPError(400, "the body ended early", "invalid_json")
                     body += message.get("body", b"")
                     if len(body) > MAX_BODY:
                         raise too_large
                     if not message.get("more_body"):
                         break
         except TimeoutError:
-            raise Refused(408, "the body took too long to arrive", "timeout", {"connection": "close"}) from None
+            raise HTTPError(408, "the body took too long to arrive", "timeout", {"connection": "close"}) from None
         whole = bytes(body)
-        parse_json(whole)
-        scope["unmask.body"] = whole
-        handed = False
+        scope[PARSED] = parse_json(whole)
+        replayed = False
 
         async def again() -> Message:
-            nonlocal handed
-            if handed:
-                return await receive()  # from now on: when the client goes
-            handed = True
+            nonlocal replayed
+            if replayed:
+                return await receive()  # from now on: when the client disconnects
+            replayed = True
             return {"type": "http.request", "body": whole, "more_body": False}
 
         return again
@@ -269,8 +268,8 @@ def _check_framing(scope: Scope) -> None:
     request of its own to one of us. HTTP/1.0 knows no transfer-encoding: there the other end is the connection's."""
     names = {name.lower() for name, _ in scope["headers"]}
     if b"transfer-encoding" in names and (b"content-length" in names or scope["http_version"] == "1.0"):
-        told = "content-length and transfer-encoding exclude each other: send one of them"
-        raise Refused(400, told, "two_lengths", {"connection": "close"})
+        message = "content-length and transfer-encoding exclude each other: send one of them"
+        raise HTTPError(400, message, "two_lengths", {"connection": "close"})
 
 
 def _cors(origin: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -13,17 +13,19 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 import unmask
 from unmask.errors import UnmaskError
 from unmask.model import Model
 from unmask.server import responses, routes_native, schemas
-from unmask.server.access import Doors, Gate
+from unmask.server.access import PARSED, Access, AccessMiddleware
 from unmask.server.docs import STREAM, TRACE_EVENTS, docs_page, openapi
-from unmask.server.errors import Refused, from_error, from_validation, internal, our_names
-from unmask.server.jobs import Desk, Emit, gone
+from unmask.server.errors import HTTPError, from_error, from_validation, internal
+from unmask.server.jobs import Emit, Jobs, disconnected
 from unmask.server.limits import MAX_TEXTS, Limits
+from unmask.server.metrics import MEDIA_TYPE
 from unmask.server.routes_openai import complete
 from unmask.server.served_model import Served
 
@@ -41,23 +43,22 @@ def make_app(
     model: Model,
     *,
     name: str = "unmask",
-    doors: Doors = Doors(),
+    access: Access = Access(),
     limits: Limits = Limits(),
     max_batch: int = 64,
-) -> Gate:
+) -> AccessMiddleware:
     """The ASGI app around a model. It owns an engine, which ends with the app's lifespan.
 
     >>> app = make_app(unmask.load("runs/demo"))  # doctest: +SKIP
     """
-    desk = Desk(model, name, limits, max_batch=max_batch)
-    our_names()  # looked up now, not while the first is refused
+    jobs = Jobs(model, name, limits, max_batch=max_batch)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            desk.close()
+            jobs.close()
 
     app = FastAPI(
         title="unmask",
@@ -69,44 +70,60 @@ def make_app(
         lifespan=lifespan,
         redirect_slashes=False,
     )
-    app.state.desk = desk
-    app.add_exception_handler(Refused, _refused)
-    app.add_exception_handler(UnmaskError, _refused)
-    app.add_exception_handler(RequestValidationError, _refused)
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(Exception, _refused)  # which is raised again behind the answer, for the server to tell of
-    _openai_routes(app, desk)
-    _native_routes(app, desk)
-    _other_routes(app, desk)
+    app.router.route_class = ParsedRoute
+    app.add_exception_handler(HTTPError, _error_response)
+    app.add_exception_handler(UnmaskError, _error_response)
+    app.add_exception_handler(RequestValidationError, _error_response)
+    app.add_exception_handler(HTTPException, _error_response)
+    app.add_exception_handler(Exception, _error_response)  # raised again after the answer, for the server to log
+    _openai_routes(app, jobs)
+    _native_routes(app, jobs)
+    _other_routes(app, jobs)
     app.openapi = partial(openapi, app)  # type: ignore[method-assign]
-    return Gate(app, desk=desk, doors=doors)
+    return AccessMiddleware(app, jobs=jobs, access=access)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         error = from_validation(error.errors(), schemas.field_names())
     elif isinstance(error, UnmaskError):
-        error = from_error(error, request.scope.get("unmask.body", b""))
+        error = from_error(error)
     elif isinstance(error, HTTPException):
-        said = {404: "there is no such route", 405: "this route does not take that method"}
-        error = Refused(
-            error.status_code, said.get(error.status_code, "refused"), "not_found", dict(error.headers or {})
-        )
-    elif not isinstance(error, Refused):
+        sentences = {404: "there is no such route", 405: "this route does not take that method"}
+        message = sentences.get(error.status_code, "refused")
+        error = HTTPError(error.status_code, message, "not_found", dict(error.headers or {}))
+    elif not isinstance(error, HTTPError):
         error = internal()
     return JSONResponse(error.body, error.status, error.headers)
+
+
+class ParsedRequest(Request):
+    """A request whose body the middleware has parsed."""
+
+    async def json(self) -> Any:
+        return self.scope.pop(PARSED)
+
+
+class ParsedRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_parsed(request: Request) -> Response:
+            return await handle(ParsedRequest(request.scope, request.receive))
+
+        return handle_parsed
 
 
 class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
 
-def _openai_routes(app: FastAPI, desk: Desk) -> None:
-    card = {"id": desk.name, "object": "model", "created": 0, "owned_by": "unmask", "window": desk.model.length}
+def _openai_routes(app: FastAPI, jobs: Jobs) -> None:
+    card = {"id": jobs.name, "object": "model", "created": 0, "owned_by": "unmask", "window": jobs.model.length}
 
-    def check_name(given: str | None) -> None:
-        if given not in (None, desk.name):
-            raise Refused(404, "no such model here: see /v1/models", "model_not_found")
+    def check_name(asked: str | None) -> None:
+        if asked not in (None, jobs.name):
+            raise HTTPError(404, "no such model here: see /v1/models", "model_not_found")
 
     @app.get("/v1/models", tags=["OpenAI"], summary="The model that is served", response_model=responses.ModelList)
     async def models() -> Response:
@@ -129,14 +146,14 @@ def _openai_routes(app: FastAPI, desk: Desk) -> None:
     )
     async def completions(asked: schemas.Completion, request: Request) -> Response:
         check_name(asked.model)
-        asked.model = desk.name
+        asked.model = jobs.name
         if not asked.stream:
-            return await desk.work(request, lambda served: JSONResponse(complete(served, asked)))
+            return await jobs.run(request, lambda served: JSONResponse(complete(served, asked)))
 
         def job(served: Served, emit: Emit) -> str:
             return _chunk(complete(served, asked, lambda chunk: emit(_chunk(chunk)))) + "data: [DONE]\n\n"
 
-        return await _sse(request, desk.stream(request, job))
+        return await _sse(request, jobs.stream(request, job))
 
     @app.post(
         "/v1/chat/completions",
@@ -146,31 +163,31 @@ def _openai_routes(app: FastAPI, desk: Desk) -> None:
     )
     async def chat(asked: schemas.Chat) -> Response:
         check_name(asked.model)
-        raise Refused(400, "this model has no chat template: use /v1/completions", "no_chat_template")
+        raise HTTPError(400, "this model has no chat template: use /v1/completions", "no_chat_template")
 
 
-def _native_routes(app: FastAPI, desk: Desk) -> None:
+def _native_routes(app: FastAPI, jobs: Jobs) -> None:
     post = partial(app.post, tags=["unmask"])
 
     @post("/fill", summary="Write every gap of a text", response_model=responses.FillAnswer)
     async def fill(asked: schemas.Fill, request: Request) -> Response:
-        return await desk.work(request, lambda served: JSONResponse(routes_native.fill(served, asked)))
+        return await jobs.run(request, lambda served: JSONResponse(routes_native.fill(served, asked)))
 
     @post("/edit", summary="Write a span of a text anew", response_model=responses.EditsAnswer)
     async def edit(asked: schemas.EditSpan, request: Request) -> Response:
-        return await desk.work(request, lambda served: JSONResponse(routes_native.edit(served, asked)))
+        return await jobs.run(request, lambda served: JSONResponse(routes_native.edit(served, asked)))
 
     @post("/score", summary="The bound of texts, token by token", response_model=responses.ScoreAnswer)
     async def score(asked: schemas.Score, request: Request) -> Response:
-        return await desk.work(request, lambda served: JSONResponse(routes_native.score(served, asked)))
+        return await jobs.run(request, lambda served: JSONResponse(routes_native.score(served, asked)))
 
     @post("/fit", summary="Can a constraint hold in a gap?", response_model=responses.FitAnswer)
     async def fit(asked: schemas.Fit, request: Request) -> Response:
-        return await desk.work(request, lambda served: JSONResponse(routes_native.fit(served, asked)))
+        return await jobs.run(request, lambda served: JSONResponse(routes_native.fit(served, asked)))
 
     @post("/tokenize", summary="A text's tokens, and words turned into gaps", response_model=responses.TokenizeAnswer)
     async def tokenize(asked: schemas.Tokenize, request: Request) -> Response:
-        return await desk.work(request, lambda served: JSONResponse(routes_native.tokenize(served, asked)))
+        return await jobs.run(request, lambda served: JSONResponse(routes_native.tokenize(served, asked)))
 
     @post(
         "/trace",
@@ -182,17 +199,17 @@ def _native_routes(app: FastAPI, desk: Desk) -> None:
         def job(served: Served, emit: Emit) -> str:
             return _event("end", routes_native.trace(served, asked, lambda kind, event: emit(_event(kind, event))))
 
-        return await _sse(request, desk.stream(request, job))
+        return await _sse(request, jobs.stream(request, job))
 
 
-def _other_routes(app: FastAPI, desk: Desk) -> None:
+def _other_routes(app: FastAPI, jobs: Jobs) -> None:
     @app.get("/health", tags=["server"], summary="Is it there?", response_model=responses.Health)
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics", tags=["server"], summary="Prometheus text", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return PlainTextResponse(desk.metrics.text(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(jobs.metrics.text(), media_type=MEDIA_TYPE)
 
     @app.get(
         "/info", tags=["server"], summary="Model and limits, as the page knows them", response_model=responses.Info
@@ -200,24 +217,24 @@ def _other_routes(app: FastAPI, desk: Desk) -> None:
     async def info() -> Response:
         from unmask.samplers import room
 
-        limits = {"budget": desk.limits.budget, "length": desk.limits.length, "texts": MAX_TEXTS}
-        tokenizer = desk.model.tokenizer
-        found = {
-            "model": desk.name,
-            "parameters": desk.model.num_parameters,
-            "window": desk.model.length,
+        limits = {"budget": jobs.limits.budget, "length": jobs.limits.length, "texts": MAX_TEXTS}
+        tokenizer = jobs.model.tokenizer
+        about = {
+            "model": jobs.name,
+            "parameters": jobs.model.num_parameters,
+            "window": jobs.model.length,
             "vocabulary": tokenizer.num_ids,
             "mask": tokenizer.mask_id,
             "end": tokenizer.eot_id,
-            "begin": len(desk.model.begin),
-            "autoregressive": desk.model.denoiser.causal,
+            "begin": len(jobs.model.begin),
+            "autoregressive": jobs.model.denoiser.causal,
             "samplers": room.names(),
             "limits": limits,
             "version": unmask.__version__,
         }
-        return JSONResponse(found)
+        return JSONResponse(about)
 
-    @cache  # whoever asks for them again and again does not keep the event loop
+    @cache  # made once: it would keep the event loop busy
     def described() -> tuple[bytes, bytes]:
         return json.dumps(app.openapi()).encode(), docs_page(app.openapi()).encode()
 
@@ -238,13 +255,13 @@ def _other_routes(app: FastAPI, desk: Desk) -> None:
     @app.get("/page/{name}", tags=["server"], summary="What the page is made of", response_class=Response)
     async def page(name: str) -> Response:
         if name not in files:
-            raise Refused(404, "there is no such file", "not_found")
+            raise HTTPError(404, "there is no such file", "not_found")
         return Response(files[name].read_bytes(), media_type=_KINDS[files[name].suffix])
 
 
 async def _sse(request: Request, events: AsyncGenerator[str]) -> Response:
     """Server-sent events. The first is awaited before the answer begins, so that what is refused has its status."""
-    waiting, left = asyncio.ensure_future(anext(events, None)), asyncio.ensure_future(gone(request))
+    waiting, left = asyncio.ensure_future(anext(events, None)), asyncio.ensure_future(disconnected(request))
     try:
         await asyncio.wait({waiting, left}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -254,7 +271,7 @@ async def _sse(request: Request, events: AsyncGenerator[str]) -> Response:
     try:
         first = await waiting
     except asyncio.CancelledError:
-        raise Refused(499, "the client has gone", "cancelled") from None  # nobody reads it
+        raise HTTPError(499, "the client has gone", "cancelled") from None  # nobody reads it
 
     async def lines() -> AsyncIterator[str]:
         try:
@@ -262,7 +279,7 @@ async def _sse(request: Request, events: AsyncGenerator[str]) -> Response:
                 yield first
             async for event in events:
                 yield event
-        except Refused as e:  # the answer has begun: the error is its last event
+        except HTTPError as e:  # the answer has begun: the error is its last event
             yield _event("error", e.body)
         finally:
             await events.aclose()

@@ -36,10 +36,10 @@ def groups(lengths: Sequence[int], wanted: Sequence[int], num_ids: int, *, padde
     >>> list(groups([5, 30, 9], [1, 1, 1], 100, padded=True))
     [[0, 2], [1]]
     """
-    found: dict[int, list[int]] = {}
+    by_length: dict[int, list[int]] = {}
     for i, length in enumerate(lengths):
-        found.setdefault(bucket(length) if padded else length, []).append(i)
-    for length, several in found.items():
+        by_length.setdefault(bucket(length) if padded else length, []).append(i)
+    for length, several in by_length.items():
         part: list[int] = []
         widest = 0
         for i in several:

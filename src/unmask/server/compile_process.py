@@ -28,8 +28,12 @@ PATIENCE = 3.0  # times its seconds of the processor that a constraint may take 
 NICENESS = 5  # whoever is written for goes first
 
 Task = tuple[int, tuple[Constraint, ...] | None, bool]  # its number, what to compile (None: no more of it), may_end
-Found = Automaton | UsageError
-TOO_MUCH = "the constraint takes too long or too much memory to prepare: use a simpler one"
+Outcome = Automaton | UsageError
+
+
+def too_costly() -> UsageError:
+    """What is said of a constraint that was not compiled within its limits."""
+    return UsageError("the constraint takes too long or too much memory to prepare: use a simpler one")
 
 
 def serve(handle: int, seconds: float) -> None:
@@ -59,13 +63,13 @@ def _attend(server: Connection, task: Task, tokenizer: Tokenizer, seconds: float
     theirs.close()
     with suppress(OSError):
         os.setpgid(child, child)  # both do it: whoever is first
-    found: bytes | None = None
+    result: bytes | None = None
     wanted = True
     try:
         ready = wait([server, ours], timeout=PATIENCE * seconds)
         if ours in ready:
-            with suppress(EOFError, OSError):  # it died, for want of memory as a rule, or has found too much
-                found = ours.recv_bytes(MAX_RESULT)
+            with suppress(EOFError, OSError):  # it died, for want of memory as a rule, or has made too much
+                result = ours.recv_bytes(MAX_RESULT)
         elif server in ready:
             server.recv()  # the one word that can come now: nobody waits any more
             wanted = False
@@ -74,10 +78,10 @@ def _attend(server: Connection, task: Task, tokenizer: Tokenizer, seconds: float
         ours.close()
     if wanted:
         server.send(task[0])
-        if found is None:
-            server.send(UsageError(TOO_MUCH))
+        if result is None:
+            server.send(too_costly())
         else:
-            server.send_bytes(found)
+            server.send_bytes(result)
 
 
 def _end(child: int) -> None:
@@ -96,17 +100,19 @@ def _work(pipe: Connection, task: Task, tokenizer: Tokenizer, seconds: float) ->
         _, several, may_end = task
         assert several is not None
         try:
-            found: Found = compile_constraints(several, tokenizer, may_end=may_end)
+            outcome: Outcome = compile_constraints(several, tokenizer, may_end=may_end)
+        except UsageError as e:
+            outcome = e
         except UnmaskError as e:
-            found = UsageError(str(e))
+            outcome = UsageError("{reason}", reason=e)
         except MemoryError:
-            found = UsageError(TOO_MUCH)
+            outcome = too_costly()
         except Exception as e:  # it must be seen, but a client cannot fill the log with it
             place = traceback.extract_tb(e.__traceback__)[-1]
-            told = f"{type(e).__name__} in {place.name}, line {place.lineno}"
-            print(f"unmask: a constraint could not be prepared: {told}", file=sys.stderr, flush=True)
-            found = UsageError("the constraint cannot be prepared: use a simpler one")
-        pipe.send(found)
+            cause = f"{type(e).__name__} in {place.name}, line {place.lineno}"
+            print(f"unmask: a constraint could not be prepared: {cause}", file=sys.stderr, flush=True)
+            outcome = UsageError("the constraint cannot be prepared: use a simpler one")
+        pipe.send(outcome)
     finally:
         os._exit(0)
 
@@ -118,8 +124,8 @@ def limit(memory: int, seconds: int) -> None:
         import resource
 
         for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, seconds)):
-            held = [n for n in resource.getrlimit(kind) if n != resource.RLIM_INFINITY]
-            least = min([most, *held])
+            present = [n for n in resource.getrlimit(kind) if n != resource.RLIM_INFINITY]
+            least = min([most, *present])
             with suppress(ValueError, OSError):
                 resource.setrlimit(kind, (least, least))
 

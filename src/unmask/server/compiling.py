@@ -1,4 +1,4 @@
-"""Constraints of strangers are compiled in a process of their own, with an end to its time and memory.
+"""Constraints of requests are compiled in a process of their own, with an end to its time and memory.
 
 A short pattern can ask for an automaton of millions of states; whoever waits for it must not be the server. What has
 been compiled, or refused, is remembered; of what has not, one is compiled at a time and a few wait.
@@ -16,15 +16,17 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 from weakref import WeakValueDictionary
 
+from unmask import plugin_modules
 from unmask.constraints import Constraint
 from unmask.constraints.automaton import Automaton
 from unmask.data.tokenizers import Tokenizer
 from unmask.errors import UnmaskError, UsageError
-from unmask.server.compile_process import PATIENCE, TOO_MUCH, Found
+from unmask.server.compile_process import PATIENCE, Outcome, too_costly
 
 SECONDS = 10.0  # of a processor, for each constraint
 START_SECONDS = 60.0  # for their process to begin
@@ -37,7 +39,7 @@ LOOK = 0.1  # seconds between two looks whether somebody still waits
 
 
 class Busy(UnmaskError):
-    """Too many ask for the same at once; later there may be room."""
+    """Too many ask for the same at once; later it may be possible."""
 
 
 class Compiler:
@@ -54,7 +56,7 @@ class Compiler:
         self._memory = threading.Lock()  # of what is remembered; nobody holds it for long
         self._alive: WeakValueDictionary[bytes, Automaton] = WeakValueDictionary()
         self._kept: OrderedDict[bytes, Automaton] = OrderedDict()  # of them those that stay when nobody uses them
-        self._refused: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+        self._refused: OrderedDict[bytes, tuple[UsageError, float]] = OrderedDict()
         self._waiting = 0
         self._numbers = itertools.count(1)
         self._closed = False
@@ -79,31 +81,31 @@ class Compiler:
             if (known := self._known(key)) is not None:  # another one asked for the same
                 return known
             try:
-                found = self._compile(several, may_end, check)
+                automaton = self._compile(several, may_end, check)
             except UsageError as e:
-                self._refuse(key, str(e))
+                self._refuse(key, e)
                 raise
-            self._keep(key, found)
-            return found
+            self._keep(key, automaton)
+            return automaton
 
     # --- what is remembered ---
 
     def _known(self, key: bytes) -> Automaton | None:
         with self._memory:
-            message, until = self._refused.get(key, ("", 0.0))
-            if time.monotonic() < until:
-                raise UsageError(message)
-            found = self._alive.get(key)
-            if found is not None:
-                self._kept[key] = found
+            error, until = self._refused.get(key, (None, 0.0))
+            if error is not None and time.monotonic() < until:
+                raise copy(error)
+            automaton = self._alive.get(key)
+            if automaton is not None:
+                self._kept[key] = automaton
                 self._kept.move_to_end(key)
-            return found
+            return automaton
 
     def _keep(self, key: bytes, automaton: Automaton) -> None:
         """There is room for so many bytes: those that nobody has asked for of late go first, if nobody uses them."""
         size = automaton.cost(1).shared_bytes
         if size > MEMORY:
-            raise UsageError(TOO_MUCH)
+            raise too_costly()
         with self._memory:
             while self._kept and self._bytes() + size > MEMORY:
                 self._kept.popitem(last=False)
@@ -114,9 +116,9 @@ class Compiler:
     def _bytes(self) -> int:
         return sum(automaton.cost(1).shared_bytes for automaton in list(self._alive.values()))
 
-    def _refuse(self, key: bytes, message: str) -> None:
+    def _refuse(self, key: bytes, error: UsageError) -> None:
         with self._memory:
-            self._refused[key] = message, time.monotonic() + REFUSED_SECONDS
+            self._refused[key] = copy(error), time.monotonic() + REFUSED_SECONDS
             self._refused.move_to_end(key)
             while len(self._refused) > REFUSALS:
                 self._refused.popitem(last=False)
@@ -155,25 +157,25 @@ class Compiler:
         number = next(self._numbers)
         try:
             self._pipe.send((number, several, may_end))
-            found: Found | None = None
+            outcome: Outcome | None = None
             while self._answer(PATIENCE * self.seconds + END_SECONDS, check):
-                told = self._pipe.recv()  # of an earlier one, that nobody waited for, the number is another
-                found = self._pipe.recv()
-                if told == number:
+                answered = self._pipe.recv()  # of an earlier one, that nobody waited for, the number is another
+                outcome = self._pipe.recv()
+                if answered == number:
                     break
-                found = None
+                outcome = None
         except (EOFError, OSError):  # it died
-            found = None
+            outcome = None
         except BaseException:  # nobody waits any more
             with suppress(OSError):
                 self._pipe.send((number, None, False))
             raise
-        if found is None:
+        if outcome is None:
             self._end()
-            raise UsageError(TOO_MUCH)
-        if isinstance(found, UsageError):
-            raise found
-        return found
+            raise too_costly()
+        if isinstance(outcome, UsageError):
+            raise outcome
+        return outcome
 
     def _answer(self, seconds: float, check: Callable[[], None]) -> bool:
         """Whether something comes within so many seconds."""
@@ -188,7 +190,8 @@ class Compiler:
     def _start(self) -> None:
         self._end()
         self._pipe, theirs = Pipe()
-        code = f"from unmask.server.compile_process import serve; serve({theirs.fileno()}, {self.seconds})"
+        code = f"from unmask.plugin_modules import load_plugins; load_plugins({plugin_modules.loaded!r}); "
+        code += f"from unmask.server.compile_process import serve; serve({theirs.fileno()}, {self.seconds})"
         one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # it forks
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -221,7 +224,7 @@ class Compiler:
             self._process = None
 
     def close(self) -> None:
-        """End the process. Whoever waits is told."""
+        """End the process. Whoever waits gets an error."""
         self._closed = True
         with self._lock:
             self._end()

@@ -59,7 +59,7 @@ class Connection(H11Protocol):
         if self._unsent() < self._left:
             self._look()
         else:
-            self.transport.abort()  # which ends its work as any other going of a client
+            self.transport.abort()  # which ends its work as any other disconnection
 
     def _unsent(self) -> int:
         """Bytes that have not reached the client. Also those that the system keeps: it takes new ones only when a good

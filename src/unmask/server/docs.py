@@ -14,7 +14,7 @@ from pydantic.json_schema import models_json_schema
 from unmask.server import responses
 
 REFS = "#/components/schemas/"
-# Of server-sent events OpenAPI knows no more than that they are text: what each event holds is told beside it.
+# Of server-sent events OpenAPI knows no more than that they are text: what each event holds stands beside it.
 TRACE_EVENTS = {
     "start": {"$ref": f"{REFS}TraceStart"},
     "step": {"$ref": f"{REFS}TraceStep"},
@@ -29,24 +29,24 @@ _MOST = {"maximum": "at most {}", "maxLength": "at most {} characters", "maxItem
 def openapi(app: FastAPI) -> dict[str, Any]:
     """The OpenAPI schema, with errors and events as we send them."""
     if app.openapi_schema is None:
-        found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         content = {"application/json": {"schema": {"$ref": f"{REFS}Error"}}}
-        shelf = found.setdefault("components", {}).setdefault("schemas", {})
+        schemas = schema.setdefault("components", {}).setdefault("schemas", {})
         more = [(model, "serialization") for model in (responses.Error, responses.TraceStart, responses.TraceStep)]
-        shelf |= models_json_schema(more, ref_template=REFS + "{model}")[1]["$defs"]  # type: ignore[arg-type]
+        schemas |= models_json_schema(more, ref_template=REFS + "{model}")[1]["$defs"]  # type: ignore[arg-type]
         for name in ("HTTPValidationError", "ValidationError"):
-            shelf.pop(name, None)
-        for methods in found["paths"].values():
+            schemas.pop(name, None)
+        for methods in schema["paths"].values():
             for about in methods.values():
                 about["responses"].pop("422", None)
                 about["responses"]["4XX"] = {"description": "Refused; the sentence says why.", "content": content}
-        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        app.openapi_schema = found
+        schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        app.openapi_schema = schema
     return app.openapi_schema
 
 
 def docs_page(schema: dict[str, Any]) -> str:
-    """The routes as a page: what each takes, an example to send, what it responses.
+    """The routes as a page: what each takes, an example to send, what it answers.
 
     >>> "Routes" in docs_page({"paths": {}, "components": {"schemas": {}}})
     True
@@ -75,22 +75,22 @@ def docs_page(schema: dict[str, Any]) -> str:
 
 
 def _route(path: str, method: str, about: dict[str, Any], shelf: dict[str, Any]) -> str:
-    found = [f'<section id="{_anchor(path)}"><h2><code>{method.upper()} {escape(path)}</code></h2>']
-    found.append(f"<p>{escape(about['summary'])}.</p>")
+    parts = [f'<section id="{_anchor(path)}"><h2><code>{method.upper()} {escape(path)}</code></h2>']
+    parts.append(f"<p>{escape(about['summary'])}.</p>")
     if "description" in about:
-        found.append(f"<p>{escape(about['description'])}</p>")
+        parts.append(f"<p>{escape(about['description'])}</p>")
     if "requestBody" in about:
         asked = _resolved(about["requestBody"]["content"]["application/json"]["schema"], shelf)
-        found += ["<h3>Takes</h3>", _shape(asked)]
+        parts += ["<h3>Takes</h3>", _shape(asked)]
         for example in asked.get("examples", ()):
-            found += ["<h3>Example</h3>", f"<pre>{escape(_curl(path, example))}</pre>"]
+            parts += ["<h3>Example</h3>", f"<pre>{escape(_curl(path, example))}</pre>"]
     answered = about["responses"].get("200", {}).get("content", {}).get("application/json", {}).get("schema")
     if answered:
-        found += ["<h3>Answers</h3>", _shape(_resolved(answered, shelf))]
+        parts += ["<h3>Answers</h3>", _shape(_resolved(answered, shelf))]
     if "x-events" in about:
         events = ", ".join(f"<code>{escape(kind)}</code>: {_kind(inner)}" for kind, inner in about["x-events"].items())
-        found += ["<h3>Answers</h3>", f"<p>Server-sent events. {events}</p>"]
-    return "".join([*found, "</section>"])
+        parts += ["<h3>Answers</h3>", f"<p>Server-sent events. {events}</p>"]
+    return "".join([*parts, "</section>"])
 
 
 def _curl(path: str, example: Any) -> str:
@@ -131,20 +131,21 @@ def _kind(schema: dict[str, Any]) -> str:
 
 def _about(field: dict[str, Any], *, needed: bool) -> str:
     """What a field means, what it may be at most and what it is when left out."""
-    told = [field["description"]] if "description" in field else []
+    notes = [field["description"]] if "description" in field else []
     for one in (field, *field.get("anyOf", ())):
         limits = [(text, one[key]) for key, text in (_LEAST | _MOST).items() if key in one]
-        told += [text.format(f"{limit:.15g}") for text, limit in limits if abs(limit) < 1 << 53]  # a seed's say nothing
+        # A seed's limits say nothing.
+        notes += [text.format(f"{limit:.15g}") for text, limit in limits if abs(limit) < 1 << 53]
     if field.get("default") not in (None, "", [], {}):
-        told.append(f"{json.dumps(field['default'])} if left out")
+        notes.append(f"{json.dumps(field['default'])} if left out")
     if "examples" in field:
-        told.append(f"as {json.dumps(field['examples'][0])}")
-    return "; ".join([*(["needed"] if needed and "default" not in field else []), *told])
+        notes.append(f"as {json.dumps(field['examples'][0])}")
+    return "; ".join([*(["needed"] if needed and "default" not in field else []), *notes])
 
 
 def _inner(routes: list[tuple[str, str, dict[str, Any]]], shelf: dict[str, Any]) -> list[str]:
     """The parts that some shown table links to, in the order in which they are met."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     waiting: list[Any] = []
     for _, _, about in routes:
         waiting.append(about.get("x-events", {}))
@@ -153,10 +154,10 @@ def _inner(routes: list[tuple[str, str, dict[str, Any]]], shelf: dict[str, Any])
     waiting.append({"$ref": f"{REFS}Error"})
     while waiting:
         for name in _refs(waiting.pop(0)):
-            if name in shelf and name not in found:
-                found[name] = None
+            if name in shelf and name not in names:
+                names[name] = None
                 waiting.append(shelf[name])
-    return [*found]
+    return [*names]
 
 
 def _refs(data: Any) -> Iterator[str]:
@@ -171,8 +172,8 @@ def _refs(data: Any) -> Iterator[str]:
 
 
 def _resolved(schema: dict[str, Any], shelf: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = shelf[schema["$ref"].removeprefix(REFS)] if "$ref" in schema else schema
-    return found
+    resolved: dict[str, Any] = shelf[schema["$ref"].removeprefix(REFS)] if "$ref" in schema else schema
+    return resolved
 
 
 def _anchor(path: str) -> str:

@@ -1,8 +1,8 @@
 """Continuous batching for diffusion: one thread, one network, rows that join and leave at any step.
 
-At each step the engine takes rows of the requests by their shares of its work (see shares.py), asks the network once
-for each bucket of lengths, and hands every row its own answer. A row knows no other, so its text does not depend on
-what else is being written; an error in a row's step ends its request and nothing else.
+At each step the engine takes rows of the requests by their shares of its work (see fair_queue.py), calls the network
+once for each bucket of lengths, and gives every row its own answer. A row knows no other, so its text does not depend
+on what else is being written; an error in a row's step ends its request and nothing else.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from unmask.server.next_tokens import NextQuery, answer_next, next_groups
 from unmask.server.rows import Work, Writing, draw_together
 
 T = TypeVar("T")
-LOOK = 0.1  # seconds between two looks whether somebody still waits
+LOOK = 0.1  # seconds between two checks whether somebody still waits
 NICENESS = 5  # of the thread beside the engine's
-Told = list[tuple[int, Step | None]]  # which of a request's rows went a step, and what it wrote
+Progress = list[tuple[int, Step | None]]  # which of a request's rows took a step, and what it wrote
 
 
 class Cancelled(UnmaskError):
-    """The client has gone; its work stops before the next step."""
+    """The client has disconnected; its work stops before the next step."""
 
 
 class Closed(UnmaskError):
@@ -52,7 +52,7 @@ class Call:
     def __init__(self) -> None:
         self.cancelled = False
         self.steps = 0  # engine steps that it took part in
-        self.steps_told = 0  # of them up to the last one that its owner was told of
+        self.steps_reported = 0  # of them up to the last one that its owner has seen
         self.steps_at_end: int | None = None  # of them before it was cancelled
         self.tokens = 0
         self.spent = 0.0  # of the engine's work, from a beginning that all requests share
@@ -60,7 +60,7 @@ class Call:
         self._lock = threading.Lock()
 
     def cancel(self) -> None:
-        """From any thread. Whoever waits for the work is told at once."""
+        """From any thread. Whoever waits for the work gets Cancelled at once."""
         with self._lock:
             if self.cancelled:
                 return
@@ -73,20 +73,20 @@ class Call:
         if self.cancelled:
             raise Cancelled("the request was cancelled")
 
-    def hold(self, ticket: _Ticket) -> None:
+    def attach(self, ticket: _Ticket) -> None:
         with self._lock:
             self.check()
             self._ticket = ticket
 
-    def let_go(self) -> None:
-        """Of the rows, so that they go with the last who works on them, not whenever Python looks for rings."""
+    def detach(self) -> None:
+        """Drop the rows, so that they are freed with their last user, not whenever Python collects cycles."""
         with self._lock:
             self._ticket = None
 
 
 @dataclass
 class _Ticket:
-    """A request's rows, those that wait for their next step in order, and what its owner is told."""
+    """A request's rows, those that wait for their next step in order, and the events that its owner gets."""
 
     call: Call
     works: Sequence[Work]
@@ -94,7 +94,7 @@ class _Ticket:
     left: int  # rows that are not done
     quiet: bool  # its owner waits for the end alone
     over: bool = False  # failed, or its owner has turned away
-    events: queue.SimpleQueue[tuple[Told, int] | BaseException | None] = field(default_factory=queue.SimpleQueue)
+    events: queue.SimpleQueue[tuple[Progress, int] | BaseException | None] = field(default_factory=queue.SimpleQueue)
 
     @property
     def spent(self) -> float:
@@ -112,7 +112,7 @@ class _Ticket:
         return self.waiting.popleft()
 
     def drop_stopped(self) -> None:
-        """Rows of which their owner wants no more leave; whoever waits for the last one is told."""
+        """Remove rows that their owner has stopped; where none is left the owner gets the end."""
         kept = deque(i for i in self.waiting if not self.works[i].stopped)
         if len(kept) < len(self.waiting):
             self.left -= len(self.waiting) - len(kept)
@@ -121,7 +121,11 @@ class _Ticket:
                 self.events.put(None)
 
 
-def _yield_to_others() -> None:
+def _num_tokens(progress: Progress) -> int:
+    return sum(len(step.token_N) for _, step in progress if step is not None)
+
+
+def _lower_priority() -> None:
     """On Linux a thread may have a niceness of its own; elsewhere nothing happens."""
     if sys.platform == "linux":
         with suppress(OSError):
@@ -132,7 +136,7 @@ class Engine:
     """The one thread that calls the network.
 
     >>> engine = Engine(model, max_batch=32)  # doctest: +SKIP
-    >>> for told in engine.run(works, Call()):  # doctest: +SKIP
+    >>> for progress in engine.run(works, Call()):  # doctest: +SKIP
     ...     ...
     """
 
@@ -147,19 +151,19 @@ class Engine:
         self._closed = False
         # What takes a row long with its answers, and what takes long before its first question: one at a time, so that
         # it takes memory once, and no more of the processor than the engine.
-        self.beside = ThreadPoolExecutor(1, thread_name_prefix="unmask-beside", initializer=_yield_to_others)
+        self.beside = ThreadPoolExecutor(1, thread_name_prefix="unmask-beside", initializer=_lower_priority)
         self._beside_is_free = True
         self._thread = threading.Thread(target=self._loop, name="unmask-engine", daemon=True)
         self._thread.start()
 
-    def run(self, works: Sequence[Work], call: Call, *, quiet: bool = False) -> Iterator[Told]:
-        """Have the works done; yields after each engine step what it did for them, quiet: nothing. It blocks."""
-        open_ = [i for i, work in enumerate(works) if not work.done]
-        if not open_:
+    def run(self, works: Sequence[Work], call: Call, *, quiet: bool = False) -> Iterator[Progress]:
+        """Do the works; yields after each engine step what it did for them, or nothing if `quiet`. It blocks."""
+        unfinished = [i for i, work in enumerate(works) if not work.done]
+        if not unfinished:
             return
-        ticket = _Ticket(call, works, deque(open_), len(open_), quiet)
-        call.hold(ticket)
-        event: tuple[Told, int] | BaseException | None = None
+        ticket = _Ticket(call, works, deque(unfinished), len(unfinished), quiet)
+        call.attach(ticket)
+        event: tuple[Progress, int] | BaseException | None = None
         try:
             with self._wake:
                 if self._closed:
@@ -170,13 +174,13 @@ class Engine:
             while (event := ticket.events.get()) is not None:
                 if isinstance(event, BaseException):
                     raise event
-                told, call.steps_told = event
-                yield told
+                progress, call.steps_reported = event
+                yield progress
             call.check()
         finally:
             ticket.over = True
-            call.let_go()
-            event = None  # an error that this frame held would hold this frame, and its rows
+            call.detach()
+            event = None  # an error that this frame refers to would refer to this frame, and its rows
 
     def do_beside(self, job: Callable[[], T], call: Call) -> T:
         """Something that takes long and asks no network, in the thread beside the engine's. It blocks."""
@@ -197,7 +201,7 @@ class Engine:
                 raise
 
     def close(self) -> None:
-        """Stop; whoever still waits is told."""
+        """Stop; whoever still waits gets Closed."""
         with self._wake:
             self._closed = True
             self._wake.notify()
@@ -215,7 +219,7 @@ class Engine:
     def _loop(self) -> None:
         while True:
             with self._wake:
-                while not (batch := self._picked()) and not self._closed:
+                while not (batch := self._pick()) and not self._closed:
                     self._wake.wait()
                 if self._closed:
                     for ticket in self._ring:
@@ -227,9 +231,9 @@ class Engine:
             except Exception as e:  # nothing that a request brings may end the engine
                 for ticket in {id(t): t for t, _ in batch}.values():
                     self._fail(ticket, e)
-            batch = []  # a thread that waits holds no rows, nor their caches
+            batch = []  # a thread that waits refers to no rows, nor their caches
 
-    def _picked(self) -> list[tuple[_Ticket, int]]:
+    def _pick(self) -> list[tuple[_Ticket, int]]:
         self._sweep()
         batch, self._work = self._shares.pick(self._ring, self.max_batch, beside=self._beside_is_free)
         return batch
@@ -247,11 +251,11 @@ class Engine:
 
     def _step(self, batch: list[tuple[_Ticket, int]]) -> None:
         began = time.perf_counter()
-        told: dict[int, tuple[_Ticket, Told]] = {}
+        progress: dict[int, tuple[_Ticket, Progress]] = {}
         answers = self._answers(batch)
         drawn = draw_together(
             [ticket.works[i] for ticket, i in batch],
-            [None if isinstance(given, Exception) else given for given in answers],
+            [None if isinstance(predictions, Exception) else predictions for predictions in answers],
         )
         for k, ((ticket, i), predictions) in enumerate(zip(batch, answers, strict=True)):
             if ticket.over:
@@ -274,12 +278,15 @@ class Engine:
             except Exception as e:
                 self._fail(ticket, e)
                 continue
-            told.setdefault(id(ticket), (ticket, []))[1].append((i, step))
-        with self._wake:
-            opened = sum(self._tell(ticket, event) for ticket, event in told.values())
+            progress.setdefault(id(ticket), (ticket, []))[1].append((i, step))
         seconds = time.perf_counter() - began
         self._shares.took(self._work, seconds)
-        self.metrics.stepped(rows=len(batch), room=self.max_batch, tokens=opened, seconds=seconds)
+        written = sum(_num_tokens(event) for _, event in progress.values())
+        # Counted first: whoever has its answer finds its steps in the metrics.
+        self.metrics.stepped(rows=len(batch), room=self.max_batch, tokens=written, seconds=seconds)
+        with self._wake:
+            for ticket, event in progress.values():
+                self._report(ticket, event)
 
     def _take_beside(self, ticket: _Ticket, i: int, predictions: list[Tensor]) -> None:
         """In the other thread: what takes long. The row waits for its next step afterwards."""
@@ -295,24 +302,23 @@ class Engine:
             if error is not None:
                 self._fail(ticket, error)
             elif not ticket.over:
-                self.metrics.tokens.add(self._tell(ticket, [(i, step)]))
+                self.metrics.tokens.inc(_num_tokens([(i, step)]))
+                self._report(ticket, [(i, step)])
             self._wake.notify()
 
-    def _tell(self, ticket: _Ticket, told: Told) -> int:
-        """The owner of rows that went a step, which then wait for the next one; how many tokens they wrote."""
-        opened = sum(len(step.token_N) for _, step in told if step is not None)
-        ticket.call.tokens += opened
+    def _report(self, ticket: _Ticket, progress: Progress) -> None:
+        """Report to the owner of rows that took a step; they wait for the next one."""
+        ticket.call.tokens += _num_tokens(progress)
         ticket.call.steps += 1
-        for i, _ in told:
+        for i, _ in progress:
             if ticket.works[i].done:
                 ticket.left -= 1
             else:
                 ticket.waiting.append(i)
         if not ticket.over and not ticket.quiet:
-            ticket.events.put((told, ticket.call.steps))
+            ticket.events.put((progress, ticket.call.steps))
         if ticket.left == 0:
             ticket.events.put(None)
-        return opened
 
     def _fail(self, ticket: _Ticket, error: Exception) -> None:
         ticket.over = True
@@ -321,7 +327,7 @@ class Engine:
     def _answers(self, batch: list[tuple[_Ticket, int]]) -> list[list[Tensor] | Exception | None]:
         """For each row its predictions; None where it must be alone with the network, or what went wrong."""
         queries = [(k, query) for k, (ticket, i) in enumerate(batch) for query in ticket.works[i].questions]
-        found: list[list[Tensor] | Exception | None] = [
+        answers: list[list[Tensor] | Exception | None] = [
             [] if ticket.works[i].questions else None for ticket, i in batch
         ]
         results: list[Tensor | Exception] = [Closed("no answer")] * len(queries)
@@ -329,12 +335,12 @@ class Engine:
             for j, result in zip(part, self._ask([queries[j][1] for j in part]), strict=True):
                 results[j] = result
         for (k, _), result in zip(queries, results, strict=True):
-            row = found[k]
+            row = answers[k]
             if isinstance(result, Exception):
-                found[k] = result
+                answers[k] = result
             elif isinstance(row, list):
                 row.append(result)
-        return found
+        return answers
 
     def _parts(self, queries: list[Query]) -> Iterator[list[int]]:
         """Which of them share a call."""
@@ -349,7 +355,7 @@ class Engine:
             yield [others[k] for k in part]
 
     def _ask(self, queries: list[Query]) -> Sequence[Tensor | Exception]:
-        self.metrics.calls.add(1)
+        self.metrics.calls.inc()
         denoiser, device = self.model.denoiser, self.model.device
         try:
             with torch.no_grad():

@@ -1,4 +1,4 @@
-"""`unmask serve`: the socket first, then the model, then the server until it is told to stop."""
+"""`unmask serve`: the socket first, then the model, then the server until a signal stops it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+import prometheus_client
 import uvicorn
 
 from unmask.errors import UnmaskError, UsageError
 from unmask.model import load
-from unmask.server.access import Doors, Gate, is_loopback
+from unmask.server.access import Access, AccessMiddleware, is_loopback
 from unmask.server.app import make_app
 from unmask.server.connection import connections
 from unmask.server.limits import Limits
@@ -29,7 +30,8 @@ SEND_BUFFER = 1 << 18  # bytes that the system keeps for a client that does not 
 
 def serve(args: argparse.Namespace) -> int:
     """Run until SIGTERM or Ctrl-C; both finish what is being written."""
-    doors = _doors(args)
+    access = _access(args)
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # this process is the server's
     sys.setswitchinterval(0.001)  # the event loop gets its turn sooner beside threads that compute
     limits = Limits(
         budget=_at_least_one(args.budget, "--budget"),
@@ -40,7 +42,7 @@ def serve(args: argparse.Namespace) -> int:
         model = load(args.model, device=args.device, dtype=args.dtype)
         name = args.name or Path(args.model).resolve().name
         app = make_app(
-            model, name=name, doors=doors, limits=limits, max_batch=_at_least_one(args.max_batch, "--max-batch")
+            model, name=name, access=access, limits=limits, max_batch=_at_least_one(args.max_batch, "--max-batch")
         )
         port = listener.getsockname()[1]
         host = f"[{args.host}]" if ":" in args.host else args.host
@@ -50,7 +52,7 @@ def serve(args: argparse.Namespace) -> int:
     return 0
 
 
-def configure(app: Gate, *, drain: int) -> uvicorn.Config:
+def configure(app: AccessMiddleware, *, drain: int) -> uvicorn.Config:
     """How uvicorn serves the app; drain: seconds to finish what is being written at the end.
 
     >>> uvicorn.Server(configure(make_app(model), drain=20)).run(sockets=[listener])  # doctest: +SKIP
@@ -58,7 +60,7 @@ def configure(app: Gate, *, drain: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=connections(app.limits),
-        log_level="error",  # of what a client does wrong the client is told, not the log
+        log_level="error",  # what a client does wrong is answered, not logged
         access_log=False,
         server_header=False,
         date_header=False,
@@ -68,7 +70,7 @@ def configure(app: Gate, *, drain: int) -> uvicorn.Config:
     )
 
 
-def _doors(args: argparse.Namespace) -> Doors:
+def _access(args: argparse.Namespace) -> Access:
     key = os.environ.get("UNMASK_API_KEY") or None
     if args.api_key_file:
         try:
@@ -86,7 +88,7 @@ def _doors(args: argparse.Namespace) -> Doors:
         )
     hosts = frozenset(name.lower().rstrip(".") for name in args.allow_host)
     origins = frozenset(origin.lower().rstrip("/") for origin in args.allow_origin)
-    return Doors(key=key, hosts=hosts, origins=origins, any_address=public)
+    return Access(key=key, hosts=hosts, origins=origins, any_address=public)
 
 
 def _at_least_one(number: int, name: str) -> int:
@@ -140,7 +142,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but the signal is not raised again behind the end: it was obeyed."""
+        """As uvicorn's, but the signal is not raised again after the end: it was obeyed."""
 
         def stop(number: int, frame: FrameType | None) -> None:
             self.force_exit = self.should_exit  # a second signal does not wait

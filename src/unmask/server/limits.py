@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unmask.constraints.automaton import Automaton
-from unmask.errors import UnmaskError, UsageError
+from unmask.errors import Public, UnmaskError, UsageError
 
 MAX_BODY = 1 << 20
 MAX_VALUES = 1 << 15  # of a body, in all its lists and objects
@@ -22,7 +22,7 @@ TOKEN_NANOSECONDS = 150_000
 MAX_STEP = 1 << 14  # of a row under a constraint, in tokens: nothing ends a step before its end
 
 
-class Beyond(UnmaskError):
+class ConstraintTooCostly(UnmaskError):
     """A constraint asks for more than the server allows: unlike one that cannot hold in a gap, it fits no other gap."""
 
 
@@ -69,33 +69,44 @@ ask for less
 
     def check(self, *, rows: int, length: int, calls: int, holding: Holding = Holding()) -> None:
         """Refuse what is beyond the budget. holding: of the constraint that every row is under."""
-        asked = f"this asks for {rows} rows x {length} tokens x {calls} network calls"
+        asked = Public(f"this asks for {rows} rows x {length} tokens x {calls} network calls")
         if rows * length * calls > self.budget:
-            raise UsageError(f"{asked}, the server allows {self.budget} in all: ask for less")
+            raise UsageError(
+                "{asked}, the server allows {budget} in all: ask for less", asked=asked, budget=Public(self.budget)
+            )
         self.check_step(holding)
         if rows * (length * calls + holding.text) > self.budget:
-            raise UsageError(
-                f"{asked}, and of each row the constraint takes as long as {holding.text} tokens more; the server "
-                f"allows {self.budget} in all: use a simpler constraint, or ask for less"
+            raise ConstraintTooCostly(
+                "{asked}, and of each row the constraint takes as long as {tokens_more} tokens more; the server "
+                "allows {budget} in all: use a simpler constraint, or ask for less",
+                asked=asked,
+                tokens_more=Public(holding.text),
+                budget=Public(self.budget),
             )
 
     def check_step(self, holding: Holding) -> None:
         """Refuse a constraint that would keep all others waiting in every step."""
         if holding.step > MAX_STEP:
-            raise Beyond(
-                f"a step under this constraint takes as long as {holding.step} tokens here, {MAX_STEP} are allowed: "
-                "use a simpler constraint, or a shorter gap"
+            raise ConstraintTooCostly(
+                "a step under this constraint takes as long as {step} tokens here, {most} are allowed: use a "
+                "simpler constraint, or a shorter gap",
+                step=Public(holding.step),
+                most=Public(MAX_STEP),
             )
 
     def check_looks(self, tokens: int) -> None:
         """Refuse more looks whether a constraint can hold, one for each length of a gap, than the budget allows."""
         if tokens > self.budget:
-            raise Beyond(
-                f"to try the constraint in so many lengths takes as long as {tokens} tokens, the server allows "
-                f"{self.budget}: use a simpler constraint, or give fewer lengths"
+            raise ConstraintTooCostly(
+                "to try the constraint in so many lengths takes as long as {tokens} tokens, the server allows "
+                "{budget}: use a simpler constraint, or give fewer lengths",
+                tokens=Public(tokens),
+                budget=Public(self.budget),
             )
 
     def check_length(self, length: int) -> None:
         """Refuse a row before it is made."""
         if length > self.length:
-            raise UsageError(f"a text may have {self.length} tokens here, this asks for more: ask for less")
+            raise UsageError(
+                "a text may have {length} tokens here, this asks for more: ask for less", length=Public(self.length)
+            )

@@ -1,176 +1,131 @@
-"""What the server counts, in the text format that Prometheus reads."""
+"""What the server counts, for Prometheus."""
 
 from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 LATENCIES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 SHARES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 WINDOW = 10.0  # seconds over which a rate is taken
-
-
-class Counter:
-    """A number that only grows, one for each set of labels.
-
-    >>> requests = Counter("requests_total", "requests", ("route",))
-    >>> requests.add(1, "/fill")
-    >>> list(requests.lines())[-1]
-    'requests_total{route="/fill"} 1'
-    """
-
-    kind = "counter"
-
-    def __init__(self, name: str, about: str, labels: tuple[str, ...] = ()) -> None:
-        self.name, self.about, self.labels = name, about, labels
-        self.values: dict[tuple[str, ...], float] = {} if labels else {(): 0}
-        self._lock = threading.Lock()
-
-    def add(self, amount: float, *labels: str) -> None:
-        with self._lock:
-            self.values[labels] = self.values.get(labels, 0) + amount
-
-    def lines(self) -> Iterator[str]:
-        with self._lock:
-            found = sorted(self.values.items())
-        for labels, value in found:
-            yield f"{self.name}{_braces(self.labels, labels)} {_number(value)}"
-
-
-class Histogram:
-    """How often a value fell below each limit, with the sum and the count.
-
-    >>> seconds = Histogram("seconds", "latency", (1.0, 2.0))
-    >>> seconds.see(1.5)
-    >>> list(seconds.lines())[:2]
-    ['seconds_bucket{le="1"} 0', 'seconds_bucket{le="2"} 1']
-    """
-
-    kind = "histogram"
-
-    def __init__(self, name: str, about: str, limits: tuple[float, ...], labels: tuple[str, ...] = ()) -> None:
-        self.name, self.about, self.limits, self.labels = name, about, limits, labels
-        self._lock = threading.Lock()
-        self.values: dict[tuple[str, ...], list[float]] = {}  # a count for each limit and above, then the sum
-        if not labels:
-            self.values[()] = [0.0] * (len(limits) + 2)
-
-    def see(self, value: float, *labels: str) -> None:
-        with self._lock:
-            row = self.values.setdefault(labels, [0.0] * (len(self.limits) + 2))
-            row[bisect_left(self.limits, value)] += 1
-            row[-1] += value
-
-    def lines(self) -> Iterator[str]:
-        with self._lock:
-            found = sorted((labels, list(row)) for labels, row in self.values.items())
-        for labels, row in found:
-            total = 0.0
-            for limit, count in zip((*map(_number, self.limits), "+Inf"), row[:-1], strict=True):
-                total += count
-                yield f"{self.name}_bucket{_braces((*self.labels, 'le'), (*labels, limit))} {_number(total)}"
-            yield f"{self.name}_sum{_braces(self.labels, labels)} {row[-1]:.9g}"
-            yield f"{self.name}_count{_braces(self.labels, labels)} {_number(total)}"
-
-
-class Gauge:
-    """A number that is read when somebody asks."""
-
-    kind = "gauge"
-
-    def __init__(self, name: str, about: str, read: Callable[[], float]) -> None:
-        self.name, self.about, self.read = name, about, read
-
-    def lines(self) -> Iterator[str]:
-        yield f"{self.name} {self.read():.6g}"
+MEDIA_TYPE = "text/plain; version=0.0.4"
 
 
 class Rates:
     """Steps and tokens a second over the last seconds."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
+        self._steps: deque[tuple[float, int]] = deque()  # when each ended, and the tokens that it wrote
         self._lock = threading.Lock()
 
-    def see(self, tokens: int) -> None:
+    def observe(self, tokens: int) -> None:
+        """A step has ended."""
         now = time.monotonic()
         with self._lock:
-            self._seen.append((now, tokens))
-            self._forget(now)
+            self._steps.append((now, tokens))
+            self._drop_old(now)
 
-    def _forget(self, now: float) -> None:
-        while self._seen and self._seen[0][0] < now - WINDOW:
-            self._seen.popleft()
+    def _drop_old(self, now: float) -> None:
+        while self._steps and self._steps[0][0] < now - WINDOW:
+            self._steps.popleft()
 
     def read(self) -> tuple[float, float]:
         """Steps a second, tokens a second."""
         with self._lock:
-            self._forget(time.monotonic())
-            return len(self._seen) / WINDOW, sum(tokens for _, tokens in self._seen) / WINDOW
+            self._drop_old(time.monotonic())
+            return len(self._steps) / WINDOW, sum(tokens for _, tokens in self._steps) / WINDOW
 
 
 class Metrics:
-    """Everything that is counted. The app adds gauges of its own."""
+    """Everything that one app counts, in a registry of its own."""
 
     def __init__(self) -> None:
+        self.registry = CollectorRegistry()
         self.rates = Rates()
-        self.requests = Counter("unmask_requests_total", "Answers, by route and status.", ("route", "status"))
-        self.latency = Histogram(
-            "unmask_request_seconds", "From a request's arrival to its answer's end.", LATENCIES, ("route",)
+        self.requests = self._counter("unmask_requests_total", "Answers, by route and status.", "route", "status")
+        self.latency = self._histogram(
+            "unmask_request_seconds", "From a request's arrival to its answer's end.", LATENCIES, "route"
         )
-        self.steps = Counter("unmask_steps_total", "Steps of the engine.")
-        self.calls = Counter("unmask_network_calls_total", "Network calls; one for each bucket of lengths in a step.")
-        self.rows = Counter("unmask_row_steps_total", "Rows that went a step.")
-        self.tokens = Counter("unmask_tokens_total", "Tokens written.")
-        self.cancelled = Counter(
+        self.steps = self._counter("unmask_steps_total", "Steps of the engine.")
+        self.calls = self._counter(
+            "unmask_network_calls_total", "Network calls; one for each bucket of lengths in a step."
+        )
+        self.rows = self._counter("unmask_row_steps_total", "Rows that went a step.")
+        self.tokens = self._counter("unmask_tokens_total", "Tokens written.")
+        self.cancelled = self._counter(
             "unmask_cancelled_total", "Requests that left the batch because their client had gone."
         )
-        self.late = Counter(
+        self.late = self._counter(
             "unmask_late_steps_total", "Steps of cancelled requests that ended after the client's going."
         )
         self.late_most = 0
-        self.occupancy = Histogram("unmask_batch_occupancy", "Rows of a step as a share of the largest batch.", SHARES)
-        self.step_seconds = Histogram("unmask_step_seconds", "One step of the engine.", STEP_SECONDS)
-        self.gauges = [
-            Gauge("unmask_steps_per_second", f"Over the last {WINDOW:.0f} seconds.", lambda: self.rates.read()[0]),
-            Gauge("unmask_tokens_per_second", f"Over the last {WINDOW:.0f} seconds.", lambda: self.rates.read()[1]),
-            Gauge("unmask_late_steps_most", "The most such steps of one request.", lambda: self.late_most),
-        ]
+        self.occupancy = self._histogram(
+            "unmask_batch_occupancy", "Rows of a step as a share of the largest batch.", SHARES
+        )
+        self.step_seconds = self._histogram("unmask_step_seconds", "One step of the engine.", STEP_SECONDS)
+        over = f"Over the last {WINDOW:.0f} seconds."
+        self.add_gauge("unmask_steps_per_second", over, lambda: self.rates.read()[0])
+        self.add_gauge("unmask_tokens_per_second", over, lambda: self.rates.read()[1])
+        self.add_gauge("unmask_late_steps_most", "The most such steps of one request.", lambda: self.late_most)
+        self._lock = threading.Lock()
+        self._answers, self._seconds = 0, 0.0  # without those of /health
+
+    def _counter(self, name: str, about: str, *labels: str) -> Counter:
+        return Counter(name, about, labels, registry=self.registry)
+
+    def _histogram(self, name: str, about: str, limits: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(name, about, labels, registry=self.registry, buckets=limits)
+
+    def add_gauge(self, name: str, about: str, read: Callable[[], float]) -> None:
+        """A number that is read when the metrics are."""
+        Gauge(name, about, registry=self.registry).set_function(read)
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """A request has its whole answer."""
+        self.requests.labels(route, str(status)).inc()
+        self.latency.labels(route).observe(seconds)
+        if route != "/health":
+            with self._lock:
+                self._answers, self._seconds = self._answers + 1, self._seconds + seconds
+
+    @property
+    def mean_seconds(self) -> float:
+        """How long a request took on average; 0 before the first."""
+        with self._lock:
+            return self._seconds / max(1, self._answers)
 
     def stepped(self, *, rows: int, room: int, tokens: int, seconds: float) -> None:
         """The engine has made a step."""
-        self.steps.add(1)
-        self.rows.add(rows)
-        self.tokens.add(tokens)
-        self.occupancy.see(rows / room)
-        self.step_seconds.see(seconds)
-        self.rates.see(tokens)
+        self.steps.inc()
+        self.rows.inc(rows)
+        self.tokens.inc(tokens)
+        self.occupancy.observe(rows / room)
+        self.step_seconds.observe(seconds)
+        self.rates.observe(tokens)
 
     def stopped(self, late_steps: int) -> None:
-        """A cancelled request has left the batch; so many steps of it ended behind the moment of cancelling."""
-        self.cancelled.add(1)
-        self.late.add(late_steps)
+        """A cancelled request has left the batch, so many steps of it after it was cancelled."""
+        self.cancelled.inc()
+        self.late.inc(late_steps)
         self.late_most = max(self.late_most, late_steps)
 
+    def value(self, name: str, **labels: str) -> float:
+        """What a metric is now; 0 where nothing was counted under these labels.
+
+        >>> Metrics().value("unmask_steps_total")
+        0.0
+        """
+        return self.registry.get_sample_value(name, labels) or 0.0
+
     def text(self) -> str:
-        """All of it, as Prometheus reads it.
+        """All of it, in Prometheus's text format.
 
         >>> Metrics().text().splitlines()[0]
         '# HELP unmask_requests_total Answers, by route and status.'
         """
-        lines = []
-        for value in (*(v for v in vars(self).values() if isinstance(v, Counter | Histogram)), *self.gauges):
-            lines += [f"# HELP {value.name} {value.about}", f"# TYPE {value.name} {value.kind}", *value.lines()]
-        return "\n".join(lines) + "\n"
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else f"{value:.9g}"
-
-
-def _braces(names: tuple[str, ...], values: tuple[str, ...]) -> str:
-    return "{" + ",".join(f'{n}="{v}"' for n, v in zip(names, values, strict=True)) + "}" if names else ""
+        return generate_latest(self.registry).decode()

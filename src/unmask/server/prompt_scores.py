@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.samplers.left_to_right import LeftToRight
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.loop import check_pair
@@ -44,8 +44,10 @@ def prompt_scores(
     longest = max(map(len, rows))
     if longest > served.length:
         raise UsageError(
-            f"logprobs of a prompt are told within the model's window of {served.length} tokens, this takes {longest}: "
-            "ask for less"
+            "logprobs of a prompt are told within the model's window of {window} tokens, this takes "
+            "{longest}: ask for less",
+            window=Public(served.length),
+            longest=Public(longest),
         )
     calls = 1 if served.engine.predictor.left_to_right else max(heads)
     served.limits.check(rows=len(rows), length=longest, calls=calls)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import Any
 
-from unmask.cli._sampling import make_sampler
 from unmask.config import from_dict
 from unmask.constraints import Constraint
 from unmask.constraints.json_schema import JsonSchema
 from unmask.constraints.regex import Regex
-from unmask.errors import UsageError, did_you_mean
+from unmask.errors import Public, UsageError, did_you_mean
 from unmask.model import Model
 from unmask.samplers import Sampler, room
 from unmask.server.limits import Limits
@@ -24,27 +22,18 @@ MAX_SCHEMA = 16_000  # characters
 
 
 def sampler_of(asked: Sampling, model: Model) -> Sampler:
-    """The sampler that the fields describe, by the rules of the command line."""
+    """The sampler that the fields describe (see `Model.make_sampler`)."""
     if asked.sampler is not None and asked.sampler not in room.names():
-        raise UsageError(f"unknown sampler; {did_you_mean(asked.sampler, room.names())}")
+        raise UsageError("unknown sampler; {hint}", hint=Public(did_you_mean(asked.sampler, room.names())))
     if taken := [name for name in _FIELDS if name in asked.options]:
         raise UsageError(f"{taken[0]} is a field of its own, not one of options")
-    words = {
+    options: dict[str, Any] = {
         name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in asked.options.items()
     }
-    steps: Any = ... if asked.steps is None else None if asked.steps == "inf" else asked.steps
-    flags = argparse.Namespace(
-        sampler=asked.sampler,
-        steps=steps,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        window=None,
-        stride=None,
-        overrides=words,
-        flags=[],
-    )
-    return make_sampler(flags, model)
+    options |= {name: value for name in _FIELDS if (value := getattr(asked, name)) is not None}
+    if asked.steps == "inf":
+        options["steps"] = None
+    return model.make_sampler(asked.sampler, **options)
 
 
 def constraints_of(asked: Constrained) -> list[Constraint] | None:
@@ -59,7 +48,7 @@ def constraints_of(asked: Constrained) -> list[Constraint] | None:
         found.append(from_dict(Constraint, over | {"name": "choices", "options": asked.choices}))
     for given in asked.constraints or ():
         if len(json.dumps(given)) > MAX_SCHEMA:
-            raise UsageError(f"a constraint may have {MAX_SCHEMA} characters: use a shorter one")
+            raise UsageError("a constraint may have {most} characters: use a shorter one", most=Public(MAX_SCHEMA))
         found.append(from_dict(Constraint, over | given, "constraints"))
     return found or None
 
@@ -68,7 +57,7 @@ def schema_of(schema: dict[str, Any], **over: Any) -> JsonSchema:
     """A schema of bearable size."""
     made = JsonSchema.of(schema, **over)
     if len(made.schema) > MAX_SCHEMA:
-        raise UsageError(f"a schema may have {MAX_SCHEMA} characters: use a smaller one")
+        raise UsageError("a schema may have {most} characters: use a smaller one", most=Public(MAX_SCHEMA))
     return made
 
 

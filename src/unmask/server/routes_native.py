@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from unmask.cli._trace import as_dict
 from unmask.data.tokenizers import Tokenizer
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.model import Model
 from unmask.samplers import Step, room
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained
+from unmask.sampling.observe import step_as_dict
 from unmask.server import schemas
-from unmask.server.errors import hide
+from unmask.server.errors import public_message
+from unmask.server.limits import ConstraintTooCostly
 from unmask.server.requests import check_gaps, constraints_of, sampler_of
 from unmask.server.served_model import Served
 from unmask.text.editing import MAX_CANDIDATES, NUM_SAMPLES, Filled, bounds, check_fit
@@ -25,14 +27,14 @@ from unmask.text.editing import fill as fill_gaps
 Emit = Callable[[str, dict[str, Any]], None]
 
 
-class _Seen:
-    """Listens to a writing: keeps how likely each token was, and passes the steps on."""
+class _Observer:
+    """Observes the sampling: keeps how likely each token was, and emits the steps."""
 
     def __init__(self, served: Served, emit: Emit | None) -> None:
         self.served, self.emit, self.began = served, emit, time.perf_counter()
         self.tokenizer = served.tokenizer
         self.number = 0
-        self.told: dict[tuple[int, int], dict[str, Any]] = {}  # (row, position) → what is known of its token
+        self.by_place: dict[tuple[int, int], dict[str, Any]] = {}  # (row, position) → what is known of its token
         served.on_canvas = self.canvas
 
     def canvas(self, canvas: Canvas) -> None:
@@ -40,23 +42,23 @@ class _Seen:
             ends = canvas.length_B.tolist()
             closing = len(self.served.end)
             rows = [row[: end - closing] for row, end in zip(canvas.tokens.tolist(), ends, strict=True)]
-            self.emit("start", {"mask": self.tokenizer.mask_id, "rows": [self.shown(row) for row in rows]})
+            self.emit("start", {"mask": self.tokenizer.mask_id, "rows": [self.as_tokens(row) for row in rows]})
 
-    def shown(self, row: list[int]) -> list[dict[str, Any]]:
+    def as_tokens(self, row: list[int]) -> list[dict[str, Any]]:
         """Tokens as a page shows them; a mask has no text."""
         mask = self.tokenizer.mask_id
         return [{"token": i, "text": None if i == mask else self.tokenizer.token_text(i)} for i in row]
 
     def step(self, step: Step) -> None:
         self.number += 1
-        line = as_dict(step, self.number, self.tokenizer)
+        line = step_as_dict(step, self.number, self.tokenizer)
         for k, place in enumerate(zip(line["row"], line["position"], strict=True)):
             about = {"log_prob": line["log_prob"][k]}
             if "others" in line:
                 about |= {"model_prob": line["model_prob"][k], "others": line["others"][k]}
-            self.told[place] = about
+            self.by_place[place] = about
         if self.emit is not None:
-            self.emit("step", line | self.cost(self.served.call.steps_told))  # the engine may be further by now
+            self.emit("step", line | self.cost(self.served.call.steps_reported))  # the engine may be further by now
 
     def cost(self, calls: int) -> dict[str, Any]:
         return {"calls": calls, "seconds": round(time.perf_counter() - self.began, 4)}
@@ -69,41 +71,41 @@ def fill(served: Served, asked: schemas.Fill, emit: Emit | None = None) -> dict[
     """
     if (asked.text is None) == (asked.tokens is None):
         raise UsageError("give either text or tokens")
-    seen, how = _Seen(served, emit), _how(served, asked)
+    observer, how = _Observer(served, emit), _how(served, asked)
     if asked.text is not None:
         several, length = check_gaps(asked.text, served, served.limits, exact=how["constraint"] is not None)
         _check_cost(served, asked, how, several * asked.n, length, scored=asked.score or several > 1)
-        filled = fill_gaps(served, [asked.text] * asked.n, watch=seen.step, **how)
+        filled = fill_gaps(served, [asked.text] * asked.n, watch=observer.step, **how)
     else:
         assert asked.tokens is not None
-        given = _token_rows(served, asked)
-        _check_cost(served, asked, how, len(given), len(given[0]), scored=asked.score)
-        canvas = served.canvas(given, how.pop("constraint"), may_end=False, seed=how.pop("seed"))
-        rows = served.run(canvas, how.pop("sampler"), watch=seen.step, **how)
+        masked = _token_rows(served, asked)
+        _check_cost(served, asked, how, len(masked), len(masked[0]), scored=asked.score)
+        canvas = served.canvas(masked, how.pop("constraint"), may_end=False, seed=how.pop("seed"))
+        rows = served.run(canvas, how.pop("sampler"), watch=observer.step, **how)
         filled = [Filled(served.tokenizer.decode(served.unframed(row)), i) for i, row in enumerate(rows)]
-    return _written(served, asked, seen, filled)
+    return _written(served, asked, observer, filled)
 
 
 def trace(served: Served, asked: schemas.Trace, emit: Emit) -> dict[str, Any]:
-    """As fill, or from a prompt; every step is told while it happens."""
+    """As fill, or from a prompt; every step is sent while it happens."""
     if asked.text is not None or asked.tokens is not None:
         if asked.prompt or asked.suffix or asked.length is not None:
             raise UsageError("prompt, suffix and length are for a text from nothing: leave out text and tokens")
         return fill(served, asked, emit)
     served.limits.check_length(asked.length or 1)
-    seen, how = _Seen(served, emit), _how(served, asked)
+    observer, how = _Observer(served, emit), _how(served, asked)
     length = served.typical_length or served.length if asked.length is None else asked.length
     _check_cost(served, asked, how, asked.n, length, scored=asked.score)
-    texts = served.generate(asked.n, asked.length, asked.prompt, asked.suffix, watch=seen.step, **how)
-    return _written(served, asked, seen, [Filled(text, i) for i, text in enumerate(texts)])
+    texts = served.generate(asked.n, asked.length, asked.prompt, asked.suffix, watch=observer.step, **how)
+    return _written(served, asked, observer, [Filled(text, i) for i, text in enumerate(texts)])
 
 
 def edit(served: Served, asked: schemas.EditSpan) -> dict[str, Any]:
     """A span written anew, in several lengths, the best first."""
-    given = asked.with_length
-    if isinstance(given, list) and len(given) != 2:
+    asked_length = asked.with_length
+    if isinstance(asked_length, list) and len(asked_length) != 2:
         raise UsageError("with_length is a number, or [least, most]")
-    lengths = (given[0], given[1]) if isinstance(given, list) else given
+    lengths = (asked_length[0], asked_length[1]) if isinstance(asked_length, list) else asked_length
     served.limits.check_length(max(lengths) if isinstance(lengths, tuple) else lengths or 1)
     began = time.perf_counter()
     sampler = sampler_of(asked, served)
@@ -111,42 +113,52 @@ def edit(served: Served, asked: schemas.EditSpan) -> dict[str, Any]:
     least, most = lengths if isinstance(lengths, tuple) else (lengths or ids,) * 2
     rows, length = min(MAX_CANDIDATES, asked.n * (most + 1 - least)), min(ids + most, served.length)
     _check_cost(served, asked, {"sampler": sampler}, rows, length, scored=True)
-    found = served.edit(
-        asked.text,
-        asked.replace,
-        with_length=lengths,
-        num=asked.n,
-        occurrence=asked.occurrence,
-        rank=asked.rank,
-        sampler=sampler,
-        seed=asked.seed,
-        constraint=constraints_of(asked),
-        guidance=asked.guidance,
-    )
-    edits = [_finite(vars(e) | {"nats_per_token": e.nats_per_token}) for e in found]
+    constraint = constraints_of(asked)
+    try:
+        written = served.edit(
+            asked.text,
+            asked.replace,
+            with_length=lengths,
+            num=asked.n,
+            occurrence=asked.occurrence,
+            rank=asked.rank,
+            sampler=sampler,
+            seed=asked.seed,
+            constraint=constraint,
+            guidance=asked.guidance,
+        )
+    except ConstraintTooCostly:
+        if constraint is not None:
+            raise
+        # The library's own constraint, that a replacement begins with its space: nobody asked for it.
+        raise UsageError(
+            "these replacements take more than the {budget} that the server allows: ask for fewer or shorter ones",
+            budget=Public(served.limits.budget),
+        ) from None
+    edits = [_finite(vars(e) | {"nats_per_token": e.nats_per_token}) for e in written]
     return {"edits": edits, "calls": served.call.steps, "seconds": round(time.perf_counter() - began, 4)}
 
 
 def score(served: Served, asked: schemas.Score) -> dict[str, Any]:
     """The bound of each text, and where in the text it comes from."""
-    found = []
+    scores = []
     rows = [served.tokenizer.encode(text) for text in asked.texts]
-    given = 0 if asked.prompt is None else len(served.tokenizer.encode(asked.prompt + served.separator))
+    prompt_tokens = 0 if asked.prompt is None else len(served.tokenizer.encode(asked.prompt + served.separator))
     for ids in rows:
-        served.limits.check_length(given + len(ids))
-    served.limits.check(rows=len(rows), length=given + max(map(len, rows)), calls=asked.num_samples)
+        served.limits.check_length(prompt_tokens + len(ids))
+    served.limits.check(rows=len(rows), length=prompt_tokens + max(map(len, rows)), calls=asked.num_samples)
     how: dict[str, Any] = {"prompts": asked.prompt, "seed": asked.seed, "num_samples": asked.num_samples}
     for text, ids in zip(asked.texts, rows, strict=True):
         bound = served.score(text, **how)
         nats = [float(x) for scoring in served.scorings for x in scoring.nats_L]
         tokens = spans(text, served.tokenizer)
-        head = len(served.begin) + given
+        head = len(served.begin) + prompt_tokens
         # Where nothing was masked in a single draw nothing is known.
         shares = nats[head:] if len(nats) == head + len(ids) + 1 + len(served.end) else []
         for token, share in zip(tokens, shares, strict=False):
             token["nats"] = round(share, 6) if math.isfinite(share) else None
-        found.append(_finite(bound.summary()) | {"by_token": tokens})
-    return {"texts": found, "calls": served.call.steps}
+        scores.append(_finite(bound.summary()) | {"by_token": tokens})
+    return {"texts": scores, "calls": served.call.steps}
 
 
 def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
@@ -160,7 +172,7 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
         several, length = check_gaps(asked.text, served, served.limits, exact=True)
         served.limits.check(rows=several, length=length, calls=1)
     served.limits.check_length(asked.length or 1)
-    samplers = _holders(served.engine.model)
+    samplers = _samplers_for_constraints(served.engine.model)
     try:
         if asked.text is not None:
             check_fit(served, asked.text, constraint)
@@ -168,30 +180,31 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
             row = served.begin + [served.tokenizer.mask_id] * (asked.length or 1) + served.end
             canvas = served.canvas([row], constraint, may_end=True).to("cpu")  # it may end before its length
             served.check_possible(canvas)
-    except UsageError as e:
-        reason = hide(str(e), asked.model_dump_json(exclude_defaults=True).encode())
-        return {"fits": False, "reason": reason, "samplers": samplers}
+    except (UsageError, ConstraintTooCostly) as e:
+        return {"fits": False, "reason": public_message(e), "samplers": samplers}
     return {"fits": True, "reason": None, "samplers": samplers}
 
 
-@lru_cache(maxsize=1)
-def _holders(model: Model) -> list[str]:
+_constrainable: WeakKeyDictionary[Model, list[str]] = WeakKeyDictionary()  # it takes long to look at every sampler
+
+
+def _samplers_for_constraints(model: Model) -> list[str]:
     """The samplers that can hold a constraint, by name."""
-    found = []
-    for name in room.names():
-        try:
-            constrained(sampler_of(schemas.Sampling.model_validate({"sampler": name}), model))
-        except UsageError:
-            continue
-        found.append(name)
-    return found
+    if model not in _constrainable:
+        names = []
+        for name in room.names():
+            with suppress(UsageError):
+                constrained(sampler_of(schemas.Sampling.model_validate({"sampler": name}), model))
+                names.append(name)
+        _constrainable[model] = names
+    return _constrainable[model]
 
 
 def tokenize(served: Served, asked: schemas.Tokenize) -> dict[str, Any]:
     """The tokens with their places in the text; with spans, also the text with these turned into gaps."""
     tokenizer = served.tokenizer
     served.limits.check_length(len(tokenizer.encode(asked.text)))
-    found: dict[str, Any] = {"tokens": spans(asked.text, tokenizer)}
+    answer: dict[str, Any] = {"tokens": spans(asked.text, tokenizer)}
     text, end, parts, gaps = asked.text, 0, [], []
     leads = len(tokenizer.encode(" a")) == 1  # words bring the space before them
     for span in sorted(asked.spans):
@@ -203,7 +216,7 @@ def tokenize(served: Served, asked: schemas.Tokenize) -> dict[str, Any]:
         gaps.append(num)
         parts += [text[end : span[0]], f"[MASK:{num}]"]
         end = span[1]
-    return found | {"gaps": gaps, "masked": "".join([*parts, text[end:]])}
+    return answer | {"gaps": gaps, "masked": "".join([*parts, text[end:]])}
 
 
 def spans(text: str, tokenizer: Tokenizer) -> list[dict[str, Any]]:
@@ -221,11 +234,11 @@ def spans(text: str, tokenizer: Tokenizer) -> list[dict[str, Any]]:
         begun.append(begun[-1] + ((byte & 0xC0) != 0x80))
         whole = k + 1 == len(data) or (data[k + 1] & 0xC0) != 0x80
         complete.append(begun[-1] if whole else begun[-1] - 1)
-    found, start = [], 0
+    tokens, start = [], 0
     for id, end in zip(ids.tolist(), ends.tolist(), strict=True):
-        found.append({"token": id, "text": tokenizer.token_text(id), "start": complete[start], "end": begun[end]})
+        tokens.append({"token": id, "text": tokenizer.token_text(id), "start": complete[start], "end": begun[end]})
         start = end
-    return found
+    return tokens
 
 
 def _how(served: Served, asked: schemas.Writing) -> dict[str, Any]:
@@ -250,31 +263,31 @@ def _token_rows(served: Served, asked: schemas.Fill) -> list[list[int]]:
     tokenizer, tokens = served.tokenizer, asked.tokens or []
     served.limits.check_length(len(tokens))
     if any(token is not None and (token >= tokenizer.num_ids or token == tokenizer.mask_id) for token in tokens):
-        raise UsageError(f"tokens are ids below {tokenizer.num_ids}, with null for a mask")
+        raise UsageError("tokens are ids below {num_ids}, with null for a mask", num_ids=Public(tokenizer.num_ids))
     if None not in tokens:
         raise UsageError("nothing to fill: give null for each masked token")
     row = [tokenizer.mask_id if token is None else token for token in tokens]
     return [served.begin + row + served.end] * asked.n
 
 
-def _written(served: Served, asked: schemas.Fill, seen: _Seen, filled: list[Filled]) -> dict[str, Any]:
+def _written(served: Served, asked: schemas.Fill, observer: _Observer, filled: list[Filled]) -> dict[str, Any]:
     """The finished texts, token by token, with their bounds where they are asked for. With gaps of unknown length there
     are more rows than texts: each text says which is its own, and how all its lengths were ranked."""
-    begin, found = len(served.begin), []
+    begin, texts = len(served.begin), []
     for done in filled:
         row = served.unframed(served.rows[done.row])
-        told = [seen.told.get((done.row, begin + k), {}) for k in range(len(row))]
+        known = [observer.by_place.get((done.row, begin + k), {}) for k in range(len(row))]
         one: dict[str, Any] = {"text": done.text, "row": done.row}
         # Of a constrained text beyond the window the network was shown a part, which is no row of the text.
         if asked.text is None or row == done.ids:
-            one["tokens"] = [token | more for token, more in zip(seen.shown(row), told, strict=True)]
+            one["tokens"] = [token | more for token, more in zip(observer.as_tokens(row), known, strict=True)]
         if done.ways:
             one["ranked"] = [_finite(vars(way)) for way in done.ways]
-        found.append(one)
-    result = {"texts": found, "seed": asked.seed} | seen.cost(served.call.steps)
+        texts.append(one)
+    result = {"texts": texts, "seed": asked.seed} | observer.cost(served.call.steps)
     if asked.score:
-        bound = bounds(served, (one["text"] for one in found))
-        for one in found:
+        bound = bounds(served, (one["text"] for one in texts))
+        for one in texts:
             one["bound"] = _finite(bound[one["text"]].summary())
     return result
 

@@ -11,11 +11,8 @@ from typing import Any
 
 from unmask.constraints import Constraint
 from unmask.data.tokenizers import Tokenizer
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.samplers import Sampler, Step
-from unmask.samplers.adaptive import AdaptiveSampler
-from unmask.samplers.planned import PlannedSampler
-from unmask.samplers.windowed import WindowedSampler
 from unmask.server.limits import MAX_TEXTS
 from unmask.server.prompt_scores import Scored, prompt_scores
 from unmask.server.requests import constraints_of, sampler_of, schema_of
@@ -40,7 +37,7 @@ class _Choice:
     stops: list[str]
     tokenizer: Tokenizer
     sent: int = 0  # characters
-    told: int = 0  # tokens whose log-probabilities were sent
+    num_logprobs: int = 0  # tokens whose log-probabilities were sent
     spelled: int = 0  # characters of those tokens
     finish: str | None = None
     cut: bool = False  # by one of the stops
@@ -55,7 +52,7 @@ class _Choice:
         return gap
 
     def advance(self, row: list[int], *, last: bool) -> str:
-        """What can be shown now and was not shown before."""
+        """What can be sent now and was not sent before."""
         ids = self.settled(row)
         text = spelled(self.tokenizer, self.head, ids, self.prompt)
         ended = len(ids) < self.num and row[len(self.head) + len(ids)] == self.tokenizer.eot_id
@@ -67,18 +64,18 @@ class _Choice:
         elif last or ended:
             self.finish = "stop" if ended else "length"
         else:  # what may become the beginning of a stop waits
-            held = max((len(stop) - 1 for stop in self.stops), default=0)
-            text = text[: max(0, len(text) - held)]
+            longest = max((len(stop) - 1 for stop in self.stops), default=0)
+            text = text[: max(0, len(text) - longest)]
         new = text[self.sent :]
         self.sent = max(self.sent, len(text))
         return new
 
     def has_stop(self, row: list[int]) -> bool:
-        """Whether what is settled holds the stop that will cut it: nothing that follows is shown."""
+        """Whether what is settled holds the stop that will cut it: nothing that follows is sent."""
         text = spelled(self.tokenizer, self.head, self.settled(row), self.prompt)
         return first_stop(text.rstrip("\ufffd"), self.stops, last=False) >= 0
 
-    def shown(self, row: list[int]) -> list[int]:
+    def sent_tokens(self, row: list[int]) -> list[int]:
         """The tokens of what was sent; of what a stop cut, the last may reach beyond it."""
         ids = self.settled(row)
         if not self.stops or (self.finish is not None and not self.cut):  # nothing is held back
@@ -87,19 +84,19 @@ class _Choice:
         def sent(num: int) -> int:
             return len(spelled(self.tokenizer, self.head, ids[:num], self.prompt))
 
-        num = self.told
+        num = self.num_logprobs
         while num < len(ids) and (sent(num) < self.sent if self.cut else sent(num + 1) <= self.sent):
             num += 1
         return ids[:num]
 
     def logprobs(self, row: list[int]) -> dict[str, Any]:
         """Of the tokens sent since the last look, each when it was written."""
-        ids = self.shown(row)[self.told :]
+        ids = self.sent_tokens(row)[self.num_logprobs :]
         names = [self.tokenizer.token_text(id) for id in ids]
         *offsets, self.spelled = itertools.accumulate(map(len, names), initial=self.spelled)
-        first = len(self.head) + self.told
+        first = len(self.head) + self.num_logprobs
         about = [self.about.get(first + i, {}) for i in range(len(ids))]
-        self.told += len(ids)
+        self.num_logprobs += len(ids)
         return {
             "tokens": names,
             "token_logprobs": [one.get("log_prob") for one in about],
@@ -145,8 +142,8 @@ def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dic
             return
         tokens = step.tokens_BL.tolist()
         pieces = [_piece(choices[i], tokens[i], asked) for i in dict.fromkeys(step.row_N.tolist())]
-        if found := [piece for piece in pieces if piece is not None]:
-            emit(envelope | {"choices": found})
+        if new := [piece for piece in pieces if piece is not None]:
+            emit(envelope | {"choices": new})
 
     finished = rows
     if num:
@@ -161,9 +158,9 @@ def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dic
     for choice, row in zip(choices, finished, strict=True):
         if choice.finish is None or emit is None:
             last.append(_whole(choice, row, asked, None if before is None else before[choice.index // each]))
-    given = sum(len(ids) for _, ids in prompts) + len(tail) * len(prompts)
-    written = sum(len(choice.shown(row)) for choice, row in zip(choices, finished, strict=True))
-    usage = {"prompt_tokens": given, "completion_tokens": written, "total_tokens": given + written}
+    prompt_tokens = sum(len(ids) for _, ids in prompts) + len(tail) * len(prompts)
+    written = sum(len(choice.sent_tokens(row)) for choice, row in zip(choices, finished, strict=True))
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": written, "total_tokens": prompt_tokens + written}
     if emit is None:
         return envelope | {"choices": last, "usage": usage}
     if last:
@@ -173,30 +170,33 @@ def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dic
 
 
 def _prompts(asked: Completion, served: Served) -> list[tuple[str, list[int]]]:
-    """Each prompt's text and ids, whichever of them was given; a text gets the model's separator after it."""
+    """Each prompt's text and ids, whichever of them was sent; a text gets the model's separator after it."""
     tokenizer = served.tokenizer
-    given: Sequence[Any] = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt]
-    given = [given] if isinstance(given[0], int) else given
+    prompts: Sequence[Any] = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt]
+    prompts = [prompts] if isinstance(prompts[0], int) else prompts
     never = {tokenizer.mask_id, tokenizer.eot_id, *tokenizer.never_ids()}
-    found = []
-    for prompt in given:
+    encoded = []
+    for prompt in prompts:
         if isinstance(prompt, str):
             prompt += served.separator
-            found.append((prompt, encode_fixed(prompt, tokenizer, "prompt")))
+            encoded.append((prompt, encode_fixed(prompt, tokenizer, "prompt")))
         elif any(id >= tokenizer.num_ids or id in never for id in prompt):
-            raise UsageError(f"the ids of a prompt lie below {tokenizer.num_ids}, without the mask and other specials")
+            raise UsageError(
+                "the ids of a prompt lie below {num_ids}, without the mask and other specials",
+                num_ids=Public(tokenizer.num_ids),
+            )
         else:
-            found.append((tokenizer.decode(prompt), prompt))
-    return found
+            encoded.append((tokenizer.decode(prompt), prompt))
+    return encoded
 
 
 def _constraint(asked: Completion) -> list[Constraint]:
-    found = constraints_of(asked) or []
+    constraints = constraints_of(asked) or []
     if asked.response_format is not None and asked.response_format.type != "text":
         if asked.response_format.json_schema is None:
             raise UsageError("response_format needs a json_schema with its schema: a model must be told which JSON")
-        found.append(schema_of(asked.response_format.json_schema.schema_, over=asked.over))
-    return found
+        constraints.append(schema_of(asked.response_format.json_schema.schema_, over=asked.over))
+    return constraints
 
 
 def _of_prompts(
@@ -206,7 +206,7 @@ def _of_prompts(
     if asked.logprobs is None:
         return None
     scores = prompt_scores(served, rows, [len(choice.head) for choice in choices], asked.logprobs)
-    return [_of_prompt(choice, found, asked.logprobs) for choice, found in zip(choices, scores, strict=True)]
+    return [_of_prompt(choice, score, asked.logprobs) for choice, score in zip(choices, scores, strict=True)]
 
 
 def _of_prompt(choice: _Choice, scores: list[Scored | None], wanted: int) -> dict[str, Any]:
@@ -217,13 +217,14 @@ def _of_prompt(choice: _Choice, scores: list[Scored | None], wanted: int) -> dic
         offsets = [place["start"] for place in places]
     else:  # given as ids that nobody spells like this
         offsets = [*itertools.accumulate(map(len, names), initial=0)][:-1]
-    told = [
-        {} if score is None else _told(tokenizer, id, *score, wanted) for id, score in zip(ids, scores, strict=True)
+    about = [
+        {} if score is None else _about_token(tokenizer, id, *score, wanted)
+        for id, score in zip(ids, scores, strict=True)
     ]
     return {
         "tokens": names,
-        "token_logprobs": [one.get("log_prob") for one in told],
-        "top_logprobs": [one.get("top") for one in told],
+        "token_logprobs": [one.get("log_prob") for one in about],
+        "top_logprobs": [one.get("top") for one in about],
         "text_offset": offsets,
     }
 
@@ -241,14 +242,12 @@ def first_stop(text: str, stops: list[str], *, last: bool) -> int:
 
 def settles(sampler: Sampler) -> bool:
     """Whether a token once written stays, so that the beginning of a text can be sent before its end is there."""
-    if isinstance(sampler, WindowedSampler):
-        return settles(sampler.inner)
-    return isinstance(sampler, PlannedSampler | AdaptiveSampler)
+    return sampler.final
 
 
 def _check(asked: Completion, texts: int) -> None:
     if texts > MAX_TEXTS:
-        raise UsageError(f"{MAX_TEXTS} texts at most: fewer prompts or a smaller n")
+        raise UsageError("{most} texts at most: fewer prompts or a smaller n", most=Public(MAX_TEXTS))
     if asked.best_of not in (None, asked.n or 1):
         raise UsageError("best_of is not offered: leave it out and take n texts")
     if asked.echo and asked.stream:
@@ -258,7 +257,7 @@ def _check(asked: Completion, texts: int) -> None:
 
 
 def _note(choices: list[_Choice], step: Step, wanted: int | None, tokenizer: Tokenizer) -> None:
-    """What is told of the tokens of a step: the network's own law there, before temperature, cuts and constraints."""
+    """Note the log-probabilities of a step's tokens: the network's own, before temperature, cuts and constraints."""
     if wanted is None:
         return
     others = step.others
@@ -269,16 +268,16 @@ def _note(choices: list[_Choice], step: Step, wanted: int | None, tokenizer: Tok
         beside: Iterable[tuple[int, float]] = ()
         if others is not None:
             beside = zip(others.token_NK[k].tolist(), others.prob_NK[k].clamp(min=1e-38).log().tolist(), strict=True)
-        choices[row].about[position] = _told(tokenizer, token, log_prob, beside, wanted)
+        choices[row].about[position] = _about_token(tokenizer, token, log_prob, beside, wanted)
 
 
-def _told(
+def _about_token(
     tokenizer: Tokenizer, token: int, log_prob: float, others: Iterable[tuple[int, float]], wanted: int
 ) -> dict[str, Any]:
     """A token's log-probability; beside it those of the `wanted` likeliest tokens and its own, all under one law."""
     log_probs = {id: max(value, LEAST_LOG_PROB) for id, value in (*others, (token, log_prob))}
     best = sorted(log_probs, key=lambda id: log_probs[id], reverse=True)[:wanted]
-    # Several ids may be spelled alike: the likelier one is told, but of the token itself always its own.
+    # Several ids may be spelled alike: the likelier one is listed, but of the token itself always its own.
     top = {tokenizer.token_text(id): log_probs[id] for id in (*reversed(best), token)}
     return {"log_prob": log_probs[token], "top": top if wanted else None}
 
@@ -301,5 +300,5 @@ def _whole(choice: _Choice, row: list[int], asked: Completion, before: dict[str,
     if asked.echo:
         text = choice.prompt + text
     if before is not None and logprobs is not None:
-        logprobs = {name: before[name] + told for name, told in logprobs.items()}
+        logprobs = {name: before[name] + after for name, after in logprobs.items()}
     return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish}

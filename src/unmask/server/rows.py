@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.denoisers.network import KVCache
 from unmask.evaluation.score_queries import ScoreQuery
 from unmask.samplers import Sampler, Step
-from unmask.samplers.planned import PlannedSampler
+from unmask.samplers.drawing import Drawing
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.guidance import Guidance, Guided
-from unmask.sampling.observe import seen
+from unmask.sampling.loop import begun
+from unmask.sampling.observe import with_runners_up
 from unmask.sampling.predictor import Predictor, Query
+from unmask.sampling.query import lines_of
 from unmask.server.batching import bucket
-from unmask.server.next_tokens import NextQuery
+from unmask.server.next_tokens import NextQuery, RowCache
 
 Drawn = tuple[Tensor, Tensor]  # tokens and their log-probabilities
 LONG = 128  # tokens that the network could read while a row's own work keeps it waiting
@@ -59,7 +60,7 @@ class _Relay:
     def __init__(self, predictor: Predictor) -> None:
         self.process, self.gives = predictor.process, predictor.gives
         self.left_to_right = predictor.left_to_right
-        self._cache = KVCache()  # of what stands before, where the network goes from left to right
+        self._cache = RowCache()  # of what stands before, where the network goes from left to right
         self.asked: list[Query] = []
         self.answers: list[Tensor] = []
 
@@ -87,25 +88,25 @@ class Writing(Work):
         extra: int = 0,
     ) -> None:
         self.canvas, self.sampler, self.runners_up, self.extra = canvas, sampler, runners_up, extra
-        self.gives = predictor.gives
         self._relay = _Relay(predictor)
         self._seen_by: Predictor = self._relay if guidance is None else Guided(self._relay, canvas, guidance)
         self.tokens_1L = canvas.tokens
-        self._state = sampler.start(canvas)
+        self._state = sampler.start(begun(predictor, canvas))
         self._ask()
 
     @property
-    def law(self) -> tuple[PlannedSampler, tuple[int, ...]] | None:
+    def law(self) -> tuple[Drawing, tuple[int, ...]] | None:
         """Rows for which this is the same draw their tokens alike; None: in a way of its own."""
         plain = isinstance(self._seen_by, _Relay)
-        if not plain or not isinstance(self.sampler, PlannedSampler) or self.sampler.temperature_end is not None:
+        if not plain or not self.sampler.planned or self.sampler.drawing.temperature_end is not None:
             return None
-        return self.sampler, self.canvas.never
+        return self.sampler.drawing, self.canvas.never
 
     @property
     def lines(self) -> tuple[Tensor, Tensor]:
         """The keys and positions of what this step draws."""
-        row_N, position_N = self._state.asked
+        assert self._query is not None
+        row_N, position_N = lines_of(self._query)
         return self.canvas.key_B[row_N], position_N + self.canvas.offset
 
     def _ask(self) -> None:
@@ -122,12 +123,12 @@ class Writing(Work):
         self._relay.answers = list(predictions)
         prediction = self._seen_by(self._query)
         if drawn is not None:
-            assert isinstance(self.sampler, PlannedSampler)
-            step = self.sampler.write(self._state, *drawn)
+            step = self.sampler.write(self._state, self.sampler.select(self._state, prediction), *drawn)
         else:
             step = self.sampler.tell(self._state, prediction)
         if self.runners_up:
-            step = seen(step, self._query, prediction, self.gives, self.tokens_1L, self.canvas.mask_id, self.runners_up)
+            before_1L, mask_id = self.tokens_1L, self.canvas.mask_id
+            step = with_runners_up(step, self._query, prediction, self._relay, before_1L, mask_id, self.runners_up)
         self.tokens_1L = step.tokens_BL
         self._ask()
         return step
@@ -141,11 +142,11 @@ def draw_together(works: Sequence[Work], predictions: Sequence[list[Tensor] | No
         if given is not None and isinstance(work, Writing) and (law := work.law) is not None:
             alike.setdefault(law, []).append(i)
     found: dict[int, Drawn] = {}
-    for (sampler, never), several in alike.items():
+    for (drawing, never), several in alike.items():
         lines = [predictions[i][0] for i in several]  # type: ignore[index]
         key_N, position_N = (torch.cat(parts) for parts in zip(*(works[i].lines for i in several), strict=True))  # type: ignore[attr-defined]
         try:
-            token_N, log_prob_N = sampler.draw_tokens(torch.cat(lines), key_N, position_N, never)
+            token_N, log_prob_N = drawing.draw_tokens(torch.cat(lines), key_N, position_N, never)
         except Exception:  # of one row: each by itself shows which, and tells it
             continue
         counts = [len(part) for part in lines]

@@ -36,25 +36,25 @@ Choice = Annotated[str, Field(min_length=1, max_length=1000)]
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Scalar = Annotated[str, Field(max_length=200)] | bool | int | float
-# Of a list with many faults the first is told: a list of all of them would keep the event loop from its other work.
+# Of a list with many faults the first is reported: a list of all of them would keep the event loop busy.
 Span = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=MAX_VALUES, fail_fast=True)]
 Several = Annotated[list[T], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
 Lengths = Annotated[list[Annotated[int, Field(ge=1, le=1_000_000)]], Field(fail_fast=True)]
 
 
-def _few(given: Any) -> Any:
+def _few(value: Any) -> Any:
     """Options are counted before they are looked at, for the same reason."""
-    if isinstance(given, dict) and len(given) > MAX_OPTIONS:
+    if isinstance(value, dict) and len(value) > MAX_OPTIONS:
         raise PydanticCustomError("too_long", f"there may be {MAX_OPTIONS} of them")
-    return given
+    return value
 
 
-def _not_offered(given: Any) -> Any:
+def _not_offered(value: Any) -> Any:
     """OpenAI's fields that mean nothing here are taken at their defaults."""
-    if given:
+    if value:
         raise PydanticCustomError("not_offered", "is not offered: leave it out")
-    return given
+    return value
 
 
 Penalty = Annotated[
@@ -69,13 +69,13 @@ NoBias = Annotated[
 ]
 
 
-def _a_prompt(given: Any, read: ValidatorFunctionWrapHandler) -> Any:
-    """Of what it may be, all is told, rather than why it is not the first."""
+def _a_prompt(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    """The message names all that a prompt may be, rather than why it is not the first."""
     try:
-        return read(given)
+        return read(value)
     except ValidationError:
-        told = f"a text of at most {MAX_TEXT} characters, its token ids, or a list of at most {MAX_TEXTS} of either"
-        raise PydanticCustomError("no_prompt", told) from None
+        message = f"a text of at most {MAX_TEXT} characters, its token ids, or a list of at most {MAX_TEXTS} of either"
+        raise PydanticCustomError("no_prompt", message) from None
 
 
 Prompt = Annotated[Text | Several[Text] | Ids | Several[Ids], WrapValidator(_a_prompt)]
@@ -284,8 +284,8 @@ class Chat(BaseModel):
 @cache
 def field_names() -> frozenset[str]:
     """The names of our own fields, which a message may say."""
-    found: set[str] = set()
+    names: set[str] = set()
     for model in globals().values():
         if isinstance(model, type) and issubclass(model, BaseModel):
-            found |= {field.alias or name for name, field in model.model_fields.items()}
-    return frozenset(found)
+            names |= {field.alias or name for name, field in model.model_fields.items()}
+    return frozenset(names)

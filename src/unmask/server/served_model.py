@@ -18,13 +18,12 @@ from unmask.model import Model, Watch
 from unmask.objectives.base import Kind
 from unmask.rng import row_keys
 from unmask.samplers import RunnersUp, Sampler, Step
-from unmask.samplers.planned import PlannedSampler
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained, takes_likeliest
 from unmask.sampling.guidance import Guidance
 from unmask.sampling.loop import check_pair
 from unmask.server.compiling import Compiler
-from unmask.server.engine import Call, Engine, Told
+from unmask.server.engine import Call, Engine, Progress
 from unmask.server.limits import Holding, Limits
 from unmask.server.rows import LONG, Calling, Scoring, Work, Writing, draws_at_once, row_of
 from unmask.server.turns import Turns
@@ -86,7 +85,7 @@ class Served(Model):
         self.limits.check(rows=num, length=length, calls=self.calls(fitted, length, guidance), holding=holding)
         check_pair(self.engine.predictor, fitted, canvas)
         held = fitted if canvas.constraint is None else constrained(fitted)
-        if isinstance(fitted, PlannedSampler):
+        if fitted.planned:
             canvas = canvas.to("cpu")  # it has few numbers to look at, and a GPU's small steps are slow
         how: dict[str, Any] = {"guidance": guidance, "runners_up": runners_up if watch else 0}
         works = [self._begun(row_of(canvas, i), held, holding, **how) for i in range(num)]
@@ -134,7 +133,7 @@ class Served(Model):
         if canvas.constraint is None:
             return Holding()
         length = canvas.tokens.shape[1]
-        positions = int(canvas.open_BL.sum(dim=1).max()) if canvas.constraint.over == "gap" else length
+        positions = int(canvas.masked_BL.sum(dim=1).max()) if canvas.constraint.over == "gap" else length
         steps = sampler.max_calls(length) if steps is None else steps
         return Holding.of(canvas.constraint, positions, steps, likeliest=takes_likeliest(sampler))
 
@@ -201,7 +200,7 @@ class Served(Model):
         for _ in self._done(works, quiet=True):
             pass
 
-    def _done(self, works: Sequence[Work], *, quiet: bool) -> Iterator[Told]:
+    def _done(self, works: Sequence[Work], *, quiet: bool) -> Iterator[Progress]:
         events = self.engine.run(works, self.call, quiet=quiet)
         while True:
             with self._waiting():
@@ -228,7 +227,7 @@ class Served(Model):
             self.turns.acquire()
 
 
-def together(told: Told, tokens_BL: Tensor) -> Step:
+def together(told: Progress, tokens_BL: Tensor) -> Step:
     """What several rows of one canvas wrote in the same engine step, as one step of the canvas."""
     steps = [(i, step) for i, step in told if step is not None]
 

@@ -1,4 +1,4 @@
-"""The page's own door: who opens it without the key is refused with a page that asks for it."""
+"""Signing in: who opens the page without the key gets a 401 that is a page and asks for it."""
 
 from __future__ import annotations
 

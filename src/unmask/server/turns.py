@@ -39,7 +39,7 @@ class Turns:
                 self._taken = False
 
     def give_way(self) -> None:
-        """To those who wait, and then wait behind them."""
+        """Let those who wait go first, and then wait after them."""
         with self._lock:
             nobody = not self._line
         if not nobody:

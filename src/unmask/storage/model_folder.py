@@ -170,6 +170,7 @@ def _build(description: Denoiser, objective: Objective, tokenizer: Tokenizer, fo
     with NoStart():
         network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
         objective.attach(network)
+    description.describe(network)
     load_weights(network, tensors, where)
     return network
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from unmask.constraints import Constraint
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.samplers import Sampler
 
 
@@ -20,7 +20,7 @@ def check_whole(**values: Any) -> None:
     """
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
-            raise UsageError(f"{name} must be a whole number, got {_shown(value)}")
+            raise UsageError("{name} must be a whole number, got {value}", name=Public(name), value=_shown(value))
 
 
 def check_texts(value: Any, name: str) -> list[str]:
@@ -34,10 +34,14 @@ def check_texts(value: Any, name: str) -> list[str]:
     """
     several = [value] if isinstance(value, str) else value
     if not isinstance(several, Iterable) or isinstance(several, bytes):
-        raise UsageError(f"{name} must be a text, or a list of texts, got {_shown(value)}")
+        raise UsageError(
+            "{name} must be a text, or a list of texts, got {value}", name=Public(name), value=_shown(value)
+        )
     found = list(several)
     if not all(isinstance(one, str) for one in found):
-        raise UsageError(f"{name} must be a text, or a list of texts, got {_shown(value)}")
+        raise UsageError(
+            "{name} must be a text, or a list of texts, got {value}", name=Public(name), value=_shown(value)
+        )
     return found
 
 
@@ -51,7 +55,11 @@ def check_sampler(value: Any) -> None:
     if value is not None and not isinstance(value, Sampler):
         room = Sampler.room
         named = room.get(value).__name__ if isinstance(value, str) and value in room.names() else "Ancestral"
-        raise UsageError(f"sampler must be a sampler such as unmask.samplers.{named}(), got {_shown(value)}")
+        raise UsageError(
+            "sampler must be a sampler such as unmask.samplers.{name}(), got {value}",
+            name=Public(named),
+            value=_shown(value),
+        )
 
 
 def check_constraint(value: Any) -> None:
@@ -65,7 +73,8 @@ got '[a-z]+'
     several = value if isinstance(value, Iterable) and not isinstance(value, str | bytes | dict) else [value]
     if value is not None and not all(isinstance(one, Constraint) for one in several):
         raise UsageError(
-            f"constraint must be one such as unmask.constraints.Regex(pattern=...), or several, got {_shown(value)}"
+            "constraint must be one such as unmask.constraints.Regex(pattern=...), or several, got {value}",
+            value=_shown(value),
         )
 
 

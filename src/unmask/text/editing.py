@@ -18,7 +18,7 @@ from torch import Tensor
 from unmask.constraints import Constraint
 from unmask.constraints.automaton import compile_constraints
 from unmask.constraints.leading_space import LeadingSpace
-from unmask.errors import UsageError, did_you_mean
+from unmask.errors import Public, UsageError, did_you_mean
 from unmask.evaluation.bound import Bound
 from unmask.rng import fold, row_keys
 from unmask.samplers import Sampler, Step
@@ -98,14 +98,21 @@ def find_span(text: str, span: str, occurrence: int | None = None) -> tuple[int,
         raise UsageError("nothing to replace: give the words of the text that are to be written anew")
     starts = [i for i in range(len(text) - len(span) + 1) if text.startswith(span, i)]
     if not starts:
-        raise UsageError(f"the text does not contain {span[:40]!r}: give a span of it, letter by letter")
+        raise UsageError("the text does not contain {span!r}: give a span of it, letter by letter", span=span[:40])
     if occurrence is None and len(starts) > 1:
         raise UsageError(
-            f"{span[:40]!r} occurs {len(starts)} times in the text: say which, occurrence 1 to {len(starts)}"
+            "{span!r} occurs {times} times in the text: say which, occurrence 1 to {times}",
+            span=span[:40],
+            times=Public(len(starts)),
         )
     if occurrence is not None and not 1 <= occurrence <= len(starts):
         times = "once" if len(starts) == 1 else f"{len(starts)} times"
-        raise UsageError(f"{span[:40]!r} occurs {times} in the text: there is no occurrence {occurrence}")
+        raise UsageError(
+            "{span!r} occurs {times} in the text: there is no occurrence {occurrence}",
+            span=span[:40],
+            times=Public(times),
+            occurrence=occurrence,
+        )
     start = starts[(occurrence or 1) - 1]
     return start, start + len(span)
 
@@ -120,7 +127,12 @@ def length_range(with_length: int | tuple[int, int] | None, own: int) -> range:
         (own, own) if with_length is None else (with_length,) * 2 if isinstance(with_length, int) else with_length
     )
     if not 1 <= low <= high <= MAX_GAP:
-        raise UsageError(f"a replacement has from 1 to {MAX_GAP} tokens, the smaller number first; got {low}..{high}")
+        raise UsageError(
+            "a replacement has from 1 to {most} tokens, the smaller number first; got {low}..{high}",
+            most=Public(MAX_GAP),
+            low=low,
+            high=high,
+        )
     return range(low, high + 1)
 
 
@@ -160,16 +172,22 @@ def edit(
     lengths = length_range(with_length, len(tokenizer.encode(text[first:stop])))
     if num < 1 or num * len(lengths) > MAX_CANDIDATES:
         raise UsageError(
-            f"{num} of each of {len(lengths)} lengths: give at least 1, and at most {MAX_CANDIDATES} in all"
+            "{num} of each of {lengths} lengths: give at least 1, and at most {most} in all",
+            num=Public(num),
+            lengths=Public(len(lengths)),
+            most=Public(MAX_CANDIDATES),
         )
     if rank not in get_args(Rank):
-        raise UsageError(f"unknown rank {rank!r}; {did_you_mean(rank, get_args(Rank))}")
+        raise UsageError("unknown rank {rank!r}; {hint}", rank=rank, hint=Public(did_you_mean(rank, get_args(Rank))))
     before, after = tokenizer.encode(text[:first]), tokenizer.encode(text[stop:])
     needed = len(model.begin) + len(before) + lengths[-1] + len(after) + len(model.end) + 1
     if needed > model.length:
         raise UsageError(
-            f"the text takes {needed} tokens with a replacement of {lengths[-1]} and its end, the model's window holds "
-            f"{model.length}: give a shorter text or replacement"
+            "the text takes {needed} tokens with a replacement of {longest} and its end, the model's window "
+            "holds {window}: give a shorter text or replacement",
+            needed=Public(needed),
+            longest=Public(lengths[-1]),
+            window=Public(model.length),
         )
     plan = [(length, i) for length in lengths for i in range(num)]
     rows = [[*model.begin, *before, *[tokenizer.mask_id] * length, *after, *model.end] for length, _ in plan]
@@ -218,7 +236,7 @@ def fill(
         parts += [split_gaps(way, model.tokenizer, exact=constraint is not None) for way in ways]
         keys += [key if len(ways) == 1 else fold(key, j) for j in range(len(ways))]
         if not any(part.gap for part in parts[-1]):
-            raise UsageError(f"no gap in {texts[i][:40]!r}: write [MASK] for one token, [MASK:5] for five")
+            raise UsageError("no gap in {text!r}: write [MASK] for one token, [MASK:5] for five", text=texts[i][:40])
     rows = _rows(model, parts, constraint)
     owner = [i for i, ways in enumerate(several) for _ in ways]
     held: dict[str, Any] = {"sampler": sampler, "constraint": constraint, "label": label}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from unmask.constraints import Constraint
 from unmask.data.tokenizers import Tokenizer
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 
 MASK_SPELLING = re.compile(r"\[MASK(?::(\d+)(?:\.\.(\d+))?)?\]", re.ASCII)
 # Whoever writes these means a gap: [MASK:abc], [ MASK ], [MASK 3]. In small letters brackets are mostly code, as in
@@ -43,7 +43,7 @@ def split_gaps(text: str, tokenizer: Tokenizer, *, exact: bool = False) -> list[
     for gap in MASK_SPELLING.finditer(text):
         n, most = _lengths(gap)
         if n != most:
-            raise UsageError(f"{gap[0]}: a gap of unknown length is for fill alone; give one number here")
+            raise UsageError("{gap}: a gap of unknown length is for fill alone; give one number here", gap=gap[0])
         before = _checked(text[end : gap.start()])
         ids = tokenizer.encode(before)
         if not exact and before.endswith(" ") and _spaces_lead(tokenizer):
@@ -141,7 +141,9 @@ def known_lengths(text: str, most: int) -> list[str]:
         low, high = _lengths(gap)
         count *= high + 1 - low
         if count > most:
-            raise UsageError(f"the gaps of unknown length ask for more than {most} texts: give narrower ranges")
+            raise UsageError(
+                "the gaps of unknown length ask for more than {most} texts: give narrower ranges", most=Public(most)
+            )
         ways = [gap[0]] if gap[2] is None else [f"[MASK:{n}]" for n in range(low, high + 1)]
         texts = [done + text[end : gap.start()] + way for done in texts for way in ways]
         end = gap.end()
@@ -152,9 +154,9 @@ def _lengths(gap: re.Match[str]) -> tuple[int, int]:
     """The least and the most tokens of a gap."""
     low, high = (int(d) if len(d) <= len(str(MAX_GAP)) else 0 for d in (gap[1] or "1", gap[2] or gap[1] or "1"))
     if not (1 <= low <= MAX_GAP and 1 <= high <= MAX_GAP):
-        raise UsageError(f"{gap[0][:40]}: a gap holds between 1 and {MAX_GAP} tokens")
+        raise UsageError("{gap}: a gap holds between 1 and {most} tokens", gap=gap[0][:40], most=Public(MAX_GAP))
     if low > high:
-        raise UsageError(f"{gap[0]}: the smaller number comes first")
+        raise UsageError("{gap}: the smaller number comes first", gap=gap[0])
     return low, high
 
 
@@ -162,7 +164,7 @@ def _checked(text: str) -> str:
     """A text without gaps. What is meant for a gap and spelled in another way is refused, not kept as words."""
     if near := NEAR_SPELLING.search(text):
         raise UsageError(
-            f"{near[0][:40]!r} is no gap: write [MASK] for one token, [MASK:5] for five, [MASK:3..8] for 3 to 8"
+            "{gap!r} is no gap: write [MASK] for one token, [MASK:5] for five, [MASK:3..8] for 3 to 8", gap=near[0][:40]
         )
     return text
 
@@ -170,7 +172,9 @@ def _checked(text: str) -> str:
 def encode_fixed(text: str, tokenizer: Tokenizer, what: str) -> list[int]:
     """Token ids of a prompt or suffix; the mask's spelling in it is refused rather than read as letters."""
     if gap := MASK_SPELLING.search(text) or NEAR_SPELLING.search(text):
-        raise UsageError(f"the {what} contains the mask's spelling {gap[0][:40]!r}: use fill for gaps")
+        raise UsageError(
+            "the {what} contains the mask's spelling {gap!r}: use fill for gaps", what=Public(what), gap=gap[0][:40]
+        )
     return tokenizer.encode(text)
 
 

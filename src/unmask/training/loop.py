@@ -19,6 +19,7 @@ from unmask.devices import fast_attention, few_threads
 from unmask.distributed.world import join_world
 from unmask.evaluation.bound import Bound
 from unmask.model import Model, load
+from unmask.reader import adopt_plugins
 from unmask.rng import row_keys
 from unmask.training.callbacks import Announcer, Callback, StepReport
 from unmask.training.checkpoint.resume import mark_begun, stopped
@@ -45,6 +46,7 @@ def train(
 
     >>> train(load_config("demo", {"steps": "10"}))  # doctest: +SKIP
     """
+    adopt_plugins(config)
     config = replace(config, data=config.data.absolute())  # the run is read from elsewhere, too
     with join_world(device, timeout=timeout) as world, one_writer(Path(config.out), world) as note:
         run = Run(config, world, resume=resume, init=init)

@@ -23,31 +23,26 @@ def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.A
     """AdamW over all parameters that require a gradient, those of the objective's modules among them, and their names
     in its order; weight decay, where there is any, only on matrices.
 
-    With `muon` the blocks' matrices, save those of adaLN, are a group of Muon's. Embeddings and head stay with AdamW:
-    their rows are words, each with a gradient of its own size.
+    With `muon` those that the network names (`Network.matrices`) are a group of Muon's.
     """
     named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
-    maps = _muon_maps(network) if config.muon else {}
-    muons = [(name, p) for name, p in named if name in maps]
-    matrices = [(name, p) for name, p in named if p.ndim > 1 and name not in maps]
+    stacked = network.matrices() if config.muon else {}
+    if unknown := sorted(stacked.keys() - dict(network.named_parameters()).keys()):
+        raise UsageError(f"the network names {unknown[0]} as a matrix for Muon, which is none of its parameters")
+    by_muon = [(name, p) for name, p in named if name in stacked]
+    matrices = [(name, p) for name, p in named if p.ndim > 1 and name not in stacked]
     others = [(name, p) for name, p in named if p.ndim <= 1]
     groups: list[dict[str, Any]] = [
         {"params": [p for _, p in matrices], "weight_decay": config.weight_decay},
         {"params": [p for _, p in others], "weight_decay": 0.0},
     ]
-    if muons:
-        parts = [maps[name] for name, _ in muons]
+    if by_muon:
+        parts = [stacked[name] for name, _ in by_muon]
         muon = {"momentum": config.momentum, "rms": config.muon_rms, "parts": parts}
-        groups.append({"params": [p for _, p in muons], "weight_decay": config.weight_decay, **muon})
+        groups.append({"params": [p for _, p in by_muon], "weight_decay": config.weight_decay, **muon})
     # One kernel for all parameters; on the CPU too it is several times faster than a loop over them.
     optimizer = AdamWAndMuon(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-    return optimizer, [name for name, _ in matrices + others + muons]
-
-
-def _muon_maps(network: Network) -> dict[str, int]:
-    """Names of the parameters that Muon updates, and how many maps each stacks: queries, keys and values are three."""
-    inner = [name for name, p in network.named_parameters() if p.ndim == 2 and name.startswith("blocks.")]
-    return {name: 3 if name.endswith("qkv.weight") else 1 for name in inner if "modulation" not in name}
+    return optimizer, [name for name, _ in matrices + others + by_muon]
 
 
 class AdamWAndMuon(torch.optim.AdamW):

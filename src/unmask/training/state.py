@@ -278,6 +278,7 @@ class RunState:
     def _build_network(self) -> Network:
         """The denoiser, and what the objective has built beside it."""
         network = self.config.denoiser.build(num_ids=self.tokenizer.num_ids, mask_id=self.tokenizer.mask_id)
+        self.config.denoiser.describe(network)
         self.config.objective.attach(network)
         return network
 

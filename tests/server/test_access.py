@@ -13,9 +13,9 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
 
-import unmask.server.access as doors_module
+import unmask.server.access as access_module
 from unmask.model import Model
-from unmask.server.access import Doors, Gate, is_loopback
+from unmask.server.access import Access, AccessMiddleware, is_loopback
 from unmask.server.app import make_app
 
 KEY = "a-key-of-some-length"
@@ -24,14 +24,14 @@ KEY = "a-key-of-some-length"
 @pytest.fixture(scope="module")
 def locked(small: Model) -> Iterator[TestClient]:
     """With a key, one more name, one more site."""
-    doors = Doors(key=KEY, hosts=frozenset({"llm.example.org"}), origins=frozenset({"https://pages.example.org"}))
-    with TestClient(make_app(small, doors=doors), base_url="http://localhost:8000") as found:
+    access = Access(key=KEY, hosts=frozenset({"llm.example.org"}), origins=frozenset({"https://pages.example.org"}))
+    with TestClient(make_app(small, access=access), base_url="http://localhost:8000") as found:
         yield found
 
 
 def routes(client: TestClient) -> list[tuple[str, str]]:
     gate: Any = client.app
-    assert isinstance(gate, Gate)
+    assert isinstance(gate, AccessMiddleware)
     app: Any = gate.app
     assert isinstance(app, FastAPI)
     found = [(method, route.path) for route in app.routes if hasattr(route, "methods") for method in route.methods]  # type: ignore[attr-defined]
@@ -92,13 +92,13 @@ def test_who_opens_the_page_is_refused_with_one_that_asks(locked: TestClient) ->
 
 
 def test_the_cookie_opens_the_page_and_nothing_else(small: Model) -> None:
-    doors = Doors(key=KEY)
-    with TestClient(make_app(small, doors=doors), base_url="http://localhost:8000") as client:
+    access = Access(key=KEY)
+    with TestClient(make_app(small, access=access), base_url="http://localhost:8000") as client:
         opened = client.get("/", headers={"authorization": f"Bearer {KEY}"})
         said = opened.headers["set-cookie"]
-        assert said == f"unmask-page={doors.cookie}; Path=/; HttpOnly; SameSite=Strict"
+        assert said == f"unmask-page={access.cookie}; Path=/; HttpOnly; SameSite=Strict"
         assert KEY not in said
-        cookie = {"cookie": f"theme=dark; unmask-page={doors.cookie}"}
+        cookie = {"cookie": f"theme=dark; unmask-page={access.cookie}"}
         client.cookies.clear()
         pages = {"/", "/docs", "/openapi.json", "/page/{name}"}
         for method, path in routes(client):
@@ -107,8 +107,8 @@ def test_the_cookie_opens_the_page_and_nothing_else(small: Model) -> None:
             client.cookies.clear()
             assert answer.status_code == (200 if path in pages or path == "/health" else 401), (method, path)
         assert client.post("/", headers=cookie, json={}).status_code == 401
-        assert client.get("/", headers={"cookie": f"unmask-page={Doors(key=KEY).cookie}"}).status_code == 401
-    assert doors.cookie not in repr(doors)
+        assert client.get("/", headers={"cookie": f"unmask-page={Access(key=KEY).cookie}"}).status_code == 401
+    assert access.cookie not in repr(access)
     with TestClient(make_app(small), base_url="http://localhost") as client:
         assert "set-cookie" not in client.get("/").headers  # no key, no cookie
 
@@ -259,7 +259,7 @@ def test_a_site_that_is_allowed(locked: TestClient) -> None:
 
 
 def test_on_a_public_address_any_bare_address_is_a_name(small: Model) -> None:
-    with TestClient(make_app(small, doors=Doors(key=KEY, any_address=True)), base_url="http://localhost") as client:
+    with TestClient(make_app(small, access=Access(key=KEY, any_address=True)), base_url="http://localhost") as client:
         for host in ("192.168.1.10", "192.168.1.10:8000", "[fe80::1]:8000"):
             assert client.get("/health", headers={"host": host}).status_code == 200
         for host in ("evil.example", "localhost.evil.example", "192.168.1.10.evil.example"):
@@ -284,7 +284,7 @@ def test_every_answer_has_the_same_headers(locked: TestClient) -> None:
         assert not re.search("uvicorn|fastapi|starlette", str(answer.headers), re.IGNORECASE)
 
 
-@pytest.mark.parametrize("where", ["doors", "body", "route"])
+@pytest.mark.parametrize("where", ["access", "body", "route"])
 def test_whatever_breaks_is_one_sentence_of_ours(
     small: Model, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], where: str
 ) -> None:
@@ -294,9 +294,9 @@ def test_whatever_breaks_is_one_sentence_of_ours(
     app = make_app(small)
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         if where == "route":
-            monkeypatch.setattr(app.desk.metrics, "text", broken)
+            monkeypatch.setattr(app.jobs.metrics, "text", broken)
         else:
-            monkeypatch.setattr(*((Doors, "check") if where == "doors" else (doors_module, "parse_json")), broken)
+            monkeypatch.setattr(*((Access, "check") if where == "access" else (access_module, "parse_json")), broken)
         answer = client.post("/fill", json={}) if where == "body" else client.get("/metrics")
         monkeypatch.undo()
         told = client.get("/metrics").text
@@ -321,5 +321,5 @@ def test_what_breaks_when_an_answer_has_begun_is_not_answered_twice(small: Model
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"evil.example")]}
     with pytest.raises(ZeroDivisionError):
         asyncio.run(app(scope, lambda: asyncio.sleep(0), send))  # type: ignore[arg-type, return-value]
-    app.desk.close()
+    app.jobs.close()
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]

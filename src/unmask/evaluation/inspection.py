@@ -1,0 +1,167 @@
+"""Looking into a model: logits, the trunk's vectors, and what it would write in the masks of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unmask.denoisers.network import evaluating
+from unmask.errors import UsageError
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.query import ask_about, masked_share
+from unmask.text.arguments import check_whole
+from unmask.text.prompts import parse_gaps
+
+if TYPE_CHECKING:
+    from unmask.model import Model
+
+Looked = str | Sequence[int] | Tensor
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A token that a mask may become, and its probability."""
+
+    token: int
+    text: str
+    prob: float
+
+    def __repr__(self) -> str:
+        return f"{self.text!r} {self.prob:.1%}"
+
+
+@dataclass(frozen=True)
+class MaskPrediction:
+    """What the model expects at one mask, the likeliest first. position: counted in the text's tokens.
+
+    >>> MaskPrediction(3, (Candidate(7, "cat", 0.5), Candidate(9, "dog", 0.25)))
+    MaskPrediction(position 3: 'cat' 50.0%, 'dog' 25.0%)
+    """
+
+    position: int
+    candidates: tuple[Candidate, ...]
+
+    def __repr__(self) -> str:
+        return f"MaskPrediction(position {self.position}: {', '.join(map(repr, self.candidates))})"
+
+
+def logits(model: Model, text: Looked, *, level: float | None = None, label: int | str | None = None) -> Tensor:
+    """The network's logits [L, I] at every token of a text, in which `[MASK]` is a mask; of ids [B, L]: [B, L, I].
+    It is `Model.logits`.
+
+    A text gets what frames every row of the model, which is not part of the answer; ids are taken as they are.
+    A causal network's line l is its prediction of token l from those before. level: the noise level that a conditioned
+    network is told; None: the share of the tokens that is masked.
+
+    >>> model.logits("The [MASK] sat").shape  # doctest: +SKIP
+    """
+    return _look(model, text, level, label, head=True)
+
+
+def hidden(model: Model, text: Looked, *, level: float | None = None, label: int | str | None = None) -> Tensor:
+    """The trunk's vectors [L, D], from which the head makes the logits; see `logits`. It is `Model.hidden`.
+
+    >>> model.hidden("The cat sat").mean(dim=0)  # one vector for the text  # doctest: +SKIP
+    """
+    return _look(model, text, level, label, head=False)
+
+
+def predict(
+    model: Model, text: str, *, top: int = 5, level: float | None = None, label: int | str | None = None
+) -> list[MaskPrediction]:
+    """The `top` likeliest tokens of every mask of a text, each given all that is written and no other mask's token. It
+    is `Model.predict`.
+
+    These are the network's own probabilities, before temperature, cuts and constraints.
+
+    >>> model.predict("The [MASK] sat on the mat")  # doctest: +SKIP
+    [MaskPrediction(position 4: 'c' 41.2%, 'd' 12.0%, 'b' 8.3%, 'm' 7.7%, 'r' 4.0%)]
+    """
+    check_whole(top=top)
+    if not isinstance(text, str) or top < 1:
+        raise UsageError("predict takes a text with masks, as in 'The [MASK] sat', and top of at least 1")
+    ids_1L, label_1 = _ids(model, text, label)
+    masked_1L = ids_1L == model.tokenizer.mask_id
+    if not bool(masked_1L.any()):
+        raise UsageError("there is no mask in the text: write [MASK] where a token is asked for, [MASK:3] for three")
+    level_1 = _level(model, ids_1L, level)
+    log_p_NI = ask_masks(model, ids_1L, level_1, masked_1L, label_B=label_1)
+    best = log_p_NI.float().exp().topk(min(top, log_p_NI.shape[1]), dim=1)
+    show = model.tokenizer.token_text
+    predictions = []
+    for position, probs, tokens in zip(
+        masked_1L[0].nonzero().squeeze(1).tolist(), best.values.tolist(), best.indices.tolist(), strict=True
+    ):
+        candidates = tuple(Candidate(token, show(token), prob) for token, prob in zip(tokens, probs, strict=True))
+        predictions.append(MaskPrediction(position - len(model.begin), candidates))
+    return predictions
+
+
+def ask_masks(
+    model: Model,
+    z_BL: Tensor,
+    level_B: Tensor,
+    masked_BL: Tensor,
+    *,
+    valid_BL: Tensor | None = None,
+    label_B: Tensor | None = None,
+) -> Tensor:
+    """log p [N, I] at the masked positions, row by row, as the model's objective reads the network.
+
+    >>> ask_masks(model, z_BL, level_B, z_BL == model.tokenizer.mask_id)  # doctest: +SKIP
+    """
+    predictor = model.objective.predictor(model.denoiser)
+    process = predictor.process
+    if process is None or process.name != "absorbing" or not predictor.gives.startswith("x0"):
+        reason = "reads from left to right" if process is None else f"predicts no masks: its process is {process.name}"
+        raise UsageError(f"this model {reason}, so it cannot be asked about masks: use Model.logits")
+    canvas = Canvas(z_BL, model.denoiser.mask_id, torch.zeros_like(z_BL[:, 0]), valid_BL=valid_BL, label_B=label_B)
+    query = ask_about(canvas, z_BL, masked_BL, level_B)
+    if query is None:
+        raise UsageError("there is no mask to ask about")
+    with evaluating(model.denoiser):
+        return predictor(query)
+
+
+@torch.no_grad()
+def _look(model: Model, text: Looked, level: float | None, label: int | str | None, *, head: bool) -> Tensor:
+    ids_BL, label_B = _ids(model, text, label)
+    network = model.denoiser
+    with evaluating(network):
+        h_BLD = network.trunk(ids_BL, _level(model, ids_BL, level), cond=label_B)
+        out = network.head(h_BLD.flatten(0, 1)).view(*ids_BL.shape, -1) if head else h_BLD
+    if isinstance(text, str):
+        return out[0, len(model.begin) : out.shape[1] - len(model.end)]
+    return out if isinstance(text, Tensor) and text.ndim == 2 else out[0]
+
+
+def _ids(model: Model, text: Looked, label: int | str | None) -> tuple[Tensor, Tensor | None]:
+    if isinstance(text, str):
+        row = [*model.begin, *parse_gaps(text, model.tokenizer), *model.end]
+        ids = torch.tensor([row])
+    else:
+        ids = torch.as_tensor(text)
+        ids = ids[None] if ids.ndim == 1 else ids
+        if ids.ndim != 2 or ids.dtype.is_floating_point or ids.dtype == torch.bool or not ids.numel():
+            raise UsageError("give a text, a list of ids or a tensor of ids [B, L]")
+        if int(ids.min()) < 0 or int(ids.max()) >= model.tokenizer.num_ids:
+            raise UsageError(f"ids lie in 0..{model.tokenizer.num_ids - 1}, got {int(ids.min())}..{int(ids.max())}")
+    if not 1 <= ids.shape[1] <= model.length:
+        raise UsageError(f"{ids.shape[1]} tokens do not fit the model's window of {model.length}: give a shorter text")
+    number = model.class_of(label)
+    label_B = None if number is None else torch.full((len(ids),), number, device=model.device)
+    return ids.long().to(model.device), label_B
+
+
+def _level(model: Model, ids_BL: Tensor, level: float | None) -> Tensor:
+    """[B] the noise level that the network is told."""
+    if level is not None:
+        if not 0 <= level <= 1:
+            raise UsageError(f"the noise level lies in [0, 1], got {level}")
+        return torch.full((len(ids_BL),), float(level), device=ids_BL.device)
+    canvas = Canvas(ids_BL, model.denoiser.mask_id, torch.zeros_like(ids_BL[:, 0]))
+    return masked_share(canvas, ids_BL).float()

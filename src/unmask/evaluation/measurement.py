@@ -1,0 +1,104 @@
+"""A number with what must stand beside it: its interval, how much it is of, what it claims to be, and its protocol."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from unmask.objectives import base as objectives
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from unmask.evaluation.bound import Bound
+
+# Of a likelihood what its objective says: exact, an upper bound, or pseudo; all else is a sample's mean, an estimate.
+Kind = objectives.Kind | Literal["estimate"]
+SIGN: dict[str, str] = {"exact": "=", "upper bound": "≤", "pseudo": "≈", "estimate": "≈"}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a metric has measured. ci95: a 95% interval over rows and draws, None where one draw tells none.
+
+    n: how many tokens (or whatever the metric counts) it is of. protocol: plain data, all that the number depends on.
+    bound: the draws that the number was made of, where it is a likelihood.
+
+    >>> print(Measurement(12.5, (12.0, 13.0), 400, kind="upper bound", name="perplexity"))
+    perplexity ≤ 12.5000 (95% interval 12.0000 – 13.0000, n = 400)
+    """
+
+    value: float
+    ci95: tuple[float, float] | None
+    n: int
+    protocol: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    kind: Kind = "estimate"
+    name: str = "value"
+    bound: Bound | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def sign(self) -> str:
+        """=, ≤ or ≈: how the value stands to what it measures."""
+        return SIGN[self.kind]
+
+    def __str__(self) -> str:
+        value = f"{self.value:.4f}" if math.isfinite(self.value) else "not finite"
+        interval = "no interval" if self.ci95 is None else "95% interval {:.4f} – {:.4f}".format(*self.ci95)
+        return f"{self.name} {self.sign} {value} ({interval}, n = {self.n:,})"
+
+    def summary(self) -> dict[str, Any]:
+        """Plain data for JSON, which has neither NaN nor infinity.
+
+        >>> Measurement(math.inf, None, 4).summary()["value"] is None
+        True
+        """
+        return {
+            "metric": self.name,
+            "value": self.value if math.isfinite(self.value) else None,
+            "ci95": None if self.ci95 is None else list(self.ci95),
+            "n": self.n,
+            "kind": self.kind,
+            "protocol": dict(self.protocol),
+        }
+
+
+def ratio_ci95(total_B: Tensor, count_B: Tensor) -> tuple[float, float] | None:
+    """A 95% interval of sum(total) / sum(count) where the rows are a sample: those that count more weigh more.
+
+    >>> import torch
+    >>> ratio_ci95(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([2, 2, 2]))
+    (0.5, 0.5)
+    """
+    rows, count = len(count_B), float(count_B.sum())
+    if rows < 2 or not count:
+        return None
+    mean = float(total_B.double().sum()) / count
+    half = student_975(rows - 1) * ratio_error(total_B, count_B)
+    return mean - half, mean + half
+
+
+def ratio_error(total_B: Tensor, count_B: Tensor) -> float:
+    """The standard error of sum(total) / sum(count), of the ratio estimator.
+
+    >>> import torch
+    >>> ratio_error(torch.tensor([0.0, 2.0]), torch.tensor([1, 1]))
+    1.0
+    """
+    rows, count = len(count_B), float(count_B.sum())
+    residual_B = total_B.double() - float(total_B.double().sum()) / count * count_B.double()
+    return math.sqrt(float(residual_B.square().sum()) * rows / (rows - 1)) / count
+
+
+def student_975(freedom: int) -> float:
+    """The 97.5% point of Student's t: exact for 1 and 2, the Cornish–Fisher expansion above (within 1% from 3 on).
+
+    >>> student_975(1), round(student_975(1000), 3)
+    (12.706, 1.962)
+    """
+    if freedom <= 2:
+        return (12.706, 12.706, 4.303)[max(freedom, 0)]
+    z, v = 1.959964, float(freedom)
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2) + third / v**3

@@ -1,0 +1,242 @@
+"""Dataclasses ↔ plain data, strictly: how recipes, model folders, requests and the command line are read.
+
+An unknown key or a value of the wrong type is an error that names the key and the closest known one. A file may name
+plug-ins that are registered; it cannot make anything be imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import types
+import typing
+from typing import Any, Literal, Union
+
+from unmask.errors import ConfigError, UsageError, did_you_mean
+from unmask.registry import BEFORE, RENAMED, UNWRITTEN, check_class, class_path, room_of
+
+CLASS = "class"  # beside a registered plug-in's name: where its class was defined, for the sentence that misses it
+_CLASS_PATH = re.compile(r"[\w.<>]{1,200}")
+
+
+def to_dict(value: Any) -> Any:
+    """Plain data (dict, list, str, numbers, None) that `from_dict` reads back.
+
+    >>> from unmask.noise import Polynomial
+    >>> to_dict(Polynomial(power=3.0))
+    {'name': 'polynomial', 'power': 3.0}
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [f for f in dataclasses.fields(value) if UNWRITTEN not in f.metadata]
+        return _head(value) | {f.name: to_dict(getattr(value, f.name)) for f in fields}
+    if isinstance(value, tuple | list):
+        return [to_dict(v) for v in value]
+    return value
+
+
+def _head(value: Any) -> dict[str, str]:
+    """What names a plug-in; of one that is not unmask's own also its class, which whoever misses it is told."""
+    if not hasattr(value, "room"):
+        return {}
+    room, cls = room_of(type(value)), type(value)
+    own = cls.__module__.startswith(f"{room.package}.")
+    return {"name": room.name_of(value)} | ({} if own else {CLASS: class_path(cls)})
+
+
+def adopt_plugins(value: Any) -> None:
+    """Register the plug-in classes of these dataclasses that nobody has registered yet, and refuse what no file could
+    give back: told before a run begins, not at its first save.
+
+    >>> from unmask.noise import Polynomial
+    >>> adopt_plugins(Polynomial(power=3.0))
+    """
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        if hasattr(type(value), "room"):
+            check_class(type(value))
+        return
+    for f in dataclasses.fields(value):
+        adopt_plugins(getattr(value, f.name))
+    if not hasattr(value, "room"):
+        return
+    cls = type(value)
+    room = room_of(cls)
+    try:
+        room.name_of(cls)
+    except UsageError:
+        room.add(cls)
+    try:
+        written = json.dumps(to_dict(value))
+        same = json.dumps(to_dict(from_dict(room.base, json.loads(written), saved=True))) == written
+    except (ConfigError, TypeError, ValueError, RecursionError) as e:
+        raise UsageError(f"{cls.__name__} cannot be written to a file and read again: {e}") from None
+    if not same:
+        raise UsageError(
+            f"{cls.__name__} is another one when it was written to a file and read again: check its fields"
+        )
+
+
+class Word(str):
+    """A value as it was typed on the command line: the only strings that may stand for a number, a list or none."""
+
+    __slots__ = ()
+
+
+def from_dict(kind: Any, data: Any, where: str = "", *, default: Any = None, saved: bool = False) -> Any:
+    """Build `kind` (a dataclass, a plug-in base, a plain type) from plain data; a `Word` is read as its type asks.
+
+    default: the plug-in that a table without a name means. saved: read from what a run or a model has written, which
+    names every option there was; one that it lacks came later and has the value that changes nothing (`came_later`).
+    Of a union the first member that takes the data is meant.
+
+    >>> from unmask.noise import Noise, Polynomial
+    >>> from_dict(Noise, "cosine")
+    Cosine()
+    >>> from_dict(Noise, {"power": 3.0}, default=Polynomial())
+    Polynomial(power=3.0)
+    >>> from_dict(int, Word("1e3")), from_dict(int | str, "few"), from_dict(int | str | None, Word("none"))
+    (1000, 'few', None)
+    """
+    origin = typing.get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _union(kind, data, where, default, saved)
+    if origin is Literal:
+        choices = typing.get_args(kind)
+        if data in choices:
+            return choices[choices.index(data)]
+        raise ConfigError(f"{where}: {data!r} is not a choice; {did_you_mean(str(data), map(str, choices))}")
+    if origin is tuple:
+        return _tuple(kind, data, where)
+    if origin is dict and isinstance(data, dict):
+        return data  # plain data, such as a schema, is not looked into
+    if isinstance(kind, type) and hasattr(kind, "room"):
+        return _plugin(kind, data, where, default, saved)
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(typing.cast(type, kind), data, where, saved)
+    return _plain(kind, data, where)
+
+
+def _union(kind: Any, data: Any, where: str, default: Any, saved: bool) -> Any:
+    """The first member that takes the data; where none does, what the only likely one says of it."""
+    members = [member for member in typing.get_args(kind) if member is not type(None)]
+    optional = len(members) < len(typing.get_args(kind))
+    if optional and (data is None or (isinstance(data, Word) and data == "none")):
+        return None
+    errors: dict[Any, ConfigError] = {}
+    for member in members:
+        try:
+            return from_dict(member, data, where, default=default, saved=saved)
+        except ConfigError as e:
+            errors[member] = e
+    # A table is meant for the member that is one, a word for the choices among it.
+    likely = [member for member in members if _is_table(member) == isinstance(data, dict)] or members
+    if len(likely) == 1:
+        raise errors[likely[0]]
+    wanted = " or ".join([*map(_spelled, members), *(["none"] if optional else [])])
+    raise ConfigError(f"{where}: expected {wanted}, got {data!r}")
+
+
+def _is_table(kind: Any) -> bool:
+    return typing.get_origin(kind) is dict or hasattr(kind, "room") or dataclasses.is_dataclass(kind)
+
+
+def _spelled(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return ", ".join(map(repr, typing.get_args(kind)))
+    return kind.__name__.lower() if hasattr(kind, "room") else getattr(kind, "__name__", str(kind))
+
+
+def _plugin(kind: Any, data: Any, where: str, default: Any, saved: bool) -> Any:
+    data = {"name": data} if isinstance(data, str) else data
+    if isinstance(data, dict) and "name" not in data and default is not None and not saved:
+        data = {"name": kind.room.name_of(default)} | data
+    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+        raise ConfigError(f"{where}: needs a name, one of {', '.join(kind.room.names())}")
+    name, home = data["name"], data.get(CLASS)
+    named = isinstance(home, str) and _CLASS_PATH.fullmatch(home) is not None
+    options = {k: v for k, v in data.items() if k != "name" and not (k == CLASS and named)}
+    if named and name not in kind.room.names():
+        module, _, cls = str(home).rpartition(".")
+        raise ConfigError(
+            f"{where + ': ' if where else ''}the {kind.room.noun} {name!r} is the class {cls} of the module {module}, "
+            f"which this process does not know: call unmask.register({cls}) first, or give --plugin {module}"
+        )
+    try:
+        plugin = kind.room.get(name)
+    except UsageError as e:
+        raise ConfigError(f"{where}: {e}" if where else str(e)) from None
+    return _dataclass(plugin, options, where, saved)
+
+
+def _dataclass(kind: type, data: Any, where: str, saved: bool) -> Any:
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: expected a table of options, got {data!r}")
+    hints = typing.get_type_hints(kind)
+    known = {f.name: f for f in dataclasses.fields(kind)}
+    today = {old: f.name for f in known.values() for old in f.metadata.get(RENAMED, ())}
+    values = {}
+    for key, value in data.items():
+        path = f"{where}.{key}" if where else key
+        if key in today and key not in known:
+            if not saved:
+                raise ConfigError(f"unknown key {path!r}; did you mean {today[key]!r}? It was renamed")
+            key = today[key]
+        if key not in known:
+            raise ConfigError(f"unknown key {path!r}; {did_you_mean(key, known)}")
+        default = None if known[key].default is dataclasses.MISSING else known[key].default
+        values[key] = from_dict(hints[key], value, path, default=default, saved=saved)
+    for f in known.values():
+        if saved and f.name not in values and BEFORE in f.metadata:
+            values[f.name] = f.metadata[BEFORE]
+        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if required and f.name not in values:
+            raise ConfigError(f"{where + '.' if where else ''}{f.name} is missing: {kind.__name__} needs it")
+    try:
+        return kind(**values)
+    except UsageError as e:
+        raise ConfigError(f"{where}: {e}" if where else str(e)) from None
+
+
+def _tuple(kind: Any, data: Any, where: str) -> tuple[Any, ...]:
+    parts = [Word(part) for part in data.split(",")] if isinstance(data, Word) else data
+    args = typing.get_args(kind)
+    if isinstance(parts, str) and args == (str, ...):
+        parts = [parts]  # one text is a list of one
+    if not isinstance(parts, list | tuple):
+        raise ConfigError(f"{where}: expected a list, got {data!r}")
+    if args[-1] is Ellipsis:
+        args = (args[0],) * len(parts)
+    if len(parts) != len(args):
+        raise ConfigError(f"{where}: expected {len(args)} values, got {len(parts)}")
+    return tuple(from_dict(a, p, where) for a, p in zip(args, parts, strict=True))
+
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+def _plain(kind: Any, data: Any, where: str) -> Any:
+    wrong = ConfigError(f"{where}: expected {getattr(kind, '__name__', str(kind))}, got {data!r}")
+    if kind is bool:
+        if isinstance(data, bool):
+            return data
+        if isinstance(data, Word) and data.lower() in _TRUE + _FALSE:
+            return data.lower() in _TRUE
+        raise wrong
+    if isinstance(data, bool):
+        raise wrong
+    if kind is str:
+        if isinstance(data, str):
+            return str(data)
+        raise wrong
+    if kind in (int, float):
+        if kind is int and isinstance(data, Word) and re.fullmatch(r"[+-]?[0-9]{1,40}", data):
+            return int(data)  # not through a float: a large seed keeps every digit
+        try:
+            number = float(data) if isinstance(data, int | float | Word) else None
+        except (ValueError, OverflowError):
+            number = None
+        if number is None or not math.isfinite(number) or (kind is int and number != int(number)):
+            raise wrong
+        return int(data) if kind is int and isinstance(data, int) else kind(number)
+    raise wrong
