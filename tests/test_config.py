@@ -490,7 +490,7 @@ def test_choices_are_those_that_are_accepted(empty: Path) -> None:
         if key in ("data.train", "data.valid", "denoiser", "objective"):
             continue  # plug-ins may need options or one another
         for choice in choices:
-            if key in ("denoiser.causal", "data.anchor") or (
+            if key in ("denoiser.causal", "data.anchor", "best_is") or (
                 key.startswith("objective.") and choice in ("false", "count")
             ):
                 continue  # needs a second option beside it
