@@ -32,6 +32,7 @@ from unmask.objectives import Objective
 from unmask.objectives.ar import AR
 from unmask.objectives.d3pm import D3PM
 from unmask.objectives.mdlm import MDLM
+from unmask.processes.absorbing import Absorbing
 from unmask.samplers.confidence import Confidence
 from unmask.samplers.remdm import ReMDM
 from unmask.training.checkpoint.resume import check_same_run, find_checkpoint
@@ -133,7 +134,7 @@ def test_anchors_are_never_noised_or_scored(objective: MDLM) -> None:
     masked = torch.zeros_like(x, dtype=torch.bool)
     for step in range(40):
         batch = make_batch(x, valid, prefix, seed=0, step=step, suffix=rows.suffix)
-        masked |= objective.noised(batch, 257).masked_BL
+        masked |= objective.noised(batch, Absorbing(objective.noise, num_ids=258, mask_id=257)).masked_BL
         assert batch.scored_BL.sum(dim=1).tolist() == [3, 7, 2]
     for row, (edges, n) in enumerate(zip(frame, valid.tolist(), strict=True)):
         assert {i for i in range(9) if masked[row, i]} == set(range(n)) - edges

@@ -6,6 +6,7 @@ What is tested is the bookkeeping (plans as lines, rows that leave, prompts, pad
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from unmask.objectives.mdlm import MDLM
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.left_to_right import LeftToRight
 from unmask.samplers.planned import PlannedSampler
+from unmask.samplers.semi_ar import SemiAR
+from unmask.sampling import loop
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.captured import Captured, Graphs, graphs_of
 from unmask.sampling.cuda_graphs import MIN_ROUNDS, DevicePlan, replay
@@ -143,3 +146,21 @@ def test_between_two_steps_nothing_is_set_for_others() -> None:
     assert torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()
     assert [step.tokens_BL.requires_grad for step in run] == [False] * 3
+
+
+@pytest.mark.parametrize("end", [None, 3])
+def test_windows_are_replayed_one_after_another(end: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way a GPU takes through the windows: the same steps, the same text, with rows that end too."""
+    net, sampler = network(), SemiAR(window=16, stride=8, inner=Ancestral(steps=3))
+    canvas = replace(Canvas.blank(num=3, length=32, mask_id=V, seed=2), end_id=end)
+    plain = list(steps(net, canvas, sampler))
+    monkeypatch.setattr(loop, "can_replay", lambda *given: True)
+    replayed = list(steps(net, canvas, sampler))
+    if end is None:
+        for a, b in zip(plain, replayed, strict=True):
+            assert a.position_N.equal(b.position_N)
+            assert a.token_N.equal(b.token_N)
+    for tokens in (replayed[-1].tokens_BL, sample(net, canvas, sampler).tokens):
+        for one, other in zip(plain[-1].tokens_BL.tolist(), tokens.tolist(), strict=True):
+            length = one.index(end) if end in one else len(one)  # what follows an end is not shown
+            assert one[: length + 1] == other[: length + 1]

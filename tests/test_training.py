@@ -34,10 +34,12 @@ from unmask.distributed.parallel import World
 from unmask.errors import ConfigError, DataError, ModelFolderError, NonFiniteError, UsageError
 from unmask.evaluation.bound import Bound
 from unmask.model import load
+from unmask.noise.log_linear import LogLinear
 from unmask.objectives.ar import AR
 from unmask.objectives.chunked_loss import LossSum
 from unmask.objectives.d3pm import D3PM
 from unmask.objectives.mdlm import MDLM
+from unmask.processes.absorbing import Absorbing
 from unmask.training.callbacks import Callback
 from unmask.training.checkpoint.files import best_checkpoint, load_checkpoint
 from unmask.training.ema import Ema
@@ -607,19 +609,20 @@ def test_a_prompt_is_never_noised_and_not_scored(pairs: Path, tmp_path: Path) ->
     arrays = rows.take(np.arange(60))
     x, valid, prefix = map(torch.from_numpy, arrays)
     assert prefix.min() >= 3
+    masking = Absorbing(LogLinear(), num_ids=258, mask_id=257)
     position = torch.arange(16)
     answers = (position >= prefix[:, None]) & (position < valid[:, None])
     for step in range(40):
         batch = make_batch(x, valid, prefix, seed=0, step=step)
         assert batch.scored_BL.equal(answers)
         for objective in (MDLM(), MDLM(form="count"), MDLM(steps=3), D3PM(steps=3)):
-            noised = objective.noised(batch, 257)
+            noised = objective.noised(batch, masking)
             assert not bool((noised.masked_BL & ~answers).any())
             assert noised.z_BL[~answers].equal(x[~answers])
             assert (noised.z_BL == 257).equal(noised.masked_BL)
     # Every answer token is masked now and then.
     ever = torch.stack(
-        [MDLM().noised(make_batch(x, valid, prefix, seed=1, step=s), 257).masked_BL for s in range(80)]
+        [MDLM().noised(make_batch(x, valid, prefix, seed=1, step=s), masking).masked_BL for s in range(80)]
     ).any(0)
     assert ever.equal(answers)
 

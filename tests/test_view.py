@@ -22,23 +22,24 @@ import unmask
 from unmask.cli import run
 from unmask.cli._page import Page
 from unmask.cli._terminal import draw_news, draw_row
-from unmask.cli._trace import as_dict, tracing
+from unmask.cli._trace import tracing
 from unmask.data.tokenizers import Bytes, load_tokenizer
 from unmask.errors import UnmaskError, UsageError
 from unmask.model import Model
-from unmask.samplers import RunnersUp, Sampler, Step
+from unmask.samplers import RunnersUp, Sampler, State, Step
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.block import Block
 from unmask.samplers.confidence import Confidence
 from unmask.samplers.drawing import Drawing
 from unmask.samplers.left_to_right import LeftToRight
-from unmask.samplers.planned import PlannedSampler
 from unmask.samplers.posterior import Posterior
 from unmask.samplers.refine import Refine
 from unmask.samplers.remdm import ReMDM
 from unmask.samplers.semi_ar import SemiAR
 from unmask.sampling.canvas import Canvas
+from unmask.sampling.observe import step_as_dict
 from unmask.sampling.predictor import Query
+from unmask.sampling.query import ask_about
 
 Capture = pytest.CaptureFixture[str]
 BYTES = load_tokenizer("bytes")
@@ -77,7 +78,7 @@ def test_each_step_tells_the_networks_runners_up(sampler: Sampler) -> None:
     """The prediction for the canvas before the step, at the very position; the draws are those of an unwatched run."""
     canvas = Canvas.of(torch.tensor([[M] * 8, [0, M, M, 1, M, M, M, 2], [M, 3, M, M, M, M, 4, M]]), mask_id=M, seed=7)
     before = canvas.tokens
-    exact = isinstance(sampler, PlannedSampler | Posterior)  # of others a step does not tell what the network saw
+    exact = sampler.planned or isinstance(sampler, Posterior)  # of others a step does not tell what the network saw
     plain = list(unmask.steps(NETWORK, canvas, sampler))
     watched = list(unmask.steps(NETWORK, canvas, sampler, runners_up=2))
     assert len(plain) == len(watched)
@@ -154,28 +155,19 @@ class Fickle(Drawing, Sampler):
     def max_calls(self, length: int) -> int:
         return length + 1
 
-    def start(self, canvas: Canvas) -> dict[str, Any]:
-        return {"canvas": canvas, "tokens": canvas.tokens.clone(), "calls": 0}
+    def ask(self, state: State) -> Query | None:
+        masked_BL = state.tokens_BL == M
+        first_BL = masked_BL & (masked_BL.cumsum(dim=1) == 1)
+        state.query = ask_about(state.canvas, state.tokens_BL, first_BL, torch.ones(1))
+        return state.query
 
-    def ask(self, state: dict[str, Any]) -> Query | None:
-        masked = state["tokens"][0] == M
-        if not bool(masked.any()):
-            return None
-        state["at"] = int(masked.nonzero()[0])
-        at = torch.tensor([[state["at"]]])
-        return Query(state["tokens"], torch.ones(1), at, torch.ones(1, 1, dtype=torch.bool), state["at"] + 1)
-
-    def tell(self, state: dict[str, Any], prediction: Tensor) -> Step:
-        state["calls"] += 1
-        row, position = torch.tensor([0]), torch.tensor([state["at"]])
-        token, log_prob = self.draw_tokens(prediction, state["canvas"].key_B, position, (M,))
-        state["tokens"] = state["tokens"].index_put((row, position), token)
-        step = Step(row, position, token, log_prob, state["tokens"])
-        if state["calls"] != 2:
+    def write(self, state: State, opens_N: Tensor, token_N: Tensor, log_prob_N: Tensor) -> Step:
+        step = super().write(state, opens_N, token_N, log_prob_N)
+        if state.round != 2:
             return step
-        state["tokens"] = state["tokens"].index_put((row, torch.tensor([0])), torch.tensor(M))
-        again = (row, torch.tensor([0])) if self.tells else None
-        return replace(step, tokens_BL=state["tokens"], remasked=again)
+        state.tokens_BL = state.tokens_BL.index_put((step.row_N, torch.tensor([0])), torch.tensor(M))
+        again = (step.row_N, torch.tensor([0])) if self.tells else None
+        return replace(step, tokens_BL=state.tokens_BL, remasked=again)
 
 
 @pytest.mark.parametrize("tells", [True, False])
@@ -245,7 +237,7 @@ def test_a_trace_can_be_followed_and_holds_what_came_before_an_error(tmp_path: P
     assert [line["step"] for line in lines] == [1, 2]
     assert lines[1]["log_prob"] == [None]  # JSON has no infinity
     assert lines[1]["remasked"] == [[0, 1]]
-    assert "others" not in as_dict(a_step(), 1, BYTES)
+    assert "others" not in step_as_dict(a_step(), 1, BYTES)
     with pytest.raises(UnmaskError, match="cannot write"), tracing(BYTES, str(tmp_path)):
         pass
     with tracing(BYTES, None) as nothing:

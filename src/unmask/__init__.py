@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from unmask.samplers.drawing import Drawing as Drawing
     from unmask.sampling.canvas import Canvas as Canvas
     from unmask.sampling.guidance import Guidance as Guidance
-    from unmask.sampling.guidance import particles as particles
     from unmask.sampling.loop import sample as sample
     from unmask.sampling.loop import steps as steps
+    from unmask.sampling.particles import particles as particles
     from unmask.text.editing import Edit as Edit
     from unmask.training.loop import train as train
 
@@ -56,7 +56,7 @@ _PUBLIC = {
     "load_config": "unmask.config",
     "load_tokenizer": "unmask.data.tokenizers",
     "make_batch": "unmask.data.batch",
-    "particles": "unmask.sampling.guidance",
+    "particles": "unmask.sampling.particles",
     "sample": "unmask.sampling.loop",
     "steps": "unmask.sampling.loop",
     "train": "unmask.training.loop",

@@ -21,15 +21,17 @@ from unmask.errors import UsageError, did_you_mean
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.score import score
 from unmask.objectives import Objective
+from unmask.processes.base import Process
 from unmask.rng import row_keys
 from unmask.samplers import Sampler, Step
 from unmask.samplers.drawing import Drawing
 from unmask.samplers.refine import Refine
-from unmask.samplers.semi_ar import SemiAR
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained
-from unmask.sampling.guidance import Guidance, Score, particles
+from unmask.sampling.factory import make_sampler
+from unmask.sampling.guidance import Guidance
 from unmask.sampling.loop import sample, steps
+from unmask.sampling.particles import Score, particles
 from unmask.storage.atomic import atomic_folder, find_folder
 from unmask.storage.built_in import built_in_folder
 from unmask.storage.model_folder import FILES, read_folder, write_folder
@@ -112,8 +114,26 @@ class Model:
     @property
     def sampler(self) -> Sampler:
         """What writes where no other is named: the objective's sampler, drawing as this model draws."""
-        own: Any = self.objective.sampler()
-        return cast(Sampler, dataclasses.replace(own, **dataclasses.asdict(self.drawing)))
+        return self.make_sampler()
+
+    def make_sampler(self, name: str | None = None, /, **options: Any) -> Sampler:
+        """The sampler of that name (see `unmask samplers`), or the model's own, bound to this model.
+
+        What the options leave out is the model's: its noise, its way of drawing (`Model.drawing`), its window. Of a
+        sampler around another, options that it does not know are the inner one's. The command line and the server make
+        samplers in this way, too: same options and seed, same text.
+
+        >>> model.make_sampler("block", size=16, steps=4).inner.steps  # doctest: +SKIP
+        4
+        """
+        own = self.objective.sampler()
+        made = make_sampler(name, options, own=own, drawing=self.drawing, window=self.length)
+        return made.bind(self.process)
+
+    @property
+    def process(self) -> Process | None:
+        """The forward process that it reverses, with its noise; None for an autoregressive model."""
+        return self.objective.process(self.denoiser)
 
     def class_of(self, label: int | str | None) -> int | None:
         """The number of a class, which may be given by its word; what the model does not know is refused.
@@ -419,16 +439,16 @@ class Model:
     def fit_sampler(self, sampler: Sampler | None, length: int) -> Sampler:
         """The model's own sampler where none is given, and windows around it where the text is too long for one."""
         check_sampler(sampler)
-        sampler = sampler or self.sampler
-        if isinstance(sampler, SemiAR) and sampler.window > self.length:
+        sampler = self.sampler if sampler is None else sampler.bind(self.process)
+        if sampler.context is not None and sampler.context > self.length:
             raise UsageError(
-                f"a window of {sampler.window} is beyond the {self.length} tokens the model was trained on"
+                f"a window of {sampler.context} is beyond the {self.length} tokens the model was trained on"
             )
-        if length <= self.length or isinstance(sampler, SemiAR):
+        if length <= self.length or sampler.context is not None:
             return sampler
         if sampler.left_to_right:
             raise UsageError(f"length {length} is beyond the model's window of {self.length} tokens; ask for less")
-        return SemiAR(window=self.length, inner=sampler)
+        return self.make_sampler("semi_ar", inner=sampler)
 
     # --- measure ---
 

@@ -174,6 +174,63 @@ def test_the_whole_chain_has_the_law_of_conditioned_steps(num_steps: int) -> Non
     assert fits(world, tokens, law) > P_MIN
 
 
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_the_textbook_chain_holds_a_constraint_with_the_same_law(num_steps: int) -> None:
+    world, automaton, z_L = constrained_world(7, 2, 3, 3, {})
+    law = torch.zeros(len(world.states)).double()
+    law[world.index(z_L[None])] = 1
+    alpha = LogLinear().alpha(torch.arange(num_steps + 1, dtype=torch.float64) / num_steps).tolist()
+    for i in range(num_steps, 0, -1):
+        law = law @ step_matrix(world, automaton, (alpha[i - 1] - alpha[i]) / (1 - alpha[i]))
+    tokens = sample(world.denoiser(), canvas_of(world, automaton, z_L, NUM), samplers.Posterior(steps=num_steps)).tokens
+    assert fits(world, tokens, law) > P_MIN
+
+
+def masks_again(world: World, sigma: float) -> Tensor:
+    """Each token is masked with this chance."""
+    matrix = torch.zeros(len(world.states), len(world.states)).double()
+    for i, z_L in enumerate(world.states):
+        written = (z_L != world.mask_id).nonzero().flatten().tolist()
+        for num in range(len(written) + 1):
+            for again in itertools.combinations(written, num):
+                to = z_L.clone()
+                to[list(again)] = world.mask_id
+                matrix[i, world.index(to[None])] += sigma**num * (1 - sigma) ** (len(written) - num)
+    return matrix
+
+
+@pytest.mark.parametrize(("V", "fixed"), [(2, {}), (3, {0: 1})])
+def test_a_chain_with_remasking_holds_a_constraint_step_by_step(V: int, fixed: dict[int, int]) -> None:
+    """A move draws what opens given that what stands before it can be completed; then tokens are masked again, of those
+    that stood before the move."""
+    world, automaton, z_L = constrained_world(7, V, 3, 3, fixed)
+    sampler = samplers.ReMDM(steps=3, eta=0.4)
+    law = torch.zeros(len(world.states)).double()
+    law[world.index(z_L[None])] = 1
+    for move in sampler.moves():
+        after = torch.zeros_like(law)
+        opening, removing = step_matrix(world, automaton, move.opening), masks_again(world, move.sigma)
+        for i in law.nonzero().flatten().tolist():
+            # what stood before the move and is masked by it, beside what it opens: the two are independent
+            before = world.states[i]
+            stood = [p for p in range(world.L) if before[p] != world.mask_id and p not in fixed]
+            for j in opening[i].nonzero().flatten().tolist():
+                for k in removing[i].nonzero().flatten().tolist():
+                    to = world.states[j].clone()
+                    to[[p for p in stood if world.states[k][p] == world.mask_id]] = world.mask_id
+                    if any(world.states[k][p] == world.mask_id for p in fixed):
+                        continue  # what is given is never masked
+                    chance = removing[i, k] / (1 - move.sigma) ** len(fixed)
+                    after[world.index(to[None])] += law[i] * opening[i, j] * chance
+        law = after
+    assert float(law.sum()) == pytest.approx(1)
+    tokens = sample(world.denoiser(), canvas_of(world, automaton, z_L, NUM), sampler).tokens
+    assert all(automaton.accepts(row) for row in tokens[:500].tolist())
+    assert fits(world, tokens, law) > P_MIN
+    plain = samplers.Ancestral(steps=3)
+    assert fits(world, sample(world.denoiser(), canvas_of(world, automaton, z_L, NUM), plain).tokens, law) < 0.01
+
+
 def test_it_is_not_the_chain_conditioned_on_its_end() -> None:
     """What the guide says of the law: step by step is another one, and these draws tell the two apart."""
     world, automaton, z_L = constrained_world(7, 2, 3, 3, {})
@@ -318,7 +375,12 @@ def test_always(seed: int, S: int, V: int, L: int, data: st.DataObject, over: st
     assert all(agrees(text, row, world.mask_id) for text, row in zip(tokens.tolist(), rows, strict=True))
     for i in range(len(rows)):
         if world.mask_id in rows[i]:
-            alone = dataclasses.replace(canvas, tokens=canvas.tokens[i : i + 1], key_B=canvas.key_B[i : i + 1])
+            alone = dataclasses.replace(
+                canvas,
+                tokens=canvas.tokens[i : i + 1],
+                open_BL=canvas.open_BL[i : i + 1],
+                key_B=canvas.key_B[i : i + 1],
+            )
             assert sample(net, alone, sampler).tokens[0].tolist() == tokens[i].tolist()
 
 

@@ -194,11 +194,15 @@ def test_rows_do_not_depend_on_their_batch(causal: bool) -> None:
     canvas = Canvas.blank(num=6, length=8, mask_id=MASK, seed=4)
     together = sample(net, canvas, sampler).tokens
     for i in range(6):
-        alone = dataclasses.replace(canvas, tokens=canvas.tokens[i : i + 1], key_B=canvas.key_B[i : i + 1])
+        alone = dataclasses.replace(
+            canvas, tokens=canvas.tokens[i : i + 1], open_BL=canvas.open_BL[i : i + 1], key_B=canvas.key_B[i : i + 1]
+        )
         assert sample(net, alone, sampler).tokens.equal(together[i : i + 1])
     rows = [[MASK] * 8, [MASK] * 5]
     ragged = sample(net, Canvas.of_rows(rows, mask_id=MASK, pad_id=0, seed=4), sampler).tokens
-    short = dataclasses.replace(canvas, tokens=canvas.tokens[1:2, :5], key_B=canvas.key_B[1:2])
+    short = dataclasses.replace(
+        canvas, tokens=canvas.tokens[1:2, :5], open_BL=canvas.open_BL[1:2, :5], key_B=canvas.key_B[1:2]
+    )
     assert ragged[0].equal(together[0])
     assert ragged[1, :5].equal(sample(net, short, sampler).tokens[0])
 

@@ -88,7 +88,9 @@ def check(
     for i, (row, text) in enumerate(zip(rows, tokens, strict=True)):
         assert mask not in text
         assert all(a == b or (a == mask and b not in forbidden) for a, b in zip(row, text, strict=True))
-        alone = replace(canvas, tokens=canvas.tokens[i : i + 1], key_B=canvas.key_B[i : i + 1])
+        alone = replace(
+            canvas, tokens=canvas.tokens[i : i + 1], open_BL=canvas.open_BL[i : i + 1], key_B=canvas.key_B[i : i + 1]
+        )
         assert sample(net, alone, sampler).tokens[0].tolist() == text
     if end is not None:
         plain = sample(net, replace(canvas, end_id=None), sampler).tokens.tolist()

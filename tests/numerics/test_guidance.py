@@ -16,8 +16,9 @@ from unmask.noise import LogLinear
 from unmask.objectives import MDLM
 from unmask.samplers import Sampler
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.guidance import Guidance, particles
+from unmask.sampling.guidance import Guidance
 from unmask.sampling.loop import sample
+from unmask.sampling.particles import particles
 
 P_MIN = 1e-4
 
@@ -59,7 +60,7 @@ def test_a_wish_that_guidance_cannot_follow_is_refused() -> None:
         sample(world.denoiser(), blank, samplers.Ancestral(), guidance=Guidance(1.0))
     with pytest.raises(UsageError, match="must be a number"):
         Guidance(float("nan"))
-    prompted = dataclasses.replace(blank, tokens=torch.tensor([[0, world.mask_id, world.mask_id]]))
+    prompted = Canvas.of(torch.tensor([[0, world.mask_id, world.mask_id]]), mask_id=world.mask_id)
     windows = samplers.SemiAR(window=2, stride=1, inner=samplers.Ancestral())
     with pytest.raises(UsageError, match="within one window"):
         sample(world.denoiser(), prompted, windows, guidance=Guidance(1.0))
@@ -107,7 +108,7 @@ def test_particles_refuse_what_they_cannot_steer() -> None:
     blank = Canvas.blank(num=1, length=world.L, mask_id=world.mask_id)
     with pytest.raises(UsageError, match="use more particles"):
         particles(world.denoiser(), blank, samplers.Ancestral(), lambda z: torch.full((len(z),), -torch.inf))
-    with pytest.raises(UsageError, match="posterior sampler"):
+    with pytest.raises(UsageError, match="use posterior"):
         particles(world.denoiser(), blank, samplers.Ancestral(), tilt, objective=MDLM(zero_masking=False, steps=5))
 
 
@@ -146,7 +147,9 @@ def test_a_rows_particles_do_not_depend_on_its_neighbours(sampler: Sampler) -> N
     canvas = Canvas.of(tokens, mask_id=world.mask_id, seed=4)
     together = particles(world.denoiser(), canvas, sampler, tilt, num=8, threshold=0.9).tokens
     for i in (0, 3, 7, 8, 19):
-        alone = dataclasses.replace(canvas, tokens=canvas.tokens[i : i + 1], key_B=canvas.key_B[i : i + 1])
+        alone = dataclasses.replace(
+            canvas, tokens=canvas.tokens[i : i + 1], open_BL=canvas.open_BL[i : i + 1], key_B=canvas.key_B[i : i + 1]
+        )
         assert particles(world.denoiser(), alone, sampler, tilt, num=8, threshold=0.9).tokens.equal(together[i : i + 1])
 
 

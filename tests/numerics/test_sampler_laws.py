@@ -160,7 +160,12 @@ def test_a_row_depends_on_its_key_alone() -> None:
         canvas = Canvas.blank(num=20, length=3, mask_id=2, seed=3)
         together = sample(world.denoiser(), canvas, sampler).tokens
         for i in (0, 7, 19):
-            alone = dataclasses.replace(canvas, tokens=canvas.tokens[i : i + 1], key_B=canvas.key_B[i : i + 1])
+            alone = dataclasses.replace(
+                canvas,
+                tokens=canvas.tokens[i : i + 1],
+                open_BL=canvas.open_BL[i : i + 1],
+                key_B=canvas.key_B[i : i + 1],
+            )
             assert sample(world.denoiser(), alone, sampler).tokens.equal(together[i : i + 1])
 
 

@@ -27,7 +27,7 @@ def slow(small: Model) -> Iterator[tuple[TestClient, Desk]]:
     predictor = app.desk.engine.predictor
 
     class Slow:
-        kind, left_to_right = predictor.kind, predictor.left_to_right
+        process, gives, left_to_right = predictor.process, predictor.gives, predictor.left_to_right
 
         def __call__(self, query: Query) -> Any:
             time.sleep(0.005)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -22,10 +21,9 @@ from unmask.denoisers.dit import DiT
 from unmask.denoisers.network import Network
 from unmask.devices import fast_attention
 from unmask.objectives.mdlm import MDLM
-from unmask.samplers import Sampler, Step
+from unmask.samplers import Sampler
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.left_to_right import LeftToRight
-from unmask.samplers.planned import PlannedSampler
 from unmask.samplers.semi_ar import SemiAR
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.loop import sample
@@ -167,21 +165,12 @@ def draw(job: Job, net: Network, base: int) -> Result:
 
 def count_row_calls(canvas: Canvas, sampler: Sampler) -> int:
     """Rows the network sees over all calls; the plan alone decides that."""
-    if isinstance(sampler, SemiAR):
-        inner, rows = sampler.inner, 0
-
-        def fill(window: Canvas) -> list[Step]:
-            nonlocal rows
-            rows += count_row_calls(window, inner)
-            none = torch.empty(0, dtype=torch.long)
-            return [Step(none, none, none, none, torch.zeros_like(window.tokens))]
-
-        for _ in sampler.run(canvas, fill):
-            pass
-        return rows
-    assert isinstance(sampler, PlannedSampler)
-    state = sampler.start(canvas)
-    return sum(len(np.unique(state.opens(r)[0])) for r in range(state.num_rounds))
+    state, rows = sampler.start(canvas.to("cpu")), 0
+    while (query := sampler.ask(state)) is not None:
+        rows += len(query.level_R)
+        num = int(query.wanted_RK.sum())
+        sampler.write(state, torch.ones(num, dtype=torch.bool), torch.zeros(num, dtype=torch.long), torch.zeros(num))
+    return rows
 
 
 def profiled(job: Job, work: Callable[[], object]) -> list[tuple[str, int, float]]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import sys
 import tempfile
-import typing
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +20,7 @@ if TYPE_CHECKING:
     from unmask.cli._trace import Trace
     from unmask.constraints import Constraint
     from unmask.model import Model
-    from unmask.noise import Noise
     from unmask.samplers import Sampler, Step
-    from unmask.samplers.drawing import Drawing
 
 RUNNERS_UP = 4  # shown for each token
 MAX_WINDOW = 1 << 20  # of a model that is not known yet
@@ -182,11 +177,13 @@ def _check_sampler(args: argparse.Namespace) -> None:
     """Refuse options that fit none of the samplers that a model may have as its own."""
     from unmask.samplers import room
     from unmask.samplers.drawing import Drawing
+    from unmask.sampling.factory import make_sampler as made
 
     refused: list[UsageError] = []
     for own in ("ancestral", "left_to_right", "posterior"):
         try:
-            _made(args, room.get(own)(), Drawing(), MAX_WINDOW)
+            with _flags_named(args):
+                made(args.sampler, _options(args), own=room.get(own)(), drawing=Drawing(), window=MAX_WINDOW)
             return
         except UsageError as e:
             refused.append(e)
@@ -194,63 +191,28 @@ def _check_sampler(args: argparse.Namespace) -> None:
 
 
 def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:
-    """The model's own sampler, or the one named, with the options given; one that it does not have is refused.
-
-    Of what is not given the model says how tokens are drawn (`Model.drawing`).
-    """
-    return _made(args, model.objective.sampler(), model.drawing, model.length)
+    """The model's own sampler, or the one named, with the options given (see `Model.make_sampler`)."""
+    with _flags_named(args):
+        return model.make_sampler(args.sampler, **_options(args))
 
 
-def _made(args: argparse.Namespace, own: Sampler, drawing: Drawing, window: int) -> Sampler:
-    from unmask.config import Word
-    from unmask.samplers import room
-    from unmask.samplers.ancestral import Ancestral
-    from unmask.samplers.semi_ar import SemiAR
-
-    given: dict[str, Any] = {k: Word(v) for k, v in args.overrides.items()}
-    given |= {k: getattr(args, k) for k in _OPTIONS if getattr(args, k) not in (None, ...)}
-    if args.steps is None:
-        given["steps"] = None
-    cls = room.get(args.sampler) if args.sampler else type(own)
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    names = [*args.flags, *(name.replace("_", "-") for name in fields)]
-    build = partial(_build, noise=getattr(own, "noise", None), drawing=drawing, flags=names)
-    if "inner" not in fields:
-        return build(cls, given)
-    # A sampler around another: what it does not know is the inner one's, which is the model's own where none is named.
-    usual: Any = fields["inner"].default
-    named = given.pop("inner", None)
-    inner = room.get(named) if named else type(own if isinstance(usual, Ancestral) else usual)
-    outer: dict[str, Any] = {k: given.pop(k) for k in fields if k in given}
-    if cls is SemiAR:
-        outer = {"window": window} | outer
-    if inner is SemiAR:
-        given = {"window": window} | given
-    return build(cls, outer | {"inner": build(inner, given)})
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say of the sampler."""
+    options = dict(args.overrides) | {k: getattr(args, k) for k in _OPTIONS if getattr(args, k) not in (None, ...)}
+    return options | ({"steps": None} if args.steps is None else {})
 
 
-def _build(
-    cls: type[Sampler], options: dict[str, Any], *, noise: Noise | None, drawing: Drawing, flags: list[str]
-) -> Sampler:
-    from unmask.config import Word, from_dict
-    from unmask.samplers.drawing import Drawing
+@contextmanager
+def _flags_named(args: argparse.Namespace) -> Iterator[None]:
+    """An option that the sampler does not have is called by its flag, and may have meant any other flag."""
+    from unmask.sampling.factory import UnknownOption
 
-    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
-    for name, value in options.items():
-        if name not in known:
-            spelled = name.replace("_", "-")
-            hint = did_you_mean(spelled, {*(option.replace("_", "-") for option in known), *flags})
-            raise UsageError(f"the sampler {cls.__name__} has no option --{spelled}; {hint}")
-        if value == "inf" and hints[name] is float:  # a recipe takes no such number; here the sampler judges it
-            options = options | {name: math.inf}
-        elif isinstance(value, Word):
-            options = options | {name: from_dict(hints[name], value, f"--{name}")}
-    if "noise" in known and noise is not None:
-        options = {"noise": noise} | options
-    if issubclass(cls, Drawing):
-        options = dataclasses.asdict(drawing) | options
-    return cls(**options)
+    try:
+        yield
+    except UnknownOption as e:
+        flag = e.option.replace("_", "-")
+        hint = did_you_mean(flag, {*(option.replace("_", "-") for option in e.known), *args.flags})
+        raise UsageError(f"the sampler {e.cls.__name__} has no option --{flag}; {hint}") from None
 
 
 class View:
@@ -298,7 +260,7 @@ def shown(args: argparse.Namespace, model: Model) -> Iterator[View]:
 
 
 def _check_writable(flag: str, name: str) -> None:
-    """Said before the work, not behind it."""
+    """Said before the work, not after it."""
     if not name:
         raise UsageError(f"--{flag} needs the name of a file")
     path = Path(name)

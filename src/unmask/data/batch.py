@@ -10,7 +10,7 @@ from torch import Tensor
 from unmask.rng import fold, row_keys, uniform
 
 # Which draw of a row's key is for what; a new purpose gets a new number, so that no two ever share bits.
-DRAW_TIME, DRAW_MASK, DRAW_ORDER, DRAW_TOKEN, DRAW_PARTICLE, DRAW_REMASK, DRAW_LABEL = 0, 1, 2, 3, 4, 5, 6
+DRAW_TIME, DRAW_MASK, DRAW_ORDER, DRAW_TOKEN, DRAW_PARTICLE, DRAW_REMASK, DRAW_LABEL, DRAW_STATE = range(8)
 
 
 @dataclass(frozen=True)

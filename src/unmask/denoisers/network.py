@@ -87,10 +87,11 @@ class Network(nn.Module):
     sharded: bool = False  # each process holds a share of each weight: only a part's own forward pass may touch them
     takes_padding: bool = True  # rows of different lengths share a call by valid_BL at no extra cost
     capturable: bool = False  # no call looks at a value on the host, so that a CUDA graph may replay it
+    objective: nn.Module | None  # what the objective has built beside it: trained, averaged and saved with it
 
     def __init__(self) -> None:
         super().__init__()
-        self.objective: nn.Module | None = None
+        self.register_module("objective", None)
 
     @abstractmethod
     def trunk(

@@ -74,11 +74,15 @@ def cross_entropy(x_N: Tensor, mask_id: int, zero_masking: bool = True) -> Term:
     return term
 
 
-def sum_rows(where_BL: Tensor, nats_N: Tensor) -> Tensor:
-    """Add up each row's tokens, in float64 where the device has it: bounds are sums of many numbers."""
+def at_positions(where_BL: Tensor, nats_N: Tensor) -> Tensor:
+    """[B, L] each token's nats where it stands, in float64 where the device has it: bounds are sums of many numbers.
+
+    >>> at_positions(torch.tensor([[True, False, True]]), torch.tensor([1.0, 2.0])).tolist()
+    [[1.0, 0.0, 2.0]]
+    """
     dtype = torch.float32 if nats_N.device.type == "mps" else torch.float64
-    total_B = torch.zeros(len(where_BL), dtype=dtype, device=nats_N.device)
-    return total_B.index_add(0, where_BL.nonzero(as_tuple=True)[0], nats_N.to(dtype))
+    nats_BL = torch.zeros(where_BL.shape, dtype=dtype, device=nats_N.device)
+    return nats_BL.masked_scatter(where_BL.to(nats_N.device), nats_N.to(dtype))
 
 
 def _chunks(h_ND: Tensor, num_ids: int) -> Iterator[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Samplers: in which order the masks open, and how the tokens are drawn. They know no network and no text."""
+"""Samplers: in which order positions open, and how the tokens are drawn. They know no network and no text."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 from unmask.samplers.base import MAX_STEPS as MAX_STEPS
 from unmask.samplers.base import RunnersUp as RunnersUp
 from unmask.samplers.base import Sampler as Sampler
+from unmask.samplers.base import State as State
 from unmask.samplers.base import Step as Step
+from unmask.samplers.base import Wrapper as Wrapper
 from unmask.samplers.base import check_counts as check_counts
+from unmask.samplers.base import fitting as fitting
 from unmask.samplers.base import room as room
 
 

@@ -11,19 +11,11 @@ from torch import Tensor
 from unmask.data.batch import DRAW_ORDER
 from unmask.errors import UsageError
 from unmask.rng import uniform
-from unmask.samplers import Sampler, Step, check_counts
+from unmask.samplers import Sampler, State, check_counts
 from unmask.samplers.drawing import Drawing, forbid
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.predictor import Query
-from unmask.sampling.query import ask_about, masked_share, written_share
-
-
-@dataclass
-class AdaptiveState:
-    canvas: Canvas
-    tokens_BL: Tensor
-    round: int = 0
-    query: Query | None = None
+from unmask.sampling.query import ask_about, masked_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +39,7 @@ class AdaptiveSampler(Drawing, Sampler):
         """[N] the larger, the sooner it opens."""
 
     @abstractmethod
-    def opens(self, state: AdaptiveState, score_RK: Tensor, place_RK: Tensor) -> Tensor:
+    def opens(self, state: State, score_RK: Tensor, place_RK: Tensor) -> Tensor:
         """[R, K] what opens now, given each position's score and its place in its row's order (0: first).
 
         Padding has score -inf and the last places; what is said of it does not matter.
@@ -56,30 +48,13 @@ class AdaptiveSampler(Drawing, Sampler):
     def max_calls(self, length: int) -> int:
         return length
 
-    def start(self, canvas: Canvas) -> AdaptiveState:
-        return AdaptiveState(canvas, canvas.tokens.clone())
-
-    def ask(self, state: AdaptiveState) -> Query | None:
+    def ask(self, state: State) -> Query | None:
         canvas, tokens_BL = state.canvas, state.tokens_BL
         masked_BL = tokens_BL == canvas.mask_id
         state.query = ask_about(canvas, tokens_BL, masked_BL, masked_share(canvas, tokens_BL))
         return state.query
 
-    def tell(self, state: AdaptiveState, prediction: Tensor) -> Step:
-        canvas = state.canvas
-        opens_N = self.decide(state, prediction)
-        row_N, position_N = _asked(state.query, opens_N)
-        token_N, log_prob_N = self.draw_tokens(
-            prediction[opens_N],
-            canvas.key_B[row_N],
-            position_N + canvas.offset,
-            canvas.never,
-            share_N=written_share(canvas, state.tokens_BL)[row_N],
-        )
-        return self.write(state, opens_N, token_N, log_prob_N)
-
-    def decide(self, state: AdaptiveState, prediction: Tensor) -> Tensor:
-        """[N] which of the masked positions open."""
+    def select(self, state: State, prediction: Tensor) -> Tensor:
         canvas, query = state.canvas, state.query
         assert query is not None
         wanted_RK = query.wanted_RK
@@ -88,14 +63,6 @@ class AdaptiveSampler(Drawing, Sampler):
         score_RK[wanted_RK] = self.score(log_p_NI)
         place_RK = self._places(canvas, query, score_RK)
         return ((place_RK == 0) | self.opens(state, score_RK, place_RK))[wanted_RK]
-
-    def write(self, state: AdaptiveState, opens_N: Tensor, token_N: Tensor, log_prob_N: Tensor) -> Step:
-        """Put drawn tokens where this round opens."""
-        canvas = state.canvas
-        row_N, position_N = _asked(state.query, opens_N)
-        state.tokens_BL = canvas.close_ended(state.tokens_BL.index_put((row_N, position_N), token_N))
-        state.round += 1
-        return Step(row_N, position_N, token_N, log_prob_N, state.tokens_BL)
 
     def _places(self, canvas: Canvas, query: Query, score_RK: Tensor) -> Tensor:
         """[R, K] each position's place in the order in which its row opens."""
@@ -107,14 +74,6 @@ class AdaptiveSampler(Drawing, Sampler):
         by_score_RK = 1 - place_RK / query.wanted_RK.sum(dim=1, keepdim=True)
         mixed_RK = (1 - self.random) * by_score_RK + self.random * u_RK
         return places(mixed_RK.masked_fill(~query.wanted_RK, -torch.inf))
-
-
-def _asked(query: Query | None, chosen_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and positions of some of what was asked about."""
-    assert query is not None
-    index_R = torch.arange(len(query.at_RK), device=query.at_RK.device) if query.rows_R is None else query.rows_R
-    row_N = index_R[:, None].expand_as(query.at_RK)[query.wanted_RK]
-    return row_N[chosen_N], query.at_RK[query.wanted_RK][chosen_N]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +95,7 @@ class CountedSampler(AdaptiveSampler):
     def max_calls(self, length: int) -> int:
         return -(-length // (self.tokens or 1)) if self.steps is None else min(self.steps, length)
 
-    def opens(self, state: AdaptiveState, score_RK: Tensor, place_RK: Tensor) -> Tensor:
+    def opens(self, state: State, score_RK: Tensor, place_RK: Tensor) -> Tensor:
         return place_RK < ((self.tokens or 1) if self.steps is None else due(state, self.steps))
 
 
@@ -159,14 +118,14 @@ class CappedSampler(AdaptiveSampler):
     def wanted(self, score_RK: Tensor, place_RK: Tensor) -> Tensor:
         """[R, K] what would open with neither of them."""
 
-    def opens(self, state: AdaptiveState, score_RK: Tensor, place_RK: Tensor) -> Tensor:
+    def opens(self, state: State, score_RK: Tensor, place_RK: Tensor) -> Tensor:
         opens_RK = self.wanted(score_RK, place_RK)
         if self.tokens is not None:
             opens_RK = opens_RK & (place_RK < self.tokens)
         return opens_RK if self.steps is None else opens_RK | (place_RK < due(state, self.steps))
 
 
-def due(state: AdaptiveState, steps: int) -> Tensor:
+def due(state: State, steps: int) -> Tensor:
     """[R, 1] how many must open now for a row to be done in so many calls."""
     assert state.query is not None
     left_R1 = state.query.wanted_RK.sum(dim=1, keepdim=True)

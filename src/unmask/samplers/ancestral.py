@@ -11,7 +11,6 @@ import torch
 from unmask.data.batch import DRAW_ORDER
 from unmask.errors import UsageError
 from unmask.noise import Noise
-from unmask.noise.log_linear import LogLinear
 from unmask.rng import uniform
 from unmask.samplers import MAX_STEPS, check_counts
 from unmask.samplers.planned import Plan, PlannedSampler, places, plan_by_place
@@ -33,7 +32,7 @@ class Ancestral(PlannedSampler):
 
     steps: int | None = 128
     tokens: int | None = None
-    noise: Noise = LogLinear()
+    noise: Noise | None = None  # None: the model's
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,7 +47,7 @@ class Ancestral(PlannedSampler):
 
     def plan(self, canvas: Canvas) -> Plan:
         key_B = canvas.key_B.cpu()
-        open_BL = canvas.open_BL.cpu().numpy()
+        open_BL = canvas.masked_BL.cpu().numpy()
         position_L = torch.arange(open_BL.shape[1]) + canvas.offset
         u_BL = 1 - uniform(key_B[:, None], DRAW_ORDER, position_L)  # in (0, 1]
         if self.tokens is not None:
@@ -59,10 +58,10 @@ class Ancestral(PlannedSampler):
             when_BL, level_BL = u_BL.numpy(), (1 - u_BL).numpy()
         else:
             t = torch.arange(self.steps, -1, -1, dtype=torch.float64) / self.steps  # 1 … 0
-            alpha = self.noise.alpha(t)  # 0 … 1, rising
+            alpha = self.schedule.alpha(t)  # 0 … 1, rising
             # The k-th step goes from t[k] to t[k+1] and opens u in (alpha[k], alpha[k+1]].
             k_BL = torch.searchsorted(alpha, u_BL, right=False) - 1
-            when_BL, level_BL = k_BL.numpy(), self.noise.level(t)[k_BL].numpy()
+            when_BL, level_BL = k_BL.numpy(), self.schedule.level(t)[k_BL].numpy()
         return Plan(_ranks(when_BL, open_BL), level_BL)
 
 

@@ -1,10 +1,14 @@
-"""Samplers: in which order the masks open, and how the tokens are drawn. They know no network and no text."""
+"""Samplers: in which order positions open, and how the tokens are drawn. They know no network and no text.
+
+To add one, subclass `Sampler` and give it `ask`, which returns the next question to the network, and `max_calls`. All
+else has a default: everything that was asked about opens, each token is drawn from the prediction, and is written.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from unmask.errors import UsageError
 from unmask.registry import Room
@@ -13,11 +17,15 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from unmask.noise import Noise
+    from unmask.processes.base import Process
+    from unmask.samplers.drawing import Drawing
     from unmask.sampling.canvas import Canvas
     from unmask.sampling.predictor import Query
 
 room = Room("unmask.samplers", base="Sampler", helpers=("adaptive", "drawing", "planned", "remasking", "windowed"))
 MAX_STEPS = 10_000_000  # a grid of times is made of them
+Accepts = tuple[tuple[str | None, str], ...]  # (process, what is predicted)
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class Step:
 
     log_prob_N is under the law that the token was drawn from. tokens_BL is the canvas after the step: besides what
     opened it shows what was masked again, and end-of-text in all that follows where a row has ended.
-    others and, by rows and positions, remasked: told where somebody asks for runners-up.
+    others and, by rows and positions, remasked: set where an observer asks for runners-up.
     """
 
     row_N: Tensor
@@ -55,42 +63,223 @@ class Step:
         return replace(self, position_N=self.position_N + by, tokens_BL=tokens_BL, remasked=remasked)
 
 
+@dataclass
+class State:
+    """Where a run stands: the canvas it began with, the tokens now, the last question, and how many were answered.
+
+    A sampler that needs to remember more subclasses it, and overrides `Sampler.start`.
+    """
+
+    canvas: Canvas
+    tokens_BL: Tensor
+    query: Query | None = None
+    round: int = 0
+
+
 class Sampler(ABC):
-    """`start` a canvas, then `ask` and `tell` in turn until `ask` returns None. The state is the sampler's own."""
+    """`start` a canvas, then `ask` and `tell` in turn until `ask` returns None. The state is the sampler's own.
+
+    `tell` is three parts: `select` says which of the positions that were asked about open, `draw_opened` draws their
+    tokens, `write` puts them on the canvas. A constraint replaces the middle one (see unmask.sampling.constrained); a
+    server that has drawn for many rows at once replaces it as well.
+
+    >>> import torch, unmask
+    >>> from unmask.sampling.query import ask_about, masked_share
+    >>> class Last(unmask.samplers.Sampler):  # from right to left
+    ...     def max_calls(self, length):
+    ...         return length
+    ...
+    ...     def ask(self, state):
+    ...         masked_BL = state.tokens_BL == state.canvas.mask_id
+    ...         last_BL = masked_BL & (masked_BL.flip(1).cumsum(1).flip(1) == 1)
+    ...         level_B = masked_share(state.canvas, state.tokens_BL)
+    ...         state.query = ask_about(state.canvas, state.tokens_BL, last_BL, level_B)
+    ...         return state.query
+    >>> coin = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
+    >>> opened = unmask.steps(coin, unmask.Canvas.blank(num=1, length=3, mask_id=2), Last())
+    >>> [step.position_N.tolist() for step in opened]
+    [[2], [1], [0]]
+    """
 
     room: ClassVar[Room] = room
     law: ClassVar[str] = "no law claimed"  # what the finished texts follow, as far as a test holds the sampler to it
     cost: ClassVar[str] = ""  # network calls as a formula of the options and the length L
+    accepts: Accepts = (("absorbing", "x0"),)  # pairs of process and kind of prediction that it can use
+    own_inner: ClassVar[bool] = True  # of one with an `inner`: the model's own sampler is that, where none is named
+
+    # --- what it can do ---
 
     @property
-    def takes(self) -> tuple[str, ...]:
-        """The kinds of prediction that it can use."""
-        return ("log_x_theta",)
+    def final(self) -> bool:
+        """Whether a written token stays, so that a text can be sent while it is written."""
+        return True
+
+    @property
+    def planned(self) -> bool:
+        """Whether everything asked about opens whatever the answer, with tokens drawn as `drawing` says.
+
+        Then rows of several canvases may be drawn together. `select` and `draw_opened` must be those of this class.
+        """
+        return False
 
     @property
     def left_to_right(self) -> bool:
         """Whether it opens one column after another, as an autoregressive model must be read."""
         return False
 
-    @abstractmethod
-    def start(self, canvas: Canvas) -> Any:
-        """The state in which nothing has opened; everything that can be planned is planned here."""
+    @property
+    def constrainable(self) -> bool:
+        """Whether a constraint may take the place of `draw_opened`: masks open, and what is written was masked."""
+        return True
 
-    @abstractmethod
-    def ask(self, state: Any) -> Query | None:
-        """What the network is asked next; None when no mask is left."""
+    @property
+    def context(self) -> int | None:
+        """How many tokens the network is shown at a time; None: the whole canvas."""
+        return None
 
-    @abstractmethod
-    def tell(self, state: Any, prediction: Tensor) -> Step:
-        """Take the network's answer to the last `ask`, write tokens, and say what was written."""
+    @property
+    def drawing(self) -> Drawing:
+        """Temperature and cuts of the draws: its own options, or those of the sampler inside."""
+        from unmask.samplers.drawing import Drawing
 
-    def select(self, state: Any, rows_B: np.ndarray, canvas: Canvas) -> Any:
-        """A state whose row b is a copy of row rows_B[b], drawn on with the keys of `canvas`."""
-        raise UsageError(f"the sampler {type(self).__name__} cannot copy rows: use ancestral or left_to_right")
+        return self if isinstance(self, Drawing) else Drawing()
+
+    def visit(self, state: Any) -> int | None:
+        """The number of the move, where a position may be drawn in several: each gets random numbers of its own."""
+        return None
+
+    # --- what it is bound to ---
+
+    def bind(self, process: Process | None) -> Sampler:
+        """The same sampler, with the noise of the model's process where it names none; also the one inside.
+
+        >>> from unmask.samplers import Ancestral
+        >>> Ancestral().bind(None).noise
+        LogLinear()
+        """
+        known = {field.name for field in fields(cast(Any, self))} if is_dataclass(type(self)) else set()
+        changes: dict[str, Any] = {}
+        if "noise" in known and getattr(self, "noise", None) is None:
+            changes["noise"] = self.schedule if process is None else process.noise
+        inner = getattr(self, "inner", None) if "inner" in known else None
+        if isinstance(inner, Sampler) and (bound := inner.bind(process)) is not inner:
+            changes["inner"] = bound
+        return cast(Sampler, replace(cast(Any, self), **changes)) if changes else self
+
+    @property
+    def schedule(self) -> Noise:
+        """Its noise; log-linear where it has none and was bound to no model."""
+        from unmask.noise.log_linear import LogLinear
+
+        return getattr(self, "noise", None) or LogLinear()
+
+    # --- a run ---
 
     @abstractmethod
     def max_calls(self, length: int) -> int:
         """An upper limit of network calls for a canvas of this length."""
+
+    def start(self, canvas: Canvas) -> Any:
+        """The state in which nothing has opened; everything that can be planned is planned here."""
+        return State(canvas, canvas.tokens.clone())
+
+    @abstractmethod
+    def ask(self, state: Any) -> Query | None:
+        """What the network is asked next, which `state.query` keeps; None when no mask is left."""
+
+    def tell(self, state: Any, prediction: Tensor) -> Step:
+        """Take the network's answer to the last `ask`, one line a wanted position; write tokens, and say which."""
+        opens_N = self.select(state, prediction)
+        token_N, log_prob_N = self.draw_opened(state, prediction, opens_N)
+        return self.write(state, opens_N, token_N, log_prob_N)
+
+    def select(self, state: Any, prediction: Tensor) -> Tensor:
+        """[N] which of the positions that were asked about open now, line by line; all of them unless overridden."""
+        import torch
+
+        return torch.ones(len(prediction), dtype=torch.bool, device=prediction.device)
+
+    def draw_opened(self, state: Any, prediction: Tensor, opens_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens for the lines that open, and their log-probabilities under the law they were drawn from."""
+        from unmask.sampling.query import written_share
+
+        canvas = state.canvas
+        row_N, position_N = self.opened(state, opens_N)
+        return self.drawing.draw_tokens(
+            prediction if self.planned else prediction[opens_N],
+            canvas.key_B[row_N],
+            position_N + canvas.offset,
+            canvas.never,
+            share_N=written_share(canvas, state.tokens_BL)[row_N],
+            visit=self.visit(state),
+        )
+
+    def write(self, state: Any, opens_N: Tensor, token_N: Tensor, log_prob_N: Tensor) -> Step:
+        """Put the tokens where something opens, and end-of-text into rows that have ended."""
+        row_N, position_N = self.opened(state, opens_N)
+        state.tokens_BL = state.canvas.close_ended(state.tokens_BL.index_put((row_N, position_N), token_N))
+        state.round += 1
+        return Step(row_N, position_N, token_N, log_prob_N, state.tokens_BL)
+
+    def opened(self, state: Any, opens_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows and positions, in the state's canvas, of the lines that open."""
+        from unmask.sampling.query import lines_of
+
+        row_N, position_N = lines_of(state.query)
+        return row_N[opens_N], position_N[opens_N]
+
+    # --- what some can do besides ---
+
+    def copy_rows(self, state: Any, rows_B: np.ndarray, canvas: Canvas) -> Any:
+        """A state whose row b is a copy of row rows_B[b], drawn on with the keys of `canvas`; for particles."""
+        raise UsageError(f"the sampler {type(self).__name__} cannot copy rows: use ancestral or left_to_right")
+
+    def replayable(self, state: Any) -> tuple[Any, Any] | None:
+        """The planned sampler and its state whose remaining rounds a GPU may run without asking; None: none."""
+        return None
+
+    def replayed(self, state: Any, step: Step) -> Step:
+        """A step of that planned sampler as one of this."""
+        return step
+
+    def go_on(self, state: Any) -> None:
+        """After those rounds: whatever comes before the next question."""
+        return
+
+
+class Wrapper(Sampler):
+    """A sampler around another, `inner`, whose draws and abilities are its own."""
+
+    inner: Sampler
+
+    @property
+    def accepts(self) -> Accepts:  # type: ignore[override]
+        return self.inner.accepts
+
+    @property
+    def final(self) -> bool:
+        return self.inner.final
+
+    @property
+    def constrainable(self) -> bool:
+        return self.inner.constrainable
+
+    @property
+    def drawing(self) -> Drawing:
+        return self.inner.drawing
+
+    def visit(self, state: Any) -> int | None:
+        return self.inner.visit(state.inner)
+
+
+def fitting(process: str | None, gives: str) -> list[str]:
+    """The names of the samplers that can use such predictions; wrappers, which can what their inner one can, aside.
+
+    >>> fitting("absorbing", "x0_and_mask")
+    ['posterior']
+    """
+    declared = {name: room.get(name).accepts for name in room.names()}
+    return [name for name, pairs in declared.items() if isinstance(pairs, tuple) and (process, gives) in pairs]
 
 
 def check_counts(steps: int | None, tokens: int | None) -> None:

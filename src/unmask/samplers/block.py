@@ -9,7 +9,6 @@ from unmask.errors import UsageError
 from unmask.registry import check_fields
 from unmask.samplers import Sampler
 from unmask.samplers.confidence import Confidence
-from unmask.samplers.semi_ar import SemiAR
 from unmask.samplers.windowed import WindowedSampler, WindowedState
 from unmask.sampling.predictor import Query
 from unmask.sampling.query import masked_share
@@ -19,12 +18,14 @@ from unmask.sampling.query import masked_share
 class Block(WindowedSampler):
     """Order: blocks of `size` from left to right, inside of each that of `inner`. Calls: blocks × the inner sampler's.
 
-    What lies behind the block is shown as masks. A conditioned network is shown the masked share of the whole row as
+    What lies after the block is shown as masks. A conditioned network is shown the masked share of the whole row as
     its level. Rows that have ended leave.
     """
 
     law: ClassVar[str] = "the inner sampler's in each block, given what stands around it"
     cost: ClassVar[str] = "blocks x the inner sampler's calls; blocks = ceil(L / size)"
+
+    own_inner = False
 
     size: int = 32
     inner: Sampler = Confidence()
@@ -33,14 +34,14 @@ class Block(WindowedSampler):
         check_fields(self)
         if self.size < 1:
             raise UsageError(f"size is the number of tokens in a block, at least 1; got {self.size}")
-        if isinstance(self.inner, SemiAR):
+        if self.inner.context is not None:
             raise UsageError("a block lies inside a window: put block into semi_ar, not semi_ar into block")
 
     @property
     def span(self) -> tuple[int, int]:
         return self.size, self.size
 
-    def seen(self, state: WindowedState, query: Query) -> Query:
+    def shown(self, state: WindowedState, query: Query) -> Query:
         tokens_BL = state.tokens_BL.clone()
         tokens_BL[:, state.lo : state.lo + self.size] = query.tokens_BL
         level_B = masked_share(state.canvas, tokens_BL)

@@ -30,6 +30,8 @@ class LeftToRight(PlannedSampler):
     )
     cost: ClassVar[str] = "L, or ceil(L / tokens), or min(steps, L)"
 
+    accepts = (("absorbing", "x0"), (None, "next"))
+
     tokens: int | None = None
     steps: int | None = None
     random: float = 0.0
@@ -43,6 +45,10 @@ class LeftToRight(PlannedSampler):
             raise UsageError(f"random is the share of the order that is random, in [0, 1]; got {self.random}")
 
     @property
+    def takes(self) -> tuple[str, ...]:
+        return ("x0", "next")
+
+    @property
     def left_to_right(self) -> bool:
         return self.tokens in (None, 1) and self.steps is None and self.random == 0
 
@@ -50,7 +56,7 @@ class LeftToRight(PlannedSampler):
         return -(-length // (self.tokens or 1)) if self.steps is None else min(self.steps, length)
 
     def plan(self, canvas: Canvas) -> Plan:
-        open_BL = canvas.open_BL.cpu().numpy()
+        open_BL = canvas.masked_BL.cpu().numpy()
         place_BL = np.cumsum(open_BL, axis=1) - 1
         if self.random:
             position_L = torch.arange(open_BL.shape[1]) + canvas.offset

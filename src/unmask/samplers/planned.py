@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unmask.samplers import Sampler, Step
+from unmask.samplers import Sampler, State
 from unmask.samplers.drawing import Drawing
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.predictor import Query
-from unmask.sampling.query import written_share
 
 
 @dataclass
@@ -29,18 +29,15 @@ class Plan:
     level_BL: np.ndarray
 
 
-@dataclass
-class PlannedState:
+@dataclass(kw_only=True)
+class PlannedState(State):
     """row_E and position_E: everything that opens, sorted by round, then row, then position; round r is
-    starts[r]..starts[r + 1]."""
+    starts[r]..starts[r + 1]. asked: rows and positions of the last question."""
 
-    canvas: Canvas
-    tokens_BL: Tensor
     row_E: np.ndarray
     position_E: np.ndarray
     starts: np.ndarray
     level_BL: np.ndarray
-    round: int = 0
     asked: tuple[Tensor, Tensor] = field(default_factory=lambda: (torch.empty(0), torch.empty(0)))
 
     @property
@@ -69,7 +66,7 @@ def plan_by_place(canvas: Canvas, place_BL: np.ndarray, *, tokens: int | None, s
 
     A conditioned denoiser is shown the share of the row that is masked when the round begins.
     """
-    open_BL = canvas.open_BL.cpu().numpy()
+    open_BL = canvas.masked_BL.cpu().numpy()
     num_B1 = open_BL.sum(axis=1, keepdims=True)
     if steps is None:
         rank_BL = place_BL // (tokens or 1)
@@ -85,6 +82,8 @@ def plan_by_place(canvas: Canvas, place_BL: np.ndarray, *, tokens: int | None, s
 
 
 class PlannedSampler(Sampler, Drawing):
+    planned = True
+
     @abstractmethod
     def plan(self, canvas: Canvas) -> Plan: ...
 
@@ -92,7 +91,7 @@ class PlannedSampler(Sampler, Drawing):
         plan = self.plan(canvas)
         return self._planned(canvas, canvas.tokens.clone(), plan.rank_BL, plan.level_BL)
 
-    def select(self, state: PlannedState, rows_B: np.ndarray, canvas: Canvas) -> PlannedState:
+    def copy_rows(self, state: PlannedState, rows_B: np.ndarray, canvas: Canvas) -> PlannedState:
         """A copy goes on with its original's plan; what is left of it is counted from round 0 again."""
         rank_BL = np.full(state.level_BL.shape, -1)
         rank_BL[state.row_E, state.position_E] = np.repeat(np.arange(state.num_rounds), np.diff(state.starts))
@@ -108,7 +107,9 @@ class PlannedSampler(Sampler, Drawing):
         counts = np.bincount(rank) if len(rank) else np.zeros(0, dtype=int)
         counts = counts[counts > 0]  # left to right, a column may be fixed in every row
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return PlannedState(canvas, tokens_BL, row[order], position[order], starts, level_BL)
+        return PlannedState(
+            canvas, tokens_BL, row_E=row[order], position_E=position[order], starts=starts, level_BL=level_BL
+        )
 
     def ask(self, state: PlannedState) -> Query | None:
         row_N, position_N = self._due(state)
@@ -126,7 +127,7 @@ class PlannedSampler(Sampler, Drawing):
         at_RK[index_N, column_N], wanted_RK[index_N, column_N] = position_N, True
         state.asked = (torch.from_numpy(row_N).to(device), torch.from_numpy(position_N).to(device))
         whole = len(rows) == len(state.tokens_BL)
-        return Query(
+        state.query = Query(
             tokens_BL=state.tokens_BL,
             level_R=torch.from_numpy(state.level_BL[row_N[first], position_N[first]].astype(np.float32)).to(device),
             at_RK=torch.from_numpy(at_RK).to(device),
@@ -136,6 +137,7 @@ class PlannedSampler(Sampler, Drawing):
             valid_BL=state.canvas.valid_BL,
             label_B=state.canvas.label_B,
         )
+        return state.query
 
     def _due(self, state: PlannedState) -> tuple[np.ndarray, np.ndarray]:
         """What opens in this round, without rows that have ended before their plan did."""
@@ -147,21 +149,9 @@ class PlannedSampler(Sampler, Drawing):
         masked_N = (state.tokens_BL == state.canvas.mask_id).cpu().numpy()[row_N, position_N]
         return row_N[masked_N], position_N[masked_N]
 
-    def tell(self, state: PlannedState, prediction: Tensor) -> Step:
-        row_N, position_N = state.asked
-        canvas = state.canvas
-        token_N, log_prob_N = self.draw_tokens(
-            prediction,
-            canvas.key_B[row_N],
-            position_N + canvas.offset,
-            canvas.never,
-            share_N=written_share(canvas, state.tokens_BL)[row_N],
-        )
-        return self.write(state, token_N, log_prob_N)
+    def opened(self, state: PlannedState, opens_N: Tensor) -> tuple[Tensor, Tensor]:
+        """All that was asked about, known without looking at the device."""
+        return state.asked
 
-    def write(self, state: PlannedState, token_N: Tensor, log_prob_N: Tensor) -> Step:
-        """Put drawn tokens where this round opens."""
-        row_N, position_N = state.asked
-        state.tokens_BL = state.canvas.close_ended(state.tokens_BL.index_put((row_N, position_N), token_N))
-        state.round += 1
-        return Step(row_N, position_N, token_N, log_prob_N, state.tokens_BL)
+    def replayable(self, state: PlannedState) -> tuple[Any, Any] | None:
+        return self, state

@@ -1,4 +1,4 @@
-"""Corrections behind each step of the reverse chain: some tokens masked, some drawn, at the same noise level."""
+"""Corrections after each step of the reverse chain: some tokens masked, some drawn, at the same noise level."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from unmask.errors import UsageError
 from unmask.noise import Noise
-from unmask.noise.log_linear import LogLinear
 from unmask.samplers.remasking import Move, RemaskingSampler, alphas, check_steps, largest_sigma
 
 
@@ -18,7 +17,7 @@ class PredictorCorrector(RemaskingSampler):
 
     A correction masks each written token with probability eta, or (1 - alpha) / alpha if that is less, and opens as
     many masked positions on average. So it leaves the marginals of the forward process where they are; the last step
-    has none behind it.
+    has none after it.
     """
 
     law: ClassVar[str] = "the chain of predictions and corrections, exactly; each keeps the marginals"
@@ -27,7 +26,7 @@ class PredictorCorrector(RemaskingSampler):
     steps: int = 64
     corrections: int = 1
     eta: float = 0.05
-    noise: Noise = LogLinear()
+    noise: Noise | None = None  # None: the model's
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,10 +40,10 @@ class PredictorCorrector(RemaskingSampler):
         return self.steps + (self.steps - 1) * self.corrections
 
     def moves(self) -> list[Move]:
-        found: list[Move] = []
-        for alpha_t, alpha_s in itertools.pairwise(alphas(self.noise, 1, 0, self.steps)):
-            if found:
+        moves: list[Move] = []
+        for alpha_t, alpha_s in itertools.pairwise(alphas(self.schedule, 1, 0, self.steps)):
+            if moves:
                 correction = Move(alpha_t, alpha_t, min(self.eta, largest_sigma(alpha_t, alpha_t)))
-                found += [correction] * self.corrections
-            found.append(Move(alpha_t, alpha_s, 0.0))
-        return found
+                moves += [correction] * self.corrections
+            moves.append(Move(alpha_t, alpha_s, 0.0))
+        return moves

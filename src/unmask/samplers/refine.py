@@ -12,34 +12,32 @@ from unmask.data.batch import DRAW_REMASK
 from unmask.errors import UsageError
 from unmask.registry import check_fields
 from unmask.rng import fold
-from unmask.samplers import Sampler, Step
+from unmask.samplers import Sampler, State, Step, Wrapper
 from unmask.samplers.adaptive import places
 from unmask.samplers.ancestral import Ancestral
+from unmask.samplers.base import Accepts
 from unmask.samplers.remasking import check_steps
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.predictor import Query
 from unmask.sampling.query import ask_about, masked_share
 
 
-@dataclass
-class RefineState:
+@dataclass(kw_only=True)
+class RefineState(State):
     """writable_BL: what may be written anew. inner: the inner sampler's state while it writes, None between.
 
     sure_BL: log-probability of each token given the rest, as far as this round has looked; hidden_BL: what it hides.
     """
 
-    canvas: Canvas
-    tokens_BL: Tensor
     writable_BL: Tensor
     inner: Any
-    round: int = 0
     part: int = 0
     sure_BL: Tensor | None = None
     hidden_BL: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refine(Sampler):
+class Refine(Wrapper):
     """Order: that of `inner`, then its least sure `share` again, `rounds` times. Calls: (1 + rounds) × inner's + looks.
 
     How sure a token is, is asked while it is hidden: each round makes `parts` calls, in each of which every parts-th
@@ -49,6 +47,8 @@ class Refine(Sampler):
 
     law: ClassVar[str] = "no law claimed; rounds=0: that of the inner sampler"
     cost: ClassVar[str] = "(1 + rounds) x the inner sampler's calls + rounds x parts"
+    final = False
+    constrainable = False
 
     inner: Sampler = Ancestral()
     rounds: int = 2
@@ -62,16 +62,25 @@ class Refine(Sampler):
         if not 0 < self.share <= 1:
             raise UsageError(f"share is how much of the text each round writes anew, in (0, 1]; got {self.share}")
 
+    @property
+    def accepts(self) -> Accepts:  # type: ignore[override]
+        """Of what its inner one can use, that by which it can tell how sure a token is."""
+        return tuple(pair for pair in self.inner.accepts if pair == ("absorbing", "x0"))
+
     def max_calls(self, length: int) -> int:
         inner = self.inner.max_calls(length)
         return inner + self.rounds * (min(self.parts, length) + inner)
 
     def start(self, canvas: Canvas) -> RefineState:
-        writable_BL = canvas.open_BL if canvas.draft_BL is None else canvas.open_BL | canvas.draft_BL
+        writable_BL = canvas.masked_BL if canvas.draft_BL is None else canvas.masked_BL | canvas.draft_BL
         canvas = replace(canvas, end_id=None, draft_BL=None)
-        return RefineState(canvas, canvas.tokens.clone(), writable_BL, self.inner.start(canvas))
+        return RefineState(canvas, canvas.tokens.clone(), writable_BL=writable_BL, inner=self.inner.start(canvas))
 
     def ask(self, state: RefineState) -> Query | None:
+        state.query = self._next(state)
+        return state.query
+
+    def _next(self, state: RefineState) -> Query | None:
         while True:
             if state.inner is not None:
                 if (query := self.inner.ask(state.inner)) is not None:
@@ -106,17 +115,31 @@ class Refine(Sampler):
         state.tokens_BL = state.tokens_BL.masked_fill(again_BL, state.canvas.mask_id)
         # New keys: a position that is written again is drawn with numbers of its own.
         key_B = fold(state.canvas.key_B, DRAW_REMASK, state.round)
-        state.inner = self.inner.start(replace(state.canvas, tokens=state.tokens_BL, key_B=key_B))
+        state.inner = self.inner.start(
+            replace(state.canvas, tokens=state.tokens_BL, open_BL=state.tokens_BL == state.canvas.mask_id, key_B=key_B)
+        )
 
-    def tell(self, state: RefineState, prediction: Tensor) -> Step:
+    def visit(self, state: RefineState) -> int | None:
+        return None if state.inner is None else self.inner.visit(state.inner)
+
+    def select(self, state: RefineState, prediction: Tensor) -> Tensor:
         if state.inner is not None:
-            step = self.inner.tell(state.inner, prediction)
-            state.tokens_BL = step.tokens_BL
-            return step
+            return self.inner.select(state.inner, prediction)
         assert state.hidden_BL is not None
         assert state.sure_BL is not None
         row_N, position_N = state.hidden_BL.nonzero(as_tuple=True)
         sure_N = prediction.gather(1, state.tokens_BL[row_N, position_N][:, None]).squeeze(1)
         state.sure_BL = state.sure_BL.to(sure_N.dtype).index_put((row_N, position_N), sure_N)
-        none = row_N[:0]
-        return Step(none, none, none, sure_N[:0], state.tokens_BL)
+        return torch.zeros(len(prediction), dtype=torch.bool, device=prediction.device)  # a look opens nothing
+
+    def draw_opened(self, state: RefineState, prediction: Tensor, opens_N: Tensor) -> tuple[Tensor, Tensor]:
+        if state.inner is not None:
+            return self.inner.draw_opened(state.inner, prediction, opens_N)
+        return torch.empty(0, dtype=torch.long, device=prediction.device), prediction[:0, 0]
+
+    def write(self, state: RefineState, opens_N: Tensor, token_N: Tensor, log_prob_N: Tensor) -> Step:
+        if state.inner is not None:
+            step = self.inner.write(state.inner, opens_N, token_N, log_prob_N)
+            state.tokens_BL = step.tokens_BL
+            return step
+        return Step(token_N, token_N, token_N, log_prob_N, state.tokens_BL)

@@ -17,11 +17,11 @@ from unmask.data.batch import DRAW_ORDER
 from unmask.errors import UsageError
 from unmask.noise import Noise
 from unmask.rng import uniform
-from unmask.samplers import Sampler, Step
+from unmask.samplers import Sampler, State, Step
 from unmask.samplers.drawing import Drawing
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.predictor import Query
-from unmask.sampling.query import ask_about, written_share
+from unmask.sampling.query import ask_about
 
 MAX_MOVES = 100_000  # each is looked at on the host, also where it costs no network call
 
@@ -56,26 +56,25 @@ def largest_sigma(alpha_t: float, alpha_s: float) -> float:
 def alphas(noise: Noise, start: float, stop: float, steps: int) -> list[float]:
     """alpha at evenly spaced times, both ends included."""
     times = torch.linspace(start, stop, steps + 1, dtype=torch.float64)
-    found: list[float] = noise.alpha(times).tolist()
-    return found
+    alpha: list[float] = noise.alpha(times).tolist()
+    return alpha
 
 
-@dataclass
-class RemaskingState:
-    """told_BL: log-probabilities of the written tokens, as they were drawn. opens_BL, masks_BL: what this move does."""
+@dataclass(kw_only=True)
+class RemaskingState(State):
+    """log_prob_BL: of the written tokens, as they were drawn. at: the next move. masks_BL: what it masks again."""
 
-    canvas: Canvas
-    tokens_BL: Tensor
-    told_BL: Tensor
+    log_prob_BL: Tensor
     moves: list[Move]
     at: int = 0
-    opens_BL: Tensor | None = None
     masks_BL: Tensor | None = None
 
 
 class RemaskingSampler(Drawing, Sampler):
     """A sequence of moves. What opens is known before the network is asked: a call is made only where something does,
     and asked only about that. Both draws of a position are new in every move."""
+
+    final = False
 
     @abstractmethod
     def moves(self) -> list[Move]:
@@ -86,8 +85,11 @@ class RemaskingSampler(Drawing, Sampler):
         return move.sigma
 
     def start(self, canvas: Canvas) -> RemaskingState:
-        told_BL = torch.zeros(canvas.tokens.shape, device=canvas.tokens.device)
-        return RemaskingState(canvas, canvas.tokens.clone(), told_BL, self.moves())
+        log_prob_BL = torch.zeros(canvas.tokens.shape, device=canvas.tokens.device)
+        return RemaskingState(canvas, canvas.tokens.clone(), log_prob_BL=log_prob_BL, moves=self.moves())
+
+    def visit(self, state: RemaskingState) -> int:
+        return state.at
 
     def ask(self, state: RemaskingState) -> Query | None:
         canvas = state.canvas
@@ -96,10 +98,11 @@ class RemaskingSampler(Drawing, Sampler):
             move = state.moves[state.at]
             masked_BL = state.tokens_BL == canvas.mask_id
             u_BL = uniform(canvas.key_B[:, None], DRAW_ORDER, position_L, state.at)
-            state.opens_BL = masked_BL & (u_BL < move.opening)
+            opens_BL = masked_BL & (u_BL < move.opening)
             state.masks_BL = canvas.open_BL & ~masked_BL & (u_BL < self.sigma(state, move))
             level_B = canvas.key_B.new_full(canvas.key_B.shape, 1 - move.alpha_t, dtype=torch.float32)
-            if (query := ask_about(canvas, state.tokens_BL, state.opens_BL, level_B)) is not None:
+            if (query := ask_about(canvas, state.tokens_BL, opens_BL, level_B)) is not None:
+                state.query = query
                 return query
             self._mask_again(state)
         return None
@@ -109,17 +112,11 @@ class RemaskingSampler(Drawing, Sampler):
         state.tokens_BL = state.tokens_BL.masked_fill(state.masks_BL, state.canvas.mask_id)
         state.at += 1
 
-    def tell(self, state: RemaskingState, prediction: Tensor) -> Step:
-        canvas, at = state.canvas, state.at
-        assert state.opens_BL is not None
-        row_N, position_N = state.opens_BL.nonzero(as_tuple=True)
-        share_N = written_share(canvas, state.tokens_BL)[row_N]
-        token_N, log_prob_N = self.draw_tokens(
-            prediction, canvas.key_B[row_N], position_N + canvas.offset, canvas.never, share_N=share_N, visit=at
-        )
+    def write(self, state: RemaskingState, opens_N: Tensor, token_N: Tensor, log_prob_N: Tensor) -> Step:
+        row_N, position_N = self.opened(state, opens_N)
         self._mask_again(state)
         state.tokens_BL = state.tokens_BL.index_put((row_N, position_N), token_N)
-        state.told_BL = state.told_BL.index_put((row_N, position_N), log_prob_N.to(state.told_BL.dtype))
+        state.log_prob_BL = state.log_prob_BL.index_put((row_N, position_N), log_prob_N.to(state.log_prob_BL.dtype))
         return Step(row_N, position_N, token_N, log_prob_N, state.tokens_BL)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from unmask.errors import UsageError
 from unmask.noise import Noise
-from unmask.noise.log_linear import LogLinear
 from unmask.samplers.remasking import Move, RemaskingSampler, RemaskingState, alphas, check_steps, largest_sigma
 
 
@@ -35,7 +34,7 @@ class ReMDM(RemaskingSampler):
     steps: int = 128
     hold: float = 0.1
     loop: int = 64
-    noise: Noise = LogLinear()
+    noise: Noise | None = None  # None: the model's
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,13 +52,13 @@ class ReMDM(RemaskingSampler):
 
     def moves(self) -> list[Move]:
         if self.variant != "loop":
-            pairs = itertools.pairwise(alphas(self.noise, 1, 0, self.steps))
+            pairs = itertools.pairwise(alphas(self.schedule, 1, 0, self.steps))
             return [Move(alpha_t, alpha_s, self._sigma(alpha_t, alpha_s)) for alpha_t, alpha_s in pairs]
         before = self.steps // 2
-        down = [alphas(self.noise, 1, self.hold, before), alphas(self.noise, self.hold, 0, self.steps - before)]
+        down = [alphas(self.schedule, 1, self.hold, before), alphas(self.schedule, self.hold, 0, self.steps - before)]
         to, on = ([Move(alpha_t, alpha_s, 0.0) for alpha_t, alpha_s in itertools.pairwise(part)] for part in down)
-        held = down[1][0]
-        return [*to, *[Move(held, held, min(self.eta, largest_sigma(held, held)))] * self.loop, *on]
+        alpha = down[1][0]
+        return [*to, *[Move(alpha, alpha, min(self.eta, largest_sigma(alpha, alpha)))] * self.loop, *on]
 
     def _sigma(self, alpha_t: float, alpha_s: float) -> float:
         largest = largest_sigma(alpha_t, alpha_s)
@@ -71,5 +70,5 @@ class ReMDM(RemaskingSampler):
             return move.sigma
         written_BL = state.canvas.open_BL & (state.tokens_BL != state.canvas.mask_id)
         # Nothing is written in some rows: their shares are not numbers, and nobody looks at them.
-        doubt_BL = (-state.told_BL.exp()).masked_fill(~written_BL, -torch.inf).softmax(dim=1)
+        doubt_BL = (-state.log_prob_BL.exp()).masked_fill(~written_BL, -torch.inf).softmax(dim=1)
         return self.eta * largest_sigma(move.alpha_t, move.alpha_s) * doubt_BL

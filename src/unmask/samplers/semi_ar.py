@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from unmask.errors import UsageError
 from unmask.registry import check_fields
-from unmask.samplers import Sampler, Step
+from unmask.samplers import Sampler
 from unmask.samplers.ancestral import Ancestral
-from unmask.samplers.windowed import WindowedSampler
-from unmask.sampling.canvas import Canvas
+from unmask.samplers.windowed import WindowedSampler, WindowedState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,21 +42,9 @@ class SemiAR(WindowedSampler):
     def span(self) -> tuple[int, int]:
         return self.window, self.stride or self.window // 2
 
-    def run(self, canvas: Canvas, fill: Callable[[Canvas], Iterable[Step]]) -> Iterator[Step]:
-        """The same windows, each filled whole by `fill`: for a runner that has its own way with the inner sampler."""
-        tokens_BL, lo = canvas.tokens.clone(), 0
-        while True:
-            last = None
-            for step in fill(self.part(canvas, tokens_BL, lo)):
-                if last is not None:
-                    yield last
-                tokens_BL = tokens_BL.clone()
-                tokens_BL[:, lo : lo + self.window] = step.tokens_BL
-                last = replace(step, position_N=step.position_N + lo, tokens_BL=tokens_BL)
-            # Only behind a window's last step is it certain that an end-of-text stays.
-            tokens_BL = canvas.close_ended(tokens_BL)
-            if last is not None:
-                yield replace(last, tokens_BL=tokens_BL)
-            if lo + self.window >= tokens_BL.shape[1]:
-                return
-            lo += self.span[1]
+    @property
+    def context(self) -> int:
+        return self.window
+
+    def replayable(self, state: WindowedState) -> tuple[Any, Any] | None:
+        return self.inner.replayable(state.inner)

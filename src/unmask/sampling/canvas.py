@@ -6,8 +6,8 @@ A prompt, a gap, a suffix and a semi-autoregressive window are all the same thin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Canvas:
-    """`tokens` [B, L]: masked positions are open, all others are fixed and never change.
+    """`tokens` [B, L], of which some positions are open and all others are fixed and never change.
 
-    key_B: row i is driven by its key and nothing else. valid_BL: False behind the end of a shorter row (None: none).
+    key_B: row i is driven by its key and nothing else. valid_BL: False after the end of a shorter row (None: none).
     forbidden: ids never written. offset: the absolute position of column 0, so that windows of one text differ.
     end_id: end-of-text. Once it is written with no mask before it, the row is done; what follows is not shown.
     draft_BL: written, but a sampler that refines may write there anew; to all others it is fixed (None: nowhere).
     label_B: the class of each row, for a network trained with classes; -1 for none (None: none).
     frame: how many tokens at the beginning and at the end of each row anchor the text and are no part of it.
     constraint: what the finished text or its gaps must be, as an automaton over tokens (see unmask.constraints).
+    open_BL: where something is to be written; left out: where the tokens are masks. It stays as it is while tokens
+    change, so that a process without masks has it, too. Which are still masked is asked of the tokens.
     """
 
     tokens: Tensor
@@ -43,10 +45,18 @@ class Canvas:
     label_B: Tensor | None = None
     frame: tuple[int, int] = (0, 0)
     constraint: Automaton | None = None
+    open_BL: Tensor = cast(Tensor, None)  # a tensor, always, after __post_init__
 
     def __post_init__(self) -> None:
+        if cast(Tensor | None, self.open_BL) is None:
+            object.__setattr__(self, "open_BL", self.tokens == self.mask_id)
         if self.tokens.ndim != 2 or self.key_B.shape != self.tokens.shape[:1]:
             raise UsageError(f"a canvas has tokens [B, L] and keys [B], got {self.tokens.shape} and {self.key_B.shape}")
+        if self.open_BL.shape != self.tokens.shape:
+            raise UsageError(
+                f"a canvas says of each of its {list(self.tokens.shape)} positions whether it is open, got open_BL "
+                f"{list(self.open_BL.shape)}"
+            )
         if self.label_B is not None and self.label_B.shape != self.key_B.shape:
             raise UsageError(f"a canvas of {len(self.key_B)} rows has as many labels, got {list(self.label_B.shape)}")
         if self.end_id == self.mask_id:
@@ -70,7 +80,7 @@ class Canvas:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Sequence[int]], *, mask_id: int, pad_id: int, seed: int = 0) -> Canvas:
-        """Rows of different lengths; what lies behind a shorter row's end is neither seen nor written."""
+        """Rows of different lengths; what lies after a shorter row's end is neither seen nor written."""
         length = max(len(row) for row in rows)
         tokens = torch.full((len(rows), length), pad_id)
         for i, row in enumerate(rows):
@@ -82,9 +92,9 @@ class Canvas:
         return replace(canvas, valid_BL=torch.arange(length) < ends_B[:, None])
 
     @property
-    def open_BL(self) -> Tensor:
-        """Where something is to be written."""
-        return self.tokens == self.mask_id
+    def masked_BL(self) -> Tensor:
+        """What is open and still masked."""
+        return self.open_BL & (self.tokens == self.mask_id)
 
     @property
     def given_BL(self) -> Tensor:
@@ -103,7 +113,7 @@ class Canvas:
         """A later state of this canvas, in which rows that have ended are filled up with end-of-text.
 
         An end ends its row where it was written, not given, and nothing before it is still open: then what is shown
-        cannot change any more, whatever would be written behind it.
+        cannot change any more, whatever would be written after it.
 
         >>> canvas = Canvas(torch.tensor([[1, 9, 9], [9, 9, 9]]), 9, torch.zeros(2, dtype=torch.long), end_id=1)
         >>> canvas.close_ended(torch.tensor([[1, 9, 9], [1, 9, 9]])).tolist()
@@ -115,13 +125,14 @@ class Canvas:
         ends_BL = (tokens_BL == self.end_id) & self.open_BL & (masked_BL.cumsum(dim=1) == 0)
         return tokens_BL.masked_fill(masked_BL & ends_BL.any(dim=1, keepdim=True), self.end_id)
 
-    def part(self, lo: int, hi: int, tokens_BL: Tensor) -> Canvas:
-        """Columns lo..hi-1 of a later state of this canvas."""
+    def part(self, lo: int, hi: int, tokens_BL: Tensor, open_BL: Tensor) -> Canvas:
+        """Columns lo..hi-1 of a later state of this canvas, in which this is still open."""
         valid_BL = None if self.valid_BL is None else self.valid_BL[:, lo:hi]
         draft_BL = None if self.draft_BL is None else self.draft_BL[:, lo:hi]
         frame = (max(0, self.frame[0] - lo), max(0, self.frame[1] - (self.tokens.shape[1] - hi)))
         tokens, offset = tokens_BL[:, lo:hi], self.offset + lo
-        return replace(self, tokens=tokens, valid_BL=valid_BL, draft_BL=draft_BL, frame=frame, offset=offset)
+        parts: dict[str, Any] = {"valid_BL": valid_BL, "draft_BL": draft_BL, "open_BL": open_BL[:, lo:hi]}
+        return replace(self, tokens=tokens, frame=frame, offset=offset, **parts)
 
     @property
     def length_B(self) -> Tensor:
@@ -130,8 +141,7 @@ class Canvas:
         return self.tokens.new_full((B,), L) if self.valid_BL is None else self.valid_BL.sum(dim=1)
 
     def to(self, device: torch.device | str) -> Canvas:
-        valid_BL = None if self.valid_BL is None else self.valid_BL.to(device)
-        draft_BL = None if self.draft_BL is None else self.draft_BL.to(device)
-        label_B = None if self.label_B is None else self.label_B.to(device)
-        tokens, key_B = self.tokens.to(device), self.key_B.to(device)
-        return replace(self, tokens=tokens, key_B=key_B, valid_BL=valid_BL, draft_BL=draft_BL, label_B=label_B)
+        tensors: dict[str, Any] = {
+            f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        return replace(self, **{name: value.to(device) for name, value in tensors.items()})

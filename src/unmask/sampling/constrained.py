@@ -1,15 +1,20 @@
-"""A planned or adaptive sampler, also block by block, whose every draw obeys the canvas's constraint.
+"""Any sampler whose every draw obeys the canvas's constraint.
 
-The order of opening and the number of calls are the inner sampler's. Only, each call asks about all masks of the spans
-in which something opens: whether a token leads to an accepted text depends on what the others can still become.
-An adaptive order's scores are the model's own, unconditioned. Steps are conditioned one by one, so it is all the same
-to the automaton which positions a step opens: those of a block, as well as any others.
+The order of opening and the number of calls are the inner sampler's: it asks, selects and writes. Only the draw between
+is another, and each call asks about all masks of the spans in which something may open: whether a token leads to an
+accepted text depends on what the others can still become. An adaptive order's scores are the model's own,
+unconditioned.
+
+The law: given which positions a step opens, the tokens there have the factorised law of the model's prediction given
+that the automaton accepts some completion of what stands on the canvas, what stays masked summed out. Steps are
+conditioned one by one, so it is all the same to the automaton which positions a step opens. Where a step also masks
+tokens again, they count as they stood before it; masking more never makes an accepted completion impossible.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,21 +23,21 @@ from torch import Tensor
 from unmask.constraints.automaton import Automaton
 from unmask.constraints.conditioning import Spans, draw, possible
 from unmask.constraints.tables import Tables, tables_of
+from unmask.data.batch import DRAW_REMASK
 from unmask.errors import UsageError
-from unmask.samplers import Sampler, Step
-from unmask.samplers.adaptive import AdaptiveSampler
-from unmask.samplers.planned import PlannedSampler
-from unmask.samplers.semi_ar import SemiAR
-from unmask.samplers.windowed import WindowedSampler
+from unmask.rng import fold
+from unmask.samplers import Sampler, Step, Wrapper
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.predictor import Query
+from unmask.sampling.query import lines_of
 
 
 @dataclass
 class ConstrainedState:
     """row_G: the row of each span that the automaton reads. column_GM: the columns of its tokens; OPENS and CLOSES
-    stand around a gap where the automaton is told of gaps, NONE behind the span's end. span_BL: the span of each
-    position, -1 for none. wanted_BL: what the network was asked about."""
+    stand around a gap where the automaton is told of gaps, NONE after the span's end. span_BL: the span of each
+    position, -1 for none. masked_BL: what is masked as the network is asked. wanted_BL: what it is asked about;
+    row_N, position_N: of that, what the inner sampler asks about, in its order."""
 
     inner: Any
     tables: Tables
@@ -42,6 +47,18 @@ class ConstrainedState:
     span_BL: np.ndarray
     masked_BL: np.ndarray
     wanted_BL: np.ndarray
+    row_N: np.ndarray
+    position_N: np.ndarray
+
+    @property
+    def canvas(self) -> Canvas:
+        canvas: Canvas = self.inner.canvas
+        return canvas
+
+    @property
+    def tokens_BL(self) -> Tensor:
+        tokens_BL: Tensor = self.inner.tokens_BL
+        return tokens_BL
 
 
 NONE, OPENS, CLOSES = -1, -2, -3
@@ -56,7 +73,7 @@ class Impossible(UsageError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constrained(Sampler):
+class Constrained(Wrapper):
     """Each step is exactly the inner sampler's, conditioned on the constraint."""
 
     inner: Sampler
@@ -67,16 +84,13 @@ class Constrained(Sampler):
     def start(self, canvas: Canvas) -> ConstrainedState:
         automaton = canvas.constraint
         assert automaton is not None
-        sampler = self.inner
-        while isinstance(sampler, WindowedSampler):
-            if isinstance(sampler, SemiAR) and sampler.window < canvas.tokens.shape[1]:
-                raise UsageError("a constraint is held within one window: ask for no more tokens than fit one")
-            sampler = sampler.inner
+        if self.inner.context is not None and self.inner.context < canvas.tokens.shape[1]:
+            raise UsageError("a constraint is held within one window: ask for no more tokens than fit one")
         if automaton.num_words <= int(canvas.tokens.max()):
             raise UsageError("the constraint was made for another vocabulary: make it with the model's own tokenizer")
         # float64 sums are not for every device; where there are none the few numbers are moved
         device = torch.device("cpu") if canvas.tokens.device.type == "mps" else canvas.tokens.device
-        masked_BL = canvas.open_BL.cpu().numpy()
+        masked_BL = canvas.masked_BL.cpu().numpy()
         row_G, column_GM = spans_of(canvas, automaton.over)
         span_BL = np.full(masked_BL.shape, -1)
         g, m = np.nonzero(column_GM >= 0)
@@ -91,6 +105,8 @@ class Constrained(Sampler):
             span_BL,
             masked_BL,
             masked_BL,
+            np.empty(0, dtype=np.int64),
+            np.empty(0, dtype=np.int64),
         )
         self._check(state, canvas, automaton)
         return state
@@ -99,15 +115,12 @@ class Constrained(Sampler):
         query = self.inner.ask(state.inner)
         if query is None:
             return None
-        asked_BL = np.zeros_like(state.masked_BL)
-        sampler, inner, lo = _innermost(self.inner, state.inner)
-        if isinstance(sampler, PlannedSampler):  # known without asking the device
-            row_N, position_N = inner.opens(inner.round)
-            asked_BL[row_N, position_N + lo] = True
-        else:
-            asked_BL[:, lo : lo + inner.tokens_BL.shape[1]] = (inner.tokens_BL == inner.canvas.mask_id).cpu().numpy()
-        state.wanted_BL = self._together(state, asked_BL)
-        rows = np.flatnonzero(asked_BL.any(axis=1))
+        row_N, position_N = (x.cpu().numpy() for x in lines_of(query))
+        state.row_N, state.position_N = row_N, position_N + query.lo
+        state.masked_BL = (query.tokens_BL == state.canvas.mask_id).cpu().numpy()
+        asked_BL = self._marked(state, slice(None))
+        state.wanted_BL = asked_BL | self._together(state, asked_BL)
+        rows = np.arange(len(asked_BL)) if query.rows_R is None else query.rows_R.cpu().numpy()
         count_R = state.wanted_BL[rows].sum(axis=1)
         wanted_RK = np.arange(count_R.max()) < count_R[:, None]
         at_RK = np.zeros(wanted_RK.shape, dtype=np.int64)
@@ -120,67 +133,88 @@ class Constrained(Sampler):
             reach=int(at_RK.max()) + 1,
         )
 
-    def tell(self, state: ConstrainedState, prediction: Tensor) -> Step:
+    def select(self, state: ConstrainedState, prediction: Tensor) -> Tensor:
         if prediction.shape[1] != len(state.tables.word_I):
             raise UsageError("the constraint was made for another vocabulary: make it with the model's own tokenizer")
-        sampler, inner, lo = _innermost(self.inner, state.inner)
-        opens_BL = np.zeros_like(state.masked_BL)
-        if isinstance(sampler, PlannedSampler):
-            row_N, position_N = inner.opens(inner.round)
-            opens_BL[row_N, position_N + lo] = True
-            return self._write(self.inner, state.inner, *self._draw(state, prediction, opens_BL))
-        here_BL = np.zeros_like(state.masked_BL)
-        here_BL[:, lo : lo + inner.tokens_BL.shape[1]] = True
-        opens_N = sampler.decide(inner, _lines(prediction, here_BL[state.wanted_BL]))
-        opens_BL[state.masked_BL & here_BL] = opens_N.cpu().numpy()
-        return self._write(self.inner, state.inner, opens_N, *self._draw(state, prediction, opens_BL))
+        line_BL = np.full(state.wanted_BL.shape, -1)
+        line_BL[state.wanted_BL] = np.arange(len(prediction))
+        line_N = line_BL[state.row_N, state.position_N]
+        same = len(line_N) == len(prediction) and bool((np.diff(line_N) == 1).all())
+        # All lines are not copied, as they are many numbers.
+        lines = prediction if same else prediction[torch.from_numpy(line_N).to(prediction.device)]
+        return self.inner.select(state.inner, lines)
+
+    def draw_opened(self, state: ConstrainedState, prediction: Tensor, opens_N: Tensor) -> tuple[Tensor, Tensor]:
+        chosen_N = opens_N.cpu().numpy()
+        opens_BL = self._marked(state, chosen_N)
+        if not opens_BL.any():
+            return torch.empty(0, dtype=torch.long, device=prediction.device), prediction[:0, 0]
+        together_BL = self._together(state, opens_BL)
+        spans = self._read_opening(state, together_BL, opens_BL)
+        log_p_NI = _lines(prediction, together_BL[state.wanted_BL])
+        how = self.inner.drawing
+        how = replace(how, temperature=0.0) if how.takes_likeliest else how
+        token_N, log_prob_N = draw(state.tables, log_p_NI.to(state.never.device), spans, how, state.never)
+        # Drawn from left to right in each row; told in the order in which the inner sampler has asked.
+        place_BL = np.full(opens_BL.shape, -1)
+        place_BL[opens_BL] = np.arange(len(token_N))
+        order_N = torch.from_numpy(place_BL[state.row_N[chosen_N], state.position_N[chosen_N]]).to(token_N.device)
+        device = state.tokens_BL.device
+        return token_N[order_N].to(device), log_prob_N[order_N].to(device, log_p_NI.dtype)
+
+    def write(self, state: ConstrainedState, opens_N: Tensor, token_N: Tensor, log_prob_N: Tensor) -> Step:
+        return self.inner.write(state.inner, opens_N, token_N, log_prob_N)
+
+    def _read_opening(self, state: ConstrainedState, together_BL: np.ndarray, opens_BL: np.ndarray) -> Spans:
+        spans = _read_spans(state, np.unique(state.span_BL[opens_BL]), together_BL, opens_BL)
+        visit = self.inner.visit(state.inner)
+        return spans if visit is None else replace(spans, key_G=fold(spans.key_G, DRAW_REMASK, visit))
+
+    @staticmethod
+    def _marked(state: ConstrainedState, chosen_N: Any) -> np.ndarray:
+        """[B, L] where the chosen ones of the inner sampler's lines lie."""
+        marked_BL = np.zeros_like(state.wanted_BL)
+        marked_BL[state.row_N[chosen_N], state.position_N[chosen_N]] = True
+        return marked_BL
 
     def _together(self, state: ConstrainedState, opens_BL: np.ndarray) -> np.ndarray:
         """[B, L] what must be known to open this: all masks of the spans in which something opens."""
         together_BL: np.ndarray = state.masked_BL & np.isin(state.span_BL, np.unique(state.span_BL[opens_BL]))
         return together_BL
 
-    def _write(self, sampler: Any, state: Any, *drawn: Tensor) -> Step:
-        if isinstance(sampler, WindowedSampler):
-            return sampler.took(state, self._write(sampler.inner, state.inner, *drawn))
-        step: Step = sampler.write(state, *drawn)
-        return step
-
-    def _draw(self, state: ConstrainedState, log_p_NI: Tensor, opens_BL: np.ndarray) -> tuple[Tensor, Tensor]:
-        together_BL = self._together(state, opens_BL)
-        spans = _read_spans(state, np.unique(state.span_BL[opens_BL]), together_BL, opens_BL)
-        log_p_NI = _lines(log_p_NI, together_BL[state.wanted_BL])
-        state.masked_BL = state.masked_BL & ~opens_BL
-        how, _, _ = _innermost(self.inner, state.inner)
-        token_N, log_prob_N = draw(state.tables, log_p_NI.to(state.never.device), spans, how, state.never)
-        device = state.inner.tokens_BL.device
-        return token_N.to(device), log_prob_N.to(device, log_p_NI.dtype)
-
     def _check(self, state: ConstrainedState, canvas: Canvas, automaton: Automaton) -> None:
         """Refuse, before the network is called, what no writing of the masks can meet."""
         if not len(state.row_G):
             return  # nothing is to be written
         everything = _read_spans(state, np.arange(len(state.row_G)), state.masked_BL, state.masked_BL)
-        bad = (~possible(state.tables, everything, state.never)).nonzero().flatten().tolist()
-        if not bad:
+        impossible = (~possible(state.tables, everything, state.never)).nonzero().flatten().tolist()
+        if not impossible:
             return
-        row, column_M = state.row_G[bad[0]], state.column_GM[bad[0]]
+        row, column_M = state.row_G[impossible[0]], state.column_GM[impossible[0]]
         column_M = column_M[column_M >= 0]
         num = len(column_M)
         what = "a gap" if automaton.over == "gap" else "a text"
         where = f"{what} of {num} token{'s' if num > 1 else ''}"
         where += f" (row {row})" if len(canvas.tokens) > 1 else ""
         if automaton.over == "both" or not state.masked_BL[row, column_M].all():
-            raise Impossible(f"{where} with what is fixed in it: change one of them", len(bad))
+            raise Impossible(f"{where} with what is fixed in it: change one of them", len(impossible))
         least = automaton.shortest(state.never.tolist())
         if least is None or least <= num:
-            raise Impossible(f"{where}: nothing of just that length obeys it", len(bad))
-        raise Impossible(f"{where}: it needs at least {least}", len(bad))
+            raise Impossible(f"{where}: nothing of just that length obeys it", len(impossible))
+        raise Impossible(f"{where}: it needs at least {least}", len(impossible))
 
 
 def constrained(sampler: Sampler) -> Sampler:
     """The same sampler, bound to the canvas's constraint; those that cannot hold one are refused."""
-    return Constrained(inner=_holding(sampler))
+    if not sampler.constrainable:
+        raise UsageError(
+            f"the sampler {type(sampler).__name__} cannot hold a constraint: use ancestral, left_to_right, confidence "
+            "or block"
+        )
+    drawing = sampler.drawing
+    if drawing.draw == "hybrid" or drawing.temperature_end is not None:
+        raise UsageError("a constrained draw has one temperature: leave out temperature_end and draw=hybrid")
+    return Constrained(inner=sampler)
 
 
 def takes_likeliest(sampler: Sampler) -> bool:
@@ -190,31 +224,7 @@ def takes_likeliest(sampler: Sampler) -> bool:
     >>> takes_likeliest(Ancestral(temperature=0.0)), takes_likeliest(Ancestral())
     (True, False)
     """
-    while isinstance(sampler, WindowedSampler):
-        sampler = sampler.inner
-    return isinstance(sampler, PlannedSampler | AdaptiveSampler) and sampler.takes_likeliest
-
-
-def _holding(sampler: Sampler) -> Sampler:
-    if isinstance(sampler, WindowedSampler):
-        return cast(Sampler, replace(sampler, inner=_holding(sampler.inner)))  # type: ignore[type-var]
-    if not isinstance(sampler, PlannedSampler | AdaptiveSampler):
-        raise UsageError(
-            f"the sampler {type(sampler).__name__} cannot hold a constraint: use ancestral, left_to_right, confidence "
-            "or block"
-        )
-    if sampler.draw == "hybrid" or sampler.temperature_end is not None:
-        raise UsageError("a constrained draw has one temperature: leave out temperature_end and draw=hybrid")
-    return replace(sampler, temperature=0.0) if sampler.takes_likeliest else sampler
-
-
-def _innermost(sampler: Any, state: Any) -> tuple[Any, Any, int]:
-    """The sampler that opens positions, its state, and where in the canvas its own columns begin."""
-    lo = 0
-    while isinstance(sampler, WindowedSampler):
-        lo += state.lo
-        sampler, state = sampler.inner, state.inner
-    return sampler, state, lo
+    return sampler.constrainable and sampler.drawing.takes_likeliest
 
 
 def _lines(log_p_NI: Tensor, chosen_N: np.ndarray) -> Tensor:
@@ -224,8 +234,8 @@ def _lines(log_p_NI: Tensor, chosen_N: np.ndarray) -> Tensor:
 
 def spans_of(canvas: Canvas, over: str) -> tuple[np.ndarray, np.ndarray]:
     """What is constrained, in order, as rows and columns: every run of masks, or every row's text; with over="both" the
-    text with OPENS before and CLOSES behind each run of masks."""
-    open_BL = canvas.open_BL.cpu().numpy()
+    text with OPENS before and CLOSES after each run of masks."""
+    open_BL = canvas.masked_BL.cpu().numpy()
     edge_BL = np.diff(open_BL.astype(np.int8), axis=1, prepend=0, append=0)
     row_G, lo_G = np.nonzero(edge_BL == 1)
     hi_G = np.nonzero(edge_BL == -1)[1]
@@ -239,8 +249,8 @@ def spans_of(canvas: Canvas, over: str) -> tuple[np.ndarray, np.ndarray]:
     gaps = zip(np.split(lo_G - begin, first[1:]), np.split(hi_G - begin, first[1:]), strict=True)
     marked = [_with_gaps(column_M[column_M != NONE], *gap) for column_M, gap in zip(column_GM, gaps, strict=True)]
     column_GM = np.full((len(marked), max(map(len, marked), default=0)), NONE)
-    for column_M, found in zip(column_GM, marked, strict=True):
-        column_M[: len(found)] = found
+    for column_M, columns in zip(column_GM, marked, strict=True):
+        column_M[: len(columns)] = columns
     return rows, column_GM
 
 
@@ -261,7 +271,7 @@ def _with_gaps(column: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> np.ndarray
 
 def _read_spans(state: ConstrainedState, spans: np.ndarray, masked_BL: np.ndarray, opens_BL: np.ndarray) -> Spans:
     """The chosen spans side by side; their masked positions are answered line by line in this order."""
-    canvas, device = state.inner.canvas, state.never.device
+    canvas, device = state.canvas, state.never.device
     row_G, column_GM = state.row_G[spans], state.column_GM[spans]
     length_G = (column_GM != NONE).sum(axis=1)
     column_GM = column_GM[:, : length_G.max(initial=0)]
@@ -274,7 +284,7 @@ def _read_spans(state: ConstrainedState, spans: np.ndarray, masked_BL: np.ndarra
         return torch.from_numpy(np.ascontiguousarray(x)).to(device)
 
     row, column = tensor(row_G), tensor(at[1])
-    token_GM = state.inner.tokens_BL.to(device)[row[:, None], column]
+    token_GM = state.tokens_BL.to(device)[row[:, None], column]
     last = len(state.tables.class_I) - 1
     for mark, id in ((OPENS, last - 1), (CLOSES, last)):
         token_GM = token_GM.masked_fill(tensor(column_GM == mark), id)

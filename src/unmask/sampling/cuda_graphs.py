@@ -24,18 +24,18 @@ from unmask.data.batch import DRAW_TOKEN
 from unmask.denoisers.network import Network
 from unmask.devices import fast_attention, put
 from unmask.rng import uniform
-from unmask.samplers import Sampler, Step
+from unmask.samplers import Step
 from unmask.samplers.planned import PlannedSampler, PlannedState
-from unmask.sampling.canvas import Canvas
 from unmask.sampling.captured import Decode, Denoise, graphs_of
 from unmask.sampling.predictor import NextToken, Predictor, XTheta
 
 MIN_ROUNDS = 16  # a graph for fewer rows must serve this many rounds to be worth its capture
 
 
-def can_replay(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> bool:
-    """A planned sampler, a network whose calls can be captured, and a GPU."""
-    if not (isinstance(sampler, PlannedSampler) and canvas.tokens.is_cuda):
+def can_replay(predictor: Predictor, sampler: PlannedSampler, state: PlannedState) -> bool:
+    """Whether the sampler's rounds can be replayed: a network whose calls can be captured, and a GPU."""
+    canvas = state.canvas
+    if not canvas.tokens.is_cuda:
         return False
     if sampler.temperature_end is not None:  # a graph draws at one temperature
         return False
@@ -126,7 +126,7 @@ class DevicePlan:
 
     def lines(self, state: PlannedState, lo: int, hi: int, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """For each round: positions asked at [rows, K]; of those, the real ones [N]; where they are written [N];
-        the level of each row. What only fills up is written behind the last token, where nobody reads."""
+        the level of each row. What only fills up is written after the last token, where nobody reads."""
         length = state.tokens_BL.shape[1]
         part = slice(state.starts[lo], state.starts[hi])
         row, position = state.row_E[part], state.position_E[part]

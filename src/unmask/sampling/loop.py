@@ -1,23 +1,26 @@
-"""canvas → sampler → canvas: the one loop that the library, the terminal and a server share."""
+"""canvas → sampler → canvas: the one loop that the library, the terminal and particles share.
+
+A server's engine is a scheduler of the same pieces: it asks for many canvases at once (see unmask.server.rows).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from unmask.denoisers.network import Network
 from unmask.errors import NonFiniteError, UsageError
 from unmask.objectives import Objective
-from unmask.samplers import Sampler, Step
-from unmask.samplers.planned import PlannedSampler
-from unmask.samplers.semi_ar import SemiAR
+from unmask.samplers import Sampler, Step, fitting
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained
 from unmask.sampling.cuda_graphs import can_replay, replay
 from unmask.sampling.guidance import Guidance, Guided
-from unmask.sampling.observe import seen
+from unmask.sampling.observe import Observer, RunnersUpObserver
 from unmask.sampling.predictor import Predictor
 
 
@@ -40,49 +43,79 @@ def steps(
     >>> len(list(steps(coin, canvas, unmask.samplers.Ancestral(steps=None))))
     4
     """
-    predictor = _predictor(denoiser, canvas, sampler, objective, guidance)
     if runners_up < 0:
         raise UsageError(f"runners_up must be 0 (none) or more, got {runners_up}")
-    if runners_up:
-        yield from _tell_all(predictor, canvas, sampler, runners_up)
-    else:
-        yield from _run(predictor, canvas, sampler, quiet=False)
+    predictor, sampler = _pair(denoiser, canvas, sampler, objective, guidance)
+    observer = RunnersUpObserver(canvas, predictor, runners_up) if runners_up else None
+    yield from drive(predictor, canvas, sampler, observer=observer)
 
 
-def _tell_all(predictor: Predictor, canvas: Canvas, sampler: Sampler, runners_up: int) -> Iterator[Step]:
-    """The same steps with what is to be seen in them; by ask and tell, since a replayed graph keeps no predictions."""
+def drive(
+    predictor: Predictor,
+    canvas: Canvas,
+    sampler: Sampler,
+    *,
+    observer: Observer | None = None,
+    quiet: bool = False,
+) -> Iterator[Step]:
+    """ask, predict, tell, until nothing is left to ask: the steps of a sampler that is bound to its model.
+
+    On a GPU the rounds of a planned sampler are replayed instead, unless there is an observer, since a replayed graph
+    keeps no predictions. quiet: it may then leave out all steps but the last.
+    """
     if canvas.constraint is not None:
         sampler = constrained(sampler)
-    state, before_BL = sampler.start(canvas), canvas.tokens
+    state = sampler.start(begun(predictor, canvas))
     while (query := sampler.ask(state)) is not None:
+        if observer is None and (part := sampler.replayable(state)) is not None and can_replay(predictor, *part):
+            yield from _replay(predictor, sampler, state, part, quiet=quiet)
+            continue
         prediction = predictor(query)
         step = sampler.tell(state, prediction)
-        yield seen(step, query, prediction, predictor.kind, before_BL, canvas.mask_id, runners_up)
-        before_BL = step.tokens_BL
+        if observer is not None:
+            step = observer.on_step(query, prediction, step)
+            state = observer.on_state(state)
+        yield step
 
 
-def _predictor(
+def _replay(
+    predictor: Predictor, sampler: Sampler, state: Any, part: tuple[Any, Any], *, quiet: bool
+) -> Iterator[Step]:
+    """The steps of all rounds that are planned; of a sampler in windows, those of one window."""
+    last: Step | None = None
+    for step in replay(predictor, *part, quiet=quiet):
+        if last is not None:
+            yield last
+        last = sampler.replayed(state, step)
+    sampler.go_on(state)
+    if last is not None:  # only after a window's last step is it certain that an end-of-text stays
+        yield replace(last, tokens_BL=state.tokens_BL)
+
+
+def _pair(
     denoiser: Network, canvas: Canvas, sampler: Sampler, objective: Objective | None, guidance: Guidance | None
-) -> Predictor:
+) -> tuple[Predictor, Sampler]:
     predictor = (objective or default_objective(denoiser)).predictor(denoiser)
+    sampler = bound(predictor, sampler, canvas)
+    return (predictor if guidance is None else Guided(predictor, canvas, guidance)), sampler
+
+
+def bound(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> Sampler:
+    """The sampler bound to the process of the model, which it must fit; else it raises.
+
+    >>> bound(model.objective.predictor(model.denoiser), unmask.samplers.Ancestral(), canvas)  # doctest: +SKIP
+    """
     check_pair(predictor, sampler, canvas)
-    return predictor if guidance is None else Guided(predictor, canvas, guidance)
+    return sampler.bind(predictor.process)
 
 
-def _run(predictor: Predictor, canvas: Canvas, sampler: Sampler, *, quiet: bool) -> Iterator[Step]:
-    """The steps; quiet: a GPU may leave out all but the last."""
-    if canvas.constraint is not None:
-        sampler = constrained(sampler)
-    if can_replay(predictor, sampler, canvas):
-        assert isinstance(sampler, PlannedSampler)
-        yield from replay(predictor, sampler, sampler.start(canvas), quiet=quiet)
-        return
-    if isinstance(sampler, SemiAR) and can_replay(predictor, sampler.inner, canvas):
-        yield from sampler.run(canvas, lambda window: _run(predictor, window, sampler.inner, quiet=quiet))
-        return
-    state = sampler.start(canvas)
-    while (query := sampler.ask(state)) is not None:
-        yield sampler.tell(state, predictor(query))
+def begun(predictor: Predictor, canvas: Canvas) -> Canvas:
+    """The canvas at time 1: what is open is drawn from the process's prior, which for absorbing states is the mask."""
+    process = predictor.process
+    if process is None:
+        return canvas
+    tokens_BL = process.prior(canvas.key_B, canvas.open_BL, canvas.tokens, offset=canvas.offset)
+    return replace(canvas, tokens=tokens_BL)
 
 
 def sample(
@@ -93,7 +126,7 @@ def sample(
     objective: Objective | None = None,
     guidance: Guidance | None = None,
 ) -> Canvas:
-    """Run the sampler to the end; the canvas that comes back holds no mask.
+    """Run the sampler to the end; the canvas that comes back has a token wherever one was open.
 
     >>> import torch, unmask
     >>> coin = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
@@ -101,9 +134,9 @@ def sample(
     >>> bool((out.tokens < 2).all())
     True
     """
-    predictor = _predictor(denoiser, canvas, sampler, objective, guidance)
+    predictor, sampler = _pair(denoiser, canvas, sampler, objective, guidance)
     tokens = canvas.tokens
-    for step in _run(predictor, canvas, sampler, quiet=True):
+    for step in drive(predictor, canvas, sampler, quiet=True):
         tokens = step.tokens_BL
     if bool((tokens == canvas.mask_id).any()):  # a captured run is not looked at on its way
         raise NonFiniteError("the model's prediction is not a number: check the weights")
@@ -111,13 +144,21 @@ def sample(
 
 
 def check_pair(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> None:
-    """Refuse what cannot be: a sampler that needs another kind of prediction, or an order the network cannot follow."""
-    if predictor.kind == "log_x_theta_and_mask" and predictor.kind not in sampler.takes:
-        raise UsageError(
-            "this model was trained without zero masking and may predict the mask: use the posterior sampler"
-        )
-    if predictor.kind not in sampler.takes:
-        raise UsageError(f"the sampler takes {' or '.join(sampler.takes)}, the model predicts {predictor.kind}")
+    """Refuse a sampler that cannot use these predictions, naming those that can, or an order the network cannot follow.
+
+    >>> import torch, unmask
+    >>> net = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
+    >>> predictor = unmask.objectives.MDLM(zero_masking=False, steps=4).predictor(net)
+    >>> check_pair(predictor, unmask.samplers.Confidence(), unmask.Canvas.blank(num=1, length=2, mask_id=2))
+    Traceback (most recent call last):
+    unmask.errors.UsageError: the sampler Confidence cannot follow this model, which predicts clean tokens and the \
+mask of an absorbing process: use posterior
+    """
+    pair = (None if predictor.process is None else predictor.process.name, predictor.gives)
+    if pair not in sampler.accepts:
+        names = fitting(*pair)
+        which = f"use {', '.join(names)}" if names else "no sampler here can"
+        raise UsageError(f"the sampler {type(sampler).__name__} cannot follow this model, {_said(*pair)}: {which}")
     if not predictor.left_to_right:
         return
     if canvas.constraint is not None:
@@ -131,7 +172,21 @@ def check_pair(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> None:
         )
 
 
-def _valid(canvas: Canvas) -> torch.Tensor:
+_GIVES = {
+    "x0": "clean tokens",
+    "x0_and_mask": "clean tokens and the mask",
+    "score": "ratios of probabilities",
+    "next": "the next token from left to right",
+}
+
+
+def _said(process: str | None, gives: str) -> str:
+    what = f"which predicts {_GIVES.get(gives, gives)}"
+    article = "an" if process is not None and process[0] in "aeio" else "a"
+    return what if process is None else f"{what} of {article} {process} process"
+
+
+def _valid(canvas: Canvas) -> Tensor:
     return torch.ones_like(canvas.tokens, dtype=torch.bool) if canvas.valid_BL is None else canvas.valid_BL
 
 

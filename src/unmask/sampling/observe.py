@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from unmask.samplers import RunnersUp, Step
-from unmask.sampling.predictor import Kind, Query
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.predictor import Predictor, Query
+from unmask.sampling.query import lines_of
+
+if TYPE_CHECKING:
+    from unmask.data.tokenizers import Tokenizer
 
 
-def seen(
+class Observer:
+    """Watches a run of `unmask.sampling.loop.drive`, call by call; a subclass says what it does with what it sees."""
+
+    def on_step(self, query: Query, prediction: Tensor, step: Step) -> Step:
+        """The step that was made of this answer, as it is to be handed on."""
+        return step
+
+    def on_state(self, state: Any) -> Any:
+        """The sampler's state after the step, or another one from which it goes on."""
+        return state
+
+
+class RunnersUpObserver(Observer):
+    """Adds to each step its `num` runners-up and what it masked again."""
+
+    def __init__(self, canvas: Canvas, predictor: Predictor, num: int) -> None:
+        self.before_BL, self.mask_id, self.predictor, self.num = canvas.tokens, canvas.mask_id, predictor, num
+
+    def on_step(self, query: Query, prediction: Tensor, step: Step) -> Step:
+        step = with_runners_up(step, query, prediction, self.predictor, self.before_BL, self.mask_id, self.num)
+        self.before_BL = step.tokens_BL
+        return step
+
+
+def with_runners_up(
     step: Step,
     query: Query,
     prediction: Tensor,
-    kind: Kind,
+    predictor: Predictor,
     before_BL: Tensor,
     mask_id: int,
     num: int,
@@ -23,25 +54,24 @@ def seen(
     """The step with its `num` runners-up and what it masked again. before_BL: the canvas before it.
 
     A sampler need not know that somebody watches: which line of the prediction belongs to which opened position is read
-    off its question. What was written before and opens now has been masked again in between.
+    off its question. What was written before and opens now has been masked again in between, where there are masks.
     """
-    if step.remasked is None:
+    if step.remasked is None and getattr(predictor.process, "name", "absorbing") == "absorbing":
         open_BL = (step.tokens_BL == mask_id).index_put((step.row_N, step.position_N), torch.tensor(True))
         again_BL = (before_BL != mask_id) & open_BL
         row_M, position_M = again_BL.nonzero(as_tuple=True)
         step = replace(step, remasked=(row_M, position_M))
-    if kind == "score":  # ratios, not probabilities
-        return step
+    if predictor.gives == "score":  # not normalised
+        prediction = torch.log_softmax(prediction, dim=-1)
     line_N = _lines(step.row_N, step.position_N - query.lo, query)
     return step if line_N is None else replace(step, others=_runners_up(prediction[line_N], step.token_N, num))
 
 
 def _lines(row_N: Tensor, at_N: Tensor, query: Query) -> Tensor | None:
     """For each opened position its line of the prediction; None where the sampler wrote what it did not ask about."""
-    rows_R = torch.arange(len(query.at_RK), device=query.at_RK.device) if query.rows_R is None else query.rows_R
-    row_W = rows_R[:, None].expand_as(query.at_RK)[query.wanted_RK]
+    row_W, at_W = lines_of(query)
     line_BL = torch.full_like(query.tokens_BL, -1)
-    line_BL[row_W, query.at_RK[query.wanted_RK]] = torch.arange(len(row_W), device=line_BL.device)
+    line_BL[row_W, at_W] = torch.arange(len(row_W), device=line_BL.device)
     inside_N = (at_N >= 0) & (at_N < line_BL.shape[1])
     line_N = line_BL[row_N, at_N.clamp(0, line_BL.shape[1] - 1)]
     return line_N if bool((inside_N & (line_N >= 0)).all()) else None
@@ -53,3 +83,37 @@ def _runners_up(log_p_NI: Tensor, token_N: Tensor, num: int) -> RunnersUp:
     rest_NI = p_NI.scatter(1, token_N[:, None], -1.0)
     prob_NK, token_NK = rest_NI.topk(min(num, p_NI.shape[1] - 1), dim=1)
     return RunnersUp(token_NK, prob_NK, prob_N)
+
+
+def step_as_dict(step: Step, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """A step as plain data. The lists stand side by side: entry i of each is one token that was written.
+
+    >>> import torch
+    >>> from unmask.data.tokenizers import load_tokenizer
+    >>> one, log_p = torch.tensor([0]), torch.tensor([-0.5])
+    >>> step = Step(one, one, torch.tensor([104]), log_p, torch.tensor([[104]]))
+    >>> step_as_dict(step, 1, load_tokenizer("bytes"))["text"]
+    ['h']
+    """
+    tokens = step.token_N.tolist()
+    line: dict[str, Any] = {
+        "step": number,
+        "row": step.row_N.tolist(),
+        "position": step.position_N.tolist(),
+        "token": tokens,
+        "text": [tokenizer.token_text(token) for token in tokens],
+        "log_prob": [round(x, 6) if math.isfinite(x) else None for x in step.log_prob_N.tolist()],
+    }
+    if step.others is not None:
+        others = step.others
+        line["model_prob"] = [round(x, 6) for x in others.prob_N.tolist()]
+        line["others"] = [
+            [
+                {"token": token, "text": tokenizer.token_text(token), "model_prob": round(prob, 6)}
+                for token, prob in zip(*pair, strict=True)
+            ]
+            for pair in zip(others.token_NK.tolist(), others.prob_NK.tolist(), strict=True)
+        ]
+    row_M, position_M = step.remasked if step.remasked is not None else ((), ())
+    line["remasked"] = [[int(row), int(position)] for row, position in zip(row_M, position_M, strict=True)]
+    return line

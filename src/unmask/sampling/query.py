@@ -38,6 +38,19 @@ def ask_about(canvas: Canvas, tokens_BL: Tensor, wanted_BL: Tensor, level_B: Ten
     )
 
 
+def lines_of(query: Query) -> tuple[Tensor, Tensor]:
+    """Rows and positions of a query's lines, in the order in which they are answered.
+
+    >>> canvas = Canvas.blank(num=2, length=3, mask_id=9)
+    >>> query = ask_about(canvas, canvas.tokens, torch.tensor([[False] * 3, [True, False, True]]), torch.ones(2))
+    >>> [x.tolist() for x in lines_of(query)]
+    [[1, 1], [0, 2]]
+    """
+    at_RK, wanted_RK = query.at_RK, query.wanted_RK
+    rows_R = torch.arange(len(at_RK), device=at_RK.device) if query.rows_R is None else query.rows_R
+    return rows_R[:, None].expand_as(at_RK)[wanted_RK], at_RK[wanted_RK]
+
+
 def masked_share(canvas: Canvas, tokens_BL: Tensor) -> Tensor:
     """[B] the noise level shown to a conditioned network where a sampler has no clock: the masked share of the row."""
     return (tokens_BL == canvas.mask_id).sum(dim=1) / canvas.length_B.clamp(min=1)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import Any
 
-from unmask.cli._sampling import make_sampler
 from unmask.config import from_dict
 from unmask.constraints import Constraint
 from unmask.constraints.json_schema import JsonSchema
@@ -24,27 +22,18 @@ MAX_SCHEMA = 16_000  # characters
 
 
 def sampler_of(asked: Sampling, model: Model) -> Sampler:
-    """The sampler that the fields describe, by the rules of the command line."""
+    """The sampler that the fields describe (see `Model.make_sampler`)."""
     if asked.sampler is not None and asked.sampler not in room.names():
         raise UsageError(f"unknown sampler; {did_you_mean(asked.sampler, room.names())}")
     if taken := [name for name in _FIELDS if name in asked.options]:
         raise UsageError(f"{taken[0]} is a field of its own, not one of options")
-    words = {
+    options: dict[str, Any] = {
         name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in asked.options.items()
     }
-    steps: Any = ... if asked.steps is None else None if asked.steps == "inf" else asked.steps
-    flags = argparse.Namespace(
-        sampler=asked.sampler,
-        steps=steps,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        window=None,
-        stride=None,
-        overrides=words,
-        flags=[],
-    )
-    return make_sampler(flags, model)
+    options |= {name: value for name in _FIELDS if (value := getattr(asked, name)) is not None}
+    if asked.steps == "inf":
+        options["steps"] = None
+    return model.make_sampler(asked.sampler, **options)
 
 
 def constraints_of(asked: Constrained) -> list[Constraint] | None:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from unmask.cli._trace import as_dict
 from unmask.data.tokenizers import Tokenizer
 from unmask.errors import UsageError
 from unmask.model import Model
 from unmask.samplers import Step, room
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained
+from unmask.sampling.observe import step_as_dict
 from unmask.server import schemas
 from unmask.server.errors import hide
 from unmask.server.requests import check_gaps, constraints_of, sampler_of
@@ -49,7 +49,7 @@ class _Seen:
 
     def step(self, step: Step) -> None:
         self.number += 1
-        line = as_dict(step, self.number, self.tokenizer)
+        line = step_as_dict(step, self.number, self.tokenizer)
         for k, place in enumerate(zip(line["row"], line["position"], strict=True)):
             about = {"log_prob": line["log_prob"][k]}
             if "others" in line:

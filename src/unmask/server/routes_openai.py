@@ -13,9 +13,6 @@ from unmask.constraints import Constraint
 from unmask.data.tokenizers import Tokenizer
 from unmask.errors import UsageError
 from unmask.samplers import Sampler, Step
-from unmask.samplers.adaptive import AdaptiveSampler
-from unmask.samplers.planned import PlannedSampler
-from unmask.samplers.windowed import WindowedSampler
 from unmask.server.limits import MAX_TEXTS
 from unmask.server.prompt_scores import Scored, prompt_scores
 from unmask.server.requests import constraints_of, sampler_of, schema_of
@@ -241,9 +238,7 @@ def first_stop(text: str, stops: list[str], *, last: bool) -> int:
 
 def settles(sampler: Sampler) -> bool:
     """Whether a token once written stays, so that the beginning of a text can be sent before its end is there."""
-    if isinstance(sampler, WindowedSampler):
-        return settles(sampler.inner)
-    return isinstance(sampler, PlannedSampler | AdaptiveSampler)
+    return sampler.final
 
 
 def _check(asked: Completion, texts: int) -> None:

@@ -11,19 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.data.batch import Batch
-from unmask.denoisers.network import Network
-from unmask.objectives.mdlm import MDLM, Noised, bound_draws
-from unmask.objectives.terms import subs_log_probs
-from unmask.rng import row_keys
+from unmask.evaluation.score_queries import ScoreQuery
 from unmask.samplers import Sampler, Step
-from unmask.samplers.planned import PlannedSampler
+from unmask.samplers.drawing import Drawing
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.guidance import Guidance, Guided
-from unmask.sampling.observe import seen
-from unmask.sampling.predictor import Kind, Predictor, Query
-from unmask.sampling.query import ask_about
-from unmask.server.batching import LEAST, MAX_NUMBERS, bucket
+from unmask.sampling.loop import begun
+from unmask.sampling.observe import with_runners_up
+from unmask.sampling.predictor import Predictor, Query
+from unmask.sampling.query import lines_of
+from unmask.server.batching import bucket
 from unmask.server.next_tokens import NextQuery, RowCache
 
 Drawn = tuple[Tensor, Tensor]  # tokens and their log-probabilities
@@ -61,7 +58,7 @@ class _Relay:
     """Stands for the network while a predictor around it is read: first it notes what it is asked, then it answers."""
 
     def __init__(self, predictor: Predictor) -> None:
-        self.kind: Kind = predictor.kind
+        self.process, self.gives = predictor.process, predictor.gives
         self.left_to_right = predictor.left_to_right
         self._cache = RowCache()  # of what stands before, where the network goes from left to right
         self.asked: list[Query] = []
@@ -91,25 +88,25 @@ class Writing(Work):
         extra: int = 0,
     ) -> None:
         self.canvas, self.sampler, self.runners_up, self.extra = canvas, sampler, runners_up, extra
-        self.kind = predictor.kind
         self._relay = _Relay(predictor)
         self._seen_by: Predictor = self._relay if guidance is None else Guided(self._relay, canvas, guidance)
         self.tokens_1L = canvas.tokens
-        self._state = sampler.start(canvas)
+        self._state = sampler.start(begun(predictor, canvas))
         self._ask()
 
     @property
-    def law(self) -> tuple[PlannedSampler, tuple[int, ...]] | None:
+    def law(self) -> tuple[Drawing, tuple[int, ...]] | None:
         """Rows for which this is the same draw their tokens alike; None: in a way of its own."""
         plain = isinstance(self._seen_by, _Relay)
-        if not plain or not isinstance(self.sampler, PlannedSampler) or self.sampler.temperature_end is not None:
+        if not plain or not self.sampler.planned or self.sampler.drawing.temperature_end is not None:
             return None
-        return self.sampler, self.canvas.never
+        return self.sampler.drawing, self.canvas.never
 
     @property
     def lines(self) -> tuple[Tensor, Tensor]:
         """The keys and positions of what this step draws."""
-        row_N, position_N = self._state.asked
+        assert self._query is not None
+        row_N, position_N = lines_of(self._query)
         return self.canvas.key_B[row_N], position_N + self.canvas.offset
 
     def _ask(self) -> None:
@@ -126,12 +123,12 @@ class Writing(Work):
         self._relay.answers = list(predictions)
         prediction = self._seen_by(self._query)
         if drawn is not None:
-            assert isinstance(self.sampler, PlannedSampler)
-            step = self.sampler.write(self._state, *drawn)
+            step = self.sampler.write(self._state, self.sampler.select(self._state, prediction), *drawn)
         else:
             step = self.sampler.tell(self._state, prediction)
         if self.runners_up:
-            step = seen(step, self._query, prediction, self.kind, self.tokens_1L, self.canvas.mask_id, self.runners_up)
+            before_1L, mask_id = self.tokens_1L, self.canvas.mask_id
+            step = with_runners_up(step, self._query, prediction, self._relay, before_1L, mask_id, self.runners_up)
         self.tokens_1L = step.tokens_BL
         self._ask()
         return step
@@ -145,11 +142,11 @@ def draw_together(works: Sequence[Work], predictions: Sequence[list[Tensor] | No
         if given is not None and isinstance(work, Writing) and (law := work.law) is not None:
             alike.setdefault(law, []).append(i)
     found: dict[int, Drawn] = {}
-    for (sampler, never), several in alike.items():
+    for (drawing, never), several in alike.items():
         lines = [predictions[i][0] for i in several]  # type: ignore[index]
         key_N, position_N = (torch.cat(parts) for parts in zip(*(works[i].lines for i in several), strict=True))  # type: ignore[attr-defined]
         try:
-            token_N, log_prob_N = sampler.draw_tokens(torch.cat(lines), key_N, position_N, never)
+            token_N, log_prob_N = drawing.draw_tokens(torch.cat(lines), key_N, position_N, never)
         except Exception:  # of one row: each by itself shows which, and tells it
             continue
         counts = [len(part) for part in lines]
@@ -168,83 +165,29 @@ def draws_at_once(length: int, device: torch.device) -> int:
 
 
 class Scoring(Work):
-    """A row whose bound is estimated: `num_samples` draws of its masks, exactly those of `MDLM.bound`.
+    """A row that is scored by the questions of its objective, in their order, several at a time.
 
-    nats_L: how much of the bound each token brings, in the mean over the draws.
+    nats_S: the row's independent estimates. nats_L: how much of the score each token brings, in the mean over them.
     """
 
-    def __init__(
-        self,
-        x_1L: Tensor,
-        objective: MDLM,
-        mask_id: int,
-        *,
-        scored_1L: Tensor,
-        seed: int,
-        row: int,
-        num_samples: int,
-        at_once: int = AT_ONCE,
-    ) -> None:
-        assert objective.zero_masking
-        assert objective.carry_over
-        self.objective, self.mask_id, self.x_1L, self.scored_1L = objective, mask_id, x_1L, scored_1L
-        self.nats_S: list[float] = []
-        self.nats_L = torch.zeros(x_1L.shape[1], dtype=torch.float64)
-        self._num, self._at_once = num_samples, at_once
-        self._draws = self._noised(row_keys(seed, torch.tensor([row])))
+    def __init__(self, parts: Iterator[ScoreQuery], *, scored_1L: Tensor, num_groups: int, at_once: int) -> None:
+        self.scored_1L = scored_1L
+        self.nats_S = [0.0] * num_groups
+        self.nats_L = torch.zeros(scored_1L.shape[1], dtype=torch.float64)
+        self._parts, self._at_once = parts, at_once
         self._ask()
-
-    def _noised(self, key_1: Tensor) -> Iterator[tuple[tuple[int, int], Noised, Query]]:
-        """Which group of how many a draw is of, its masks, and the question that goes with them."""
-        for g, group in enumerate(bound_draws(key_1, self._num)):
-            self.nats_S.append(0.0)
-            for key_j_1, time_1 in group:
-                noised = self.objective.noised(Batch(self.x_1L, None, self.scored_1L, key_j_1, time_1), self.mask_id)
-                canvas = Canvas(self.x_1L, self.mask_id, key_j_1)
-                query = ask_about(canvas, noised.z_BL, noised.masked_BL, noised.level_B)
-                if query is not None:  # at an early time nothing may be masked
-                    yield (g, len(group)), noised, query
 
     def _ask(self) -> None:
-        self._drawn = list(itertools.islice(self._draws, self._at_once))
-        self.questions = [query for _, _, query in self._drawn]
-        self.done = not self._drawn
+        self._asked = list(itertools.islice(self._parts, self._at_once))
+        self.questions = [part.query for part in self._asked]
+        self.done = not self._asked
 
     def take(self, predictions: list[Tensor]) -> None:
-        for ((g, strata), noised, _), log_p_NI in zip(self._drawn, predictions, strict=True):
-            masked_L = noised.masked_BL[0]
-            x_N = self.x_1L[0, masked_L]
-            nats_N = -noised.weight_B * log_p_NI.gather(1, x_N[:, None]).squeeze(1).double()
-            self.nats_S[g] += float(nats_N.sum()) / strata
-            self.nats_L[masked_L] += nats_N / self._num
+        for part, prediction in zip(self._asked, predictions, strict=True):
+            nats_N = part.nats(prediction) * part.share
+            self.nats_S[part.group] += float(nats_N.sum())
+            self.nats_L.index_add_(0, part.position_N, nats_N / len(self.nats_S))
         self._ask()
-
-
-class Reading(Work):
-    """A row that an autoregressive network reads once: its score is exact. The same fields as Scoring's."""
-
-    def __init__(self, x_1L: Tensor, denoiser: Network, *, scored_1L: Tensor) -> None:
-        self.questions = []
-        self.extra = x_1L.shape[1]
-        self.x_1L, self.scored_1L, self.denoiser = x_1L, scored_1L, denoiser
-        self.nats_S: list[float] = []
-        self.nats_L = torch.zeros(x_1L.shape[1], dtype=torch.float64)
-
-    def take(self, predictions: list[Tensor]) -> None:
-        raise NotImplementedError
-
-    @torch.no_grad()
-    def alone(self) -> None:
-        x_1L = self.x_1L.to(self.denoiser.device_for(self.x_1L))
-        most = max(LEAST, MAX_NUMBERS // self.denoiser.num_ids)  # lines of the vocabulary at a time
-        parts = zip(torch.split(self.denoiser.trunk(x_1L)[0], most), torch.split(x_1L[0], most), strict=True)
-        nats_L = torch.cat([self._nats(h_ND, x_N).double().cpu() for h_ND, x_N in parts])
-        self.nats_L = nats_L.masked_fill(~self.scored_1L[0], 0.0)
-        self.nats_S, self.done = [float(self.nats_L.sum())], True
-
-    def _nats(self, h_ND: Tensor, x_N: Tensor) -> Tensor:
-        log_p_NI = subs_log_probs(self.denoiser.head(h_ND), self.denoiser.mask_id)
-        return -log_p_NI.gather(1, x_N[:, None]).squeeze(1)
 
 
 class Calling(Work):

@@ -1,0 +1,80 @@
+"""Samplers from a name and options: the one way in which Python, the command line and the server make them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from unmask.config import Word, from_dict
+from unmask.errors import ConfigError, UsageError, did_you_mean
+from unmask.samplers import Sampler, room
+from unmask.samplers.drawing import Drawing
+
+
+class UnknownOption(UsageError):
+    """An option that neither the sampler nor the one inside it has; known: those that the sampler has."""
+
+    def __init__(self, cls: type[Sampler], option: str, known: set[str]) -> None:
+        super().__init__(f"the sampler {cls.__name__} has no option {option}; {did_you_mean(option, known)}")
+        self.cls, self.option, self.known = cls, option, known
+
+
+def make_sampler(
+    name: str | None, options: Mapping[str, Any], *, own: Sampler, drawing: Drawing, window: int
+) -> Sampler:
+    """The sampler of that name, or the model's `own`, with these options; of what they leave out the model says how
+    tokens are drawn (`drawing`), and how wide a window is.
+
+    Of a sampler around another, what it does not know are options of the inner one, which `inner` names and which is
+    the model's own where nothing else is usual. A string is read as the option's type asks, as on the command line.
+
+    >>> from unmask.samplers import Ancestral
+    >>> model = {"own": Ancestral(), "drawing": Drawing(top_p=0.9), "window": 64}
+    >>> make_sampler("semi_ar", {"steps": "8", "stride": 16}, **model).inner.steps
+    8
+    >>> make_sampler("confidence", {"tokns": 2}, **model)
+    Traceback (most recent call last):
+    unmask.sampling.factory.UnknownOption: the sampler Confidence has no option tokns; did you mean 'tokens'?
+    """
+    options = dict(options)
+    cls = room.get(name) if name else type(own)
+    known = _fields(cls)
+    if "inner" not in known:
+        return _build(cls, options, own, drawing, window)
+    inner = options.pop("inner", None)
+    outer = {option: options.pop(option) for option in known if option in options}
+    if isinstance(inner, Sampler):
+        outer |= options  # there is nothing to build of them: one that is left over is refused
+    else:
+        usual: type[Any] = type(own) if cls.own_inner else type(known["inner"].default)
+        inner = _build(room.get(inner) if inner else usual, options, own, drawing, window)
+    return _build(cls, outer | {"inner": inner}, own, drawing, window)
+
+
+def _fields(cls: type[Sampler]) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name: field for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
+
+
+def _build(cls: type[Sampler], options: dict[str, Any], own: Sampler, drawing: Drawing, window: int) -> Sampler:
+    known = _fields(cls)
+    hints = typing.get_type_hints(cls) if known else {}
+    for option, value in options.items():
+        if option not in known:
+            raise UnknownOption(cls, option, set(known))
+        if value == "inf" and hints[option] is float:  # a recipe takes no such number; here the sampler judges it
+            options = options | {option: math.inf}
+        elif isinstance(value, str):
+            options = options | {option: from_dict(hints[option], Word(value), f"--{option}")}
+    # What the model's own sampler was made with stays, and its noise goes to any other.
+    usual = {name: getattr(own, name) for name in known if type(own) is cls or (name == "noise" and hasattr(own, name))}
+    if issubclass(cls, Drawing):
+        usual |= dataclasses.asdict(drawing)
+    if "window" in known and known["window"].default is dataclasses.MISSING:
+        usual = {"window": window} | usual
+    try:
+        return cls(**usual | options)
+    except TypeError as e:
+        raise ConfigError(f"the sampler {cls.__name__} needs more options: {e}") from None
