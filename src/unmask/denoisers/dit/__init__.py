@@ -168,8 +168,8 @@ class DiTNetwork(Network):
         refuse_options("dit without a cache", span=span)
         mask = self._mask(attending(attend, valid_BL))
         shifted = self.shift(z) if self.causal else z
-        a_level_each = level is not None and level.ndim > 1 and self.uses_level
-        if positions_BL is None and not a_level_each and self.can_fuse():
+        level_per_position = level is not None and level.ndim > 1 and self.uses_level
+        if positions_BL is None and not level_per_position and self.can_fuse():
             from unmask.denoisers.dit.fused import fused_trunk
 
             return fused_trunk(self, shifted, level, mask=mask, cond=cond, at_BK=at_BK)
