@@ -159,7 +159,7 @@ CASES: list[tuple[str, int, str]] = [
     ("generate model --window 5", 2, "the sampler Ancestral has no option --window"),
     ("generate model --sampler semi_ar --window 1", 2, "window must be at least 2"),
     ("generate model --sampler semi_ar --window 33", 2, "a window of 33 is beyond the 32 tokens"),
-    ("generate ar --sampler ancestral", 2, "use the left_to_right sampler"),
+    ("generate ar --sampler ancestral", 2, "use left_to_right"),
     ("generate ar --suffix end", 2, "an autoregressive model cannot see what stands behind a gap"),
     ("generate ar --length 33", 2, "length 33 is beyond the model's window of 32 tokens"),
     ("generate model --dtype fp8", 2, "--dtype: 'fp8' is not a choice"),

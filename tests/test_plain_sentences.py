@@ -53,7 +53,7 @@ def test_arguments_of_the_wrong_kind(model: Model, what: str) -> None:
     [
         (samplers.Ancestral, {"steps": 2.5}, r"steps must be a whole number or None, got 2\.5"),
         (samplers.Ancestral, {"steps": "8"}, "steps must be a whole number or None, got '8'"),
-        (samplers.Ancestral, {"noise": "cosine"}, r"noise must be a noise of unmask\.noise, got 'cosine'"),
+        (samplers.Ancestral, {"noise": "cosine"}, r"noise must be a noise of unmask\.noise or None, got 'cosine'"),
         (samplers.Confidence, {"temperature": "hot"}, "temperature must be a number, got 'hot'"),
         (samplers.LeftToRight, {"top_k": 2.0}, r"top_k must be a whole number, got 2\.0"),
         (samplers.ReMDM, {"steps": True}, "steps must be a whole number"),
