@@ -97,7 +97,7 @@ class Judge:
                 entropy.append(_entropy(Counter(row)))
         num_bytes = sum(len(texts[i].encode()) for i in kept)
         tokens = torch.tensor([len(rows[i]) for i in kept])
-        bound = Bound(torch.tensor(nats)[:, None], tokens, num_bytes, exact=True)
+        bound = Bound(torch.tensor(nats)[:, None], tokens, num_bytes, kind="exact")
         found = bound.summary()
         keys = ("ppl", "ppl_ci95", "bits_per_byte", "tokens", "bytes")
         means = {"entropy": sum(entropy) / len(entropy), "pooled_entropy": _entropy(pooled)}

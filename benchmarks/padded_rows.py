@@ -20,8 +20,8 @@ from unmask.data.batch import make_batch
 from unmask.denoisers.dit import DiT
 from unmask.devices import fast_attention, few_threads, pick_device
 from unmask.objectives.mdlm import MDLM
+from unmask.training.compiling import compile_trunk
 from unmask.training.ema import Ema
-from unmask.training.loop import compile_trunk
 from unmask.training.optim import Updater, make_optimizer
 
 L, V, MEAN = 256, 8191, 174
@@ -51,7 +51,7 @@ def measure(args: argparse.Namespace, device: torch.device, ragged: bool) -> tup
             nats = MDLM(form="count").loss(net, batch).nats
             (nats / (args.rows * MEAN)).backward()  # type: ignore[no-untyped-call]
         norm = updater.grad_norm()
-        updater.update(lr=1e-3, grad_norm=norm, bad=~torch.isfinite(norm))
+        updater.update(lr=1e-3, grad_norm=norm, nonfinite=~torch.isfinite(norm))
 
     def wait() -> None:
         if cuda:

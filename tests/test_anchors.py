@@ -20,11 +20,11 @@ from tiny import MakeConfig
 from unmask import constraints
 from unmask.config import RECIPE_FILE, DataConfig, load_config
 from unmask.corpora import Document
-from unmask.data.batch import make_batch
+from unmask.data.batch import batch_of
 from unmask.data.packing import Anchor, Policy, pack_texts
 from unmask.data.tokenizers import Tokenizer, load_tokenizer
 from unmask.denoisers.dit import DiT
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 from unmask.errors import ConfigError, DataError, UsageError
 from unmask.evaluation.evaluate import evaluate_rows
 from unmask.model import Model, load
@@ -32,6 +32,7 @@ from unmask.objectives import Objective
 from unmask.objectives.ar import AR
 from unmask.objectives.d3pm import D3PM
 from unmask.objectives.mdlm import MDLM
+from unmask.processes.absorbing import Absorbing
 from unmask.samplers.confidence import Confidence
 from unmask.samplers.remdm import ReMDM
 from unmask.training.checkpoint.resume import check_same_run, find_checkpoint
@@ -86,9 +87,9 @@ def test_rows_are_framed_and_what_frames_them_is_not_counted() -> None:
         ("both", [A, 97, 98, 99, A, A], 1, 1),
     ):
         rows = pack_texts(["abc"], BYTES, "pad", 8, anchor)  # type: ignore[arg-type]
-        x, valid, first = rows.take(np.array([0]))
-        assert x[0, : valid[0]].tolist() == row
-        assert first.tolist() == [prefix]
+        taken = rows.take(np.array([0]))
+        assert taken.x[0, : taken.valid_len[0]].tolist() == row
+        assert taken.prefix_len.tolist() == [prefix]
         assert rows.suffix == suffix
         assert (rows.report.tokens, rows.report.bytes, rows.report.anchor) == (4, 3, anchor)
         assert rows.counts(np.array([0])) == (4, len(row))
@@ -97,13 +98,13 @@ def test_rows_are_framed_and_what_frames_them_is_not_counted() -> None:
 
 def test_what_does_not_fit_between_the_anchors_is_cut() -> None:
     rows = pack_texts(["abcdefgh", "ab"], BYTES, "pad", 6, "both")
-    x, valid, _ = rows.take(np.array([0, 1]))
-    assert x.tolist() == [[A, 97, 98, 99, 100, A], [A, 97, 98, A, A, A]]
-    assert valid.tolist() == [6, 5]
+    taken = rows.take(np.array([0, 1]))
+    assert taken.x.tolist() == [[A, 97, 98, 99, 100, A], [A, 97, 98, A, A, A]]
+    assert taken.valid_len.tolist() == [6, 5]
     assert (rows.report.cut_tokens, rows.report.bytes, rows.report.tokens) == (5, 6, 7)
     prompted = pack_texts([Document("cd", prompt="ab"), Document("z", prompt="abcd")], BYTES, "pad", 6, "both")
-    x, valid, prefix = prompted.take(np.array([0]))
-    assert (x[0].tolist(), prefix.tolist()) == ([A, 97, 98, 99, 100, A], [3])
+    taken = prompted.take(np.array([0]))
+    assert (taken.x[0].tolist(), taken.prefix_len.tolist()) == ([A, 97, 98, 99, 100, A], [3])
     assert prompted.report.dropped_documents == 1
 
 
@@ -111,8 +112,8 @@ def test_a_begin_token_stands_first_where_the_vocabulary_has_one(wordpiece: Toke
     cls, sep = 2, 3
     for anchor, row, scored in (("none", [cls, 5, 6, sep], 4), ("both", [cls, 5, 6, sep, sep], 3)):
         rows = pack_texts(["a b"], wordpiece, "sentence", 8, anchor)  # type: ignore[arg-type]
-        x, valid, _ = rows.take(np.array([0]))
-        assert x[0, : valid[0]].tolist() == row
+        taken = rows.take(np.array([0]))
+        assert taken.x[0, : taken.valid_len[0]].tolist() == row
         assert rows.report.tokens == scored
 
 
@@ -128,14 +129,14 @@ def test_rows_that_begin_anywhere_have_no_anchor() -> None:
 @pytest.mark.parametrize("objective", [MDLM(form="count"), MDLM(), MDLM(steps=3), D3PM(steps=4)], ids=repr)
 def test_anchors_are_never_noised_or_scored(objective: MDLM) -> None:
     rows = pack_texts(["ab", "abcdef", "x"], BYTES, "pad", 9, "both")
-    x, valid, prefix = (torch.from_numpy(a) for a in rows.take(np.arange(3)))
-    frame = [{0, int(n) - 1} for n in valid]
-    masked = torch.zeros_like(x, dtype=torch.bool)
+    taken = rows.take(np.arange(3))
+    frame = [{0, int(n) - 1} for n in taken.valid_len]
+    masked = torch.zeros(taken.x.shape, dtype=torch.bool)
     for step in range(40):
-        batch = make_batch(x, valid, prefix, seed=0, step=step, suffix=rows.suffix)
-        masked |= objective.noised(batch, 257).masked_BL
+        batch = batch_of(taken, seed=0, step=step)
+        masked |= objective.noised(batch, Absorbing(objective.noise, num_ids=258, mask_id=257)).masked_BL
         assert batch.scored_BL.sum(dim=1).tolist() == [3, 7, 2]
-    for row, (edges, n) in enumerate(zip(frame, valid.tolist(), strict=True)):
+    for row, (edges, n) in enumerate(zip(frame, taken.valid_len.tolist(), strict=True)):
         assert {i for i in range(9) if masked[row, i]} == set(range(n)) - edges
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unmask import samplers
-from unmask.constraints import _conditioning, _tables
+from unmask.constraints import conditioning, tables
 from unmask.constraints.automaton import Automaton
 from unmask.constraints.tables import Tables, tables_of
 from unmask.denoisers.network import Network, as_denoiser
@@ -59,7 +59,7 @@ def test_rows_and_threads_share_one_table_and_it_goes_with_the_automaton(monkeyp
     assert len({id(state.tables) for state in states}) == 1
     made.clear()
     gone = weakref.ref(states[0].tables)
-    assert automaton in _tables._shared
+    assert automaton in tables._shared
     del states, canvas, automaton
     gc.collect()
     assert gone() is None
@@ -113,8 +113,8 @@ def test_blocks_and_chunks_change_no_text(sampler: Sampler, wide: bool, monkeypa
     canvas = dataclasses.replace(canvas, tokens=tokens)
     whole = sample(net, canvas, sampler).tokens
     for cells, lines in ((1000, 1 << 19), (1, 200)):
-        monkeypatch.setattr(_conditioning, "CELLS", cells)
-        monkeypatch.setattr(_conditioning, "LINES", lines)
+        monkeypatch.setattr(conditioning, "CELLS", cells)
+        monkeypatch.setattr(conditioning, "LINES", lines)
         assert torch.equal(sample(net, canvas, sampler).tokens, whole)
     assert all(automaton.accepts(row) for row in whole.tolist())
 
@@ -139,8 +139,8 @@ def test_no_step_holds_much_however_large_the_automaton_and_long_the_text(monkey
     S, V, L = 200, 80, 24
     automaton = ring(S, V)
     tables_of(automaton, CPU)
-    monkeypatch.setattr(_conditioning, "CELLS", 1 << 14, raising=False)
-    monkeypatch.setattr(_conditioning, "LINES", 1 << 12, raising=False)
+    monkeypatch.setattr(conditioning, "CELLS", 1 << 14, raising=False)
+    monkeypatch.setattr(conditioning, "LINES", 1 << 12, raising=False)
     canvas, net = blank(automaton, 2, L, V), even(V)
     for sampler in (samplers.Ancestral(steps=2), samplers.Ancestral(steps=2, temperature=0)):
         with Largest() as largest:
@@ -162,4 +162,4 @@ def test_what_it_costs_is_told() -> None:
     assert held <= large.cost(100).shared_bytes <= 3 * held
     # Whatever the length, a row holds a bounded number of messages; its predictions are the network's.
     long = large.cost(1 << 20)
-    assert long.row_bytes - 4 * (1 << 20) * large.num_words < 8 * (3 * _conditioning.CELLS)
+    assert long.row_bytes - 4 * (1 << 20) * large.num_words < 8 * (3 * conditioning.CELLS)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unmask.config import RunConfig, from_dict
-from unmask.corpora import Document, _files
+from unmask.corpora import Document, sources
 from unmask.corpora.csv import Csv
 from unmask.corpora.sources import from_path
 from unmask.errors import ConfigError, DataError
@@ -53,7 +53,7 @@ def test_what_is_written_comes_back(
     content = table([["q", "text", "kind"], *map(list, rows)], "\t" if ".tsv" in ending else ",", end)
     content = b"\xef\xbb\xbf" + content if bom else content
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_files, "_CHUNK", chunk)
+        patch.setattr(sources, "_CHUNK", chunk)
         path = Path(folder) / f"a{ending}"
         path.write_bytes(COMPRESS[path.suffix if path.suffix in COMPRESS else ""](content))
         corpus = Csv(path=str(path), prompt_field="q", label_field="kind")

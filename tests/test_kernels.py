@@ -134,7 +134,7 @@ def test_the_one_pass_update_is_clipping_adamw_and_the_average(weight_decay: flo
                 state[1],
                 ema,
                 scale=(1.0 / (norm + 1e-6)).clamp(max=1.0),
-                bad=torch.tensor(bad, device=DEVICE),
+                nonfinite=torch.tensor(bad, device=DEVICE),
                 count=count,
                 lr=0.1,
                 betas=(0.9, 0.98),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from unmask.data.loader import Loader, permuted
+from unmask.data.rows import RowBatch
 from unmask.errors import DataError, UsageError
 
 Ints = NDArray[np.int64]
@@ -25,10 +26,11 @@ class Numbers:
     def __len__(self) -> int:
         return self.num
 
-    def take(self, indices: Ints) -> tuple[Ints, Ints, Ints]:
+    def take(self, indices: Ints) -> RowBatch:
         if self.breaks is not None and (indices >= self.breaks).any():
             raise DataError("this row is broken")
-        return np.repeat(indices[:, None], 3, axis=1), np.full(len(indices), 3), np.zeros(len(indices), dtype=np.int64)
+        x = np.repeat(indices[:, None], 3, axis=1)
+        return RowBatch(indices, x, np.full(len(indices), 3), np.zeros(len(indices), dtype=np.int64))
 
 
 def threads() -> list[str]:
@@ -97,14 +99,15 @@ def test_order_is_pinned() -> None:
 
 def test_slices_are_the_global_batch() -> None:
     loader = Loader(Numbers(50), 12, 3)
-    whole, x, valid_len, prefix_len = loader.fetch(9)
-    assert whole.tolist() == loader.indices(9).tolist()
-    assert x[:, 0].tolist() == whole.tolist()
-    assert valid_len.shape == prefix_len.shape == (12,)
+    whole = loader.fetch(9)
+    assert whole.indices.tolist() == loader.indices(9).tolist()
+    assert whole.x[:, 0].tolist() == whole.indices.tolist()
+    assert whole.valid_len.shape == whole.prefix_len.shape == (12,)
+    assert whole.part(3, 5).x.tolist() == whole.x[3:5].tolist()
     for world in (1, 2, 3, 4):
         share = 12 // world
-        parts = [loader.fetch(9, rank * share, (rank + 1) * share)[0] for rank in range(world)]
-        assert np.concatenate(parts).tolist() == whole.tolist()
+        parts = [loader.fetch(9, rank * share, (rank + 1) * share).indices for rank in range(world)]
+        assert np.concatenate(parts).tolist() == whole.indices.tolist()
 
 
 def test_order_depends_on_the_batch_only_through_the_place() -> None:
@@ -120,8 +123,8 @@ def test_seeds_differ() -> None:
 def test_prefetch_gives_the_same_batches() -> None:
     loader = Loader(Numbers(40), 7, 1)
     with loader.prefetch(5, 6, lo=2, hi=6) as batches:
-        got = [batch[1].tolist() for batch in batches]
-    assert got == [loader.fetch(step, 2, 6)[1].tolist() for step in range(5, 11)]
+        got = [batch.x.tolist() for batch in batches]
+    assert got == [loader.fetch(step, 2, 6).x.tolist() for step in range(5, 11)]
     assert not threads()
     assert list(loader.prefetch(0, 0)) == []
     assert not threads()

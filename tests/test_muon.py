@@ -66,13 +66,13 @@ def test_the_batched_update_is_that_of_each_matrix() -> None:
     momenta = [torch.zeros_like(p) for p in params]
     how = {"parts": parts, "lr": 0.1, "momentum": 0.9, "rms": 0.2, "weight_decay": 0.3}
     for each in grads:
-        muon_(params, each, momenta, scale=1.0, bad=torch.tensor(0.0), **how)
+        muon_(params, each, momenta, scale=1.0, nonfinite=torch.tensor(0.0), **how)
     for i, p in enumerate(params):
         want = plain_muon(wanted[i], [each[i] for each in grads], parts[i], 0.1, 0.9, 0.3)
         torch.testing.assert_close(p, want, rtol=1e-4, atol=1e-5)
     before = [t.clone() for t in params + momenta]
     nan = [torch.full(shape, torch.nan) for shape in shapes]
-    muon_(params, nan, momenta, scale=torch.tensor(torch.nan), bad=torch.tensor(1.0), **how)
+    muon_(params, nan, momenta, scale=torch.tensor(torch.nan), nonfinite=torch.tensor(1.0), **how)
     assert all(a.equal(b) for a, b in zip(before, params + momenta, strict=True))
 
 
@@ -93,7 +93,7 @@ def test_a_step_moves_everything_and_its_state_comes_back_bit_by_bit() -> None:
 
     def step(net: DiTNetwork, over: Updater, seed: int) -> None:
         set_gradients(net, seed)
-        over.update(lr=1e-2, grad_norm=over.grad_norm(), bad=torch.tensor(False))
+        over.update(lr=1e-2, grad_norm=over.grad_norm(), nonfinite=torch.tensor(False))
 
     net = network()
     first = updater(net)

@@ -52,7 +52,8 @@ def bpe() -> Tokenizer:
 
 
 def everything(rows: Rows) -> tuple[Any, Any, Any]:
-    return rows.take(np.arange(len(rows)))
+    taken = rows.take(np.arange(len(rows)))
+    return taken.x, taken.valid_len, taken.prefix_len
 
 
 def streams(rows: Rows) -> list[list[int]]:
@@ -154,7 +155,7 @@ def test_wrong_use() -> None:
     for bad in (-1, 1):
         with pytest.raises(IndexError):
             rows.take(np.array([bad]))
-    assert rows.take(np.array([], dtype=np.int64))[0].shape == (0, 8)
+    assert rows.take(np.array([], dtype=np.int64)).x.shape == (0, 8)
 
 
 # --- the corpus's parts -----------------------------------------------------------------------------------------------
@@ -325,7 +326,7 @@ class Slow(Corpus):
 if mode == "full":
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
 rows = build_rows(Slow(), load_tokenizer("bytes"), length=64, cache_dir=Path(folder))
-print(hashlib.sha256(rows.take(np.arange(len(rows)))[0].tobytes()).hexdigest())
+print(hashlib.sha256(rows.take(np.arange(len(rows))).x.tobytes()).hexdigest())
 """
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from unmask import cli
 from unmask.config import RunConfig, to_dict
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 from unmask.errors import UsageError
 from unmask.training import run_lock
 from unmask.training.loop import train
@@ -73,7 +73,7 @@ def test_a_refused_command_leaves_no_folder(tmp_path: Path, make_config: Any) ->
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 from unmask.training.run_lock import one_writer
 with one_writer(Path(sys.argv[1]), World()):
     child = os.fork() if sys.argv[2] == "fork" else 0

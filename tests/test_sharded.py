@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from unmask.config import RunConfig
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 from unmask.errors import ConfigError, ModelFolderError, UnmaskError
 from unmask.storage.tensor_file import write_tensors
 from unmask.training.callbacks import Callback, StepReport

@@ -21,6 +21,7 @@ from torch import Tensor
 import unmask
 import unmask.denoisers.dit
 import unmask.training.loop
+import unmask.training.state
 from tiny import PLAIN
 from unmask.config import OptimConfig, RunConfig
 from unmask.corpora.jsonl import Jsonl
@@ -30,14 +31,16 @@ from unmask.data.packing import build_rows
 from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
 from unmask.denoisers.network import Network
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 from unmask.errors import ConfigError, DataError, ModelFolderError, NonFiniteError, UsageError
 from unmask.evaluation.bound import Bound
 from unmask.model import load
+from unmask.noise.log_linear import LogLinear
 from unmask.objectives.ar import AR
 from unmask.objectives.chunked_loss import LossSum
 from unmask.objectives.d3pm import D3PM
 from unmask.objectives.mdlm import MDLM
+from unmask.processes.absorbing import Absorbing
 from unmask.training.callbacks import Callback
 from unmask.training.checkpoint.files import best_checkpoint, load_checkpoint
 from unmask.training.ema import Ema
@@ -568,7 +571,7 @@ def test_changed_data_is_noticed(tmp_path: Path, make_config: Any, change: str, 
 def test_a_trained_tokenizer_is_trained_once(tmp_path: Path, make_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(tmp_path / "r", tokenizer="bpe:280", steps=2)
     train(config, device="cpu")
-    monkeypatch.setattr(unmask.training.loop, "load_tokenizer", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(unmask.training.state, "load_tokenizer", lambda *_: pytest.fail("trained again"))
     train(dataclasses.replace(config, steps=3), resume=True, device="cpu")
     assert load(tmp_path / "r", device="cpu").tokenizer.num_ids == 281
 
@@ -604,22 +607,23 @@ def conditional_rows(pairs: Path, folder: Path) -> Any:
 
 def test_a_prompt_is_never_noised_and_not_scored(pairs: Path, tmp_path: Path) -> None:
     rows = conditional_rows(pairs, tmp_path / "cache")
-    arrays = rows.take(np.arange(60))
-    x, valid, prefix = map(torch.from_numpy, arrays)
+    taken = rows.take(np.arange(60))
+    x, valid, prefix = map(torch.from_numpy, (taken.x, taken.valid_len, taken.prefix_len))
     assert prefix.min() >= 3
+    masking = Absorbing(LogLinear(), num_ids=258, mask_id=257)
     position = torch.arange(16)
     answers = (position >= prefix[:, None]) & (position < valid[:, None])
     for step in range(40):
         batch = make_batch(x, valid, prefix, seed=0, step=step)
         assert batch.scored_BL.equal(answers)
         for objective in (MDLM(), MDLM(form="count"), MDLM(steps=3), D3PM(steps=3)):
-            noised = objective.noised(batch, 257)
+            noised = objective.noised(batch, masking)
             assert not bool((noised.masked_BL & ~answers).any())
             assert noised.z_BL[~answers].equal(x[~answers])
             assert (noised.z_BL == 257).equal(noised.masked_BL)
     # Every answer token is masked now and then.
     ever = torch.stack(
-        [MDLM().noised(make_batch(x, valid, prefix, seed=1, step=s), 257).masked_BL for s in range(80)]
+        [MDLM().noised(make_batch(x, valid, prefix, seed=1, step=s), masking).masked_BL for s in range(80)]
     ).any(0)
     assert ever.equal(answers)
 
@@ -628,7 +632,8 @@ def test_a_prompt_is_never_noised_and_not_scored(pairs: Path, tmp_path: Path) ->
 def test_the_loss_is_that_of_the_answer_alone(pairs: Path, tmp_path: Path, objective: Any) -> None:
     """A network that ignores what it sees gives each token a price: only the answers' are paid."""
     rows = conditional_rows(pairs, tmp_path / "cache")
-    x, valid, prefix = map(torch.from_numpy, rows.take(np.arange(60)))
+    taken = rows.take(np.arange(60))
+    x, valid, prefix = map(torch.from_numpy, (taken.x, taken.valid_len, taken.prefix_len))
     price = torch.linspace(0, 3, 258)
 
     class Blind(Network):

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from unmask.sampling.loop import steps as steps
     from unmask.sampling.particles import particles as particles
     from unmask.text.editing import Edit as Edit
+    from unmask.training.callbacks import Callback as Callback
     from unmask.training.loop import train as train
+    from unmask.training.run_view import RunView as RunView
 
 __version__ = "0.1.0"
 
@@ -43,12 +45,14 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Batch": "unmask.data.batch",
     "Bound": "unmask.evaluation.bound",
+    "Callback": "unmask.training.callbacks",
     "Canvas": "unmask.sampling.canvas",
     "Drawing": "unmask.samplers.drawing",
     "Edit": "unmask.text.editing",
     "Guidance": "unmask.sampling.guidance",
     "Model": "unmask.model",
     "RunConfig": "unmask.config",
+    "RunView": "unmask.training.run_view",
     "UnmaskError": "unmask.errors",
     "UsageError": "unmask.errors",
     "as_denoiser": "unmask.denoisers.network",

@@ -58,7 +58,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW, or Muon for the blocks' matrices, and the learning rate's course.
+    """AdamW, or Muon for the blocks' matrices, and the learning-rate schedule.
 
     The defaults serve short runs and small networks; the paper's values are the recipe `paper`.
     """
@@ -116,6 +116,8 @@ class RunConfig:
     valid_every: int = 250
     valid_rows: int = 256
     sample_every: int = 1000  # 0: none
+    best: str = "valid_nats_per_token"  # the metric by which RUN/model is kept; any that a callback logs at validations
+    best_is: Literal["least", "most"] = "least"
     save_every: int = 250  # steps that a kill costs at most
     keep: int = 2  # last checkpoints kept, beside the best
     keep_every: int = 0  # and those at multiples of this many steps; 0: none
@@ -141,6 +143,8 @@ class RunConfig:
         for name in ("sample_every", "keep_every", "max_nonfinite"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be 0 (none) or more, got {getattr(self, name)}")
+        if self.best == "valid_nats_per_token" and self.best_is == "most":
+            raise ConfigError("the best valid_nats_per_token is the least: leave out best_is, or name another best")
         if self.save_as == "sharded" and self.async_save:
             raise ConfigError("sharded checkpoints are not written in the background: set save_as = whole or auto")
         self.objective.check(self.denoiser)

@@ -21,6 +21,7 @@ from unmask.errors import UsageError, did_you_mean
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.score import score
 from unmask.objectives import Objective
+from unmask.processes.base import Process
 from unmask.rng import row_keys
 from unmask.samplers import Sampler, Step
 from unmask.samplers.drawing import Drawing
@@ -29,7 +30,7 @@ from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained
 from unmask.sampling.factory import make_sampler
 from unmask.sampling.guidance import Guidance
-from unmask.sampling.loop import process_of, sample, steps
+from unmask.sampling.loop import sample, steps
 from unmask.sampling.particles import Score, particles
 from unmask.storage.atomic import atomic_folder, find_folder
 from unmask.storage.built_in import built_in_folder
@@ -70,6 +71,7 @@ class Model:
         if len(labels) > denoiser.num_classes:
             raise UsageError(f"{len(labels)} labels for {denoiser.num_classes} classes: give the denoiser more classes")
         objective.check(denoiser)
+        objective.attach(denoiser)
         self.denoiser = denoiser.eval()
         self.tokenizer = tokenizer
         self.objective = objective
@@ -127,10 +129,12 @@ class Model:
         """
         own = self.objective.sampler()
         made = make_sampler(name, options, own=own, drawing=self.drawing, window=self.length)
-        return made.bind(self._process())
+        return made.bind(self.process)
 
-    def _process(self) -> Any:
-        return process_of(self.objective.predictor(self.denoiser), self.objective)
+    @property
+    def process(self) -> Process | None:
+        """The forward process that it reverses, with its noise; None for an autoregressive model."""
+        return self.objective.process(self.denoiser)
 
     def class_of(self, label: int | str | None) -> int | None:
         """The number of a class, which may be given by its word; what the model does not know is refused.
@@ -436,7 +440,7 @@ class Model:
     def fit_sampler(self, sampler: Sampler | None, length: int) -> Sampler:
         """The model's own sampler where none is given, and windows around it where the text is too long for one."""
         check_sampler(sampler)
-        sampler = self.sampler if sampler is None else sampler.bind(self._process())
+        sampler = self.sampler if sampler is None else sampler.bind(self.process)
         if sampler.context is not None and sampler.context > self.length:
             raise UsageError(
                 f"a window of {sampler.context} is beyond the {self.length} tokens the model was trained on"

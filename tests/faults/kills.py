@@ -29,7 +29,7 @@ from injection import Taps
 from unmask.config import DataConfig, OptimConfig, RunConfig
 from unmask.corpora.text import Text
 from unmask.denoisers.dit import DiT
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 from unmask.objectives.mdlm import MDLM
 from unmask.training.callbacks import Callback
 from unmask.training.checkpoint.files import load_checkpoint

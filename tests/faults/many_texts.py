@@ -24,7 +24,7 @@ import torch
 from injection import Taps
 
 from unmask import cli
-from unmask.distributed.parallel import join_world
+from unmask.distributed.world import join_world
 from unmask.errors import UnmaskError
 from unmask.model import Model, load
 from unmask.text.bulk import Order, generate_many

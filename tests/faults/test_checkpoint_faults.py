@@ -17,7 +17,7 @@ import pytest
 import torch
 from injection import Taps
 
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 from unmask.errors import UnmaskError
 from unmask.training.checkpoint.files import best_checkpoint, load_checkpoint, save_checkpoint
 from unmask.training.checkpoint.sharded import save_sharded

@@ -18,7 +18,7 @@ import unmask.training.checkpoint.files
 import unmask.training.checkpoint.sharded
 from unmask.cli import run as unmask_command
 from unmask.config import to_dict
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 from unmask.errors import ModelFolderError
 from unmask.training.checkpoint.files import _sealed, load_checkpoint, save_checkpoint
 from unmask.training.checkpoint.sharded import save_sharded

@@ -35,7 +35,7 @@ from unmask.samplers.semi_ar import SemiAR
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.captured import graphs_of
 from unmask.sampling.loop import sample, steps
-from unmask.training.loop import compile_trunk
+from unmask.training.compiling import compile_trunk
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: its numerics are not tested here"),
@@ -351,7 +351,7 @@ def test_muon_beside_the_one_pass_update_is_the_hosts() -> None:
         for _ in range(3):
             for p in net.parameters():
                 p.grad = torch.randn(p.shape, generator=generator).to(device)
-            updater.update(lr=1e-2, grad_norm=updater.grad_norm(), bad=torch.tensor(False, device=device))
+            updater.update(lr=1e-2, grad_norm=updater.grad_norm(), nonfinite=torch.tensor(False, device=device))
         return {n: p.detach().cpu() for n, p in net.named_parameters()} | {
             f"ema/{n}": s.cpu() for n, s in ema.shadow.items()
         }

@@ -16,7 +16,7 @@ from small_run import small_run
 
 from unmask.config import RunConfig
 from unmask.corpora.text import Text
-from unmask.distributed.parallel import join_world
+from unmask.distributed.world import join_world
 from unmask.errors import NonFiniteError
 from unmask.objectives.mdlm import MDLM
 from unmask.training.callbacks import Callback

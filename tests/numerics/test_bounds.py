@@ -13,6 +13,7 @@ from unmask.data.batch import Batch, make_batch
 from unmask.errors import UsageError
 from unmask.noise import Cosine, CosineSquared, Geometric, Linear, LogLinear, Noise, Polynomial
 from unmask.objectives.terms import d3pm_nats, step_weight
+from unmask.processes.absorbing import Absorbing
 from unmask.rng import row_keys
 
 ROWS = 20_000
@@ -137,7 +138,7 @@ def test_each_switch_alone(zero_masking: bool, carry_over: bool) -> None:
     world = World.random(seed=9)
     objective = objectives.MDLM(steps=4, zero_masking=zero_masking, carry_over=carry_over)
     batch = make_batch(world.texts, seed=1, step=2)
-    noised = objective.noised(batch, world.mask_id)
+    noised = objective.noised(batch, Absorbing(objective.noise, num_ids=world.mask_id + 1, mask_id=world.mask_id))
     got = objective.row_nats(world.denoiser(), batch)
     for b, x in enumerate(world.texts):
         i = math.ceil(float(batch.time_B[b]) * 4)
@@ -181,7 +182,7 @@ def test_masking_rate_is_the_level_and_positions_are_independent() -> None:
     ones = torch.ones_like(x, dtype=torch.bool)
     batch = Batch(x, None, ones, row_keys(2, torch.arange(50_000)), time)
     for noise in NOISES:
-        masked = objectives.MDLM(noise=noise).noised(batch, 1).masked_BL.double()
+        masked = objectives.MDLM(noise=noise).noised(batch, Absorbing(noise, num_ids=2, mask_id=1)).masked_BL.double()
         level = float(noise.level(torch.tensor(0.3, dtype=torch.float64)))
         assert masked.mean().item() == pytest.approx(level, abs=4.5 * math.sqrt(level * (1 - level) / 100_000))
         both = (masked[:, 0] * masked[:, 1]).mean().item()

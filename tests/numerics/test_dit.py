@@ -11,7 +11,8 @@ import torch
 from unmask import samplers
 from unmask.data.batch import make_batch
 from unmask.denoisers.dit import SIZES, DiT
-from unmask.denoisers.network import KVCache, Network, gather_positions
+from unmask.denoisers.flat_rows import gather_positions
+from unmask.denoisers.network import Network
 from unmask.denoisers.ragged import ragged as ragged_rows
 from unmask.errors import UsageError
 from unmask.objectives.ar import AR
@@ -68,11 +69,13 @@ def test_causal_network_sees_only_what_stands_before() -> None:
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_cache_gives_the_same_vectors(stops: list[int], qk_norm: bool) -> None:
     net = build(dataclasses.replace(SMALL, causal=True, qk_norm=qk_norm))
-    cache, parts = KVCache(), []
-    for stop in stops:
-        cache.stop = stop
-        parts.append(net.trunk(Z, cache=cache))
+    cache, parts = net.new_cache(*Z.shape), []
+    for span in zip([0, *stops], stops, strict=False):
+        parts.append(net.trunk(Z, cache=cache, span=span))
+        assert net.trunk(Z, cache=cache, span=span).equal(parts[-1])  # a call may be repeated
     torch.testing.assert_close(torch.cat(parts, dim=1), net.trunk(Z))
+    with pytest.raises(UsageError, match="cache of 8"):
+        net.trunk(Z, cache=cache, span=(8, 9))
 
 
 @pytest.mark.parametrize("more", [{}, {"qk_norm": True}, {"conditioning": "constant"}])
@@ -80,24 +83,20 @@ def test_rows_step_from_positions_of_their_own(more: dict[str, Any]) -> None:
     net = build(dataclasses.replace(SMALL, causal=True, **more))
     assert net.can_step_rows()
     want = net.trunk(Z)
-    caches = [KVCache() for _ in Z]
-    for b, (cache, first) in enumerate(zip(caches, (1, 4, 2), strict=True)):
-        cache.stop = first
-        net.trunk(Z[b : b + 1], cache=cache)
+    caches, at = [net.new_cache(1, 8) for _ in Z], [1, 4, 2]
+    for b, (cache, first) in enumerate(zip(caches, at, strict=True)):
+        net.trunk(Z[b : b + 1], cache=cache, span=(0, first))
     for _ in range(4):
-        at = [cache.length for cache in caches]
         ids_M = torch.cat([Z[torch.arange(3), torch.tensor(at) - 1], torch.zeros(2, dtype=torch.long)])
-        again = [net.step_rows(ids_M, caches)[:3] for _ in range(2)]  # one that failed behind it is made again
+        again = [net.step_rows(ids_M, caches, at)[:3] for _ in range(2)]  # one that failed after it is made again
         assert again[0].equal(again[1])
         torch.testing.assert_close(again[0], want[torch.arange(3), torch.tensor(at)])
-        assert [cache.length for cache in caches] == at
-        for cache in caches:
-            cache.length += 1
-    assert [cache.length for cache in caches] == [5, 8, 6]
-    with pytest.raises(UsageError, match="8 positions of 8"):
-        net.step_rows(Z[:, 0], caches)
-    with pytest.raises(UsageError, match="0 positions of 0"):
-        net.step_rows(Z[:1, 0], [KVCache()])
+        at = [position + 1 for position in at]
+    assert at == [5, 8, 6]
+    with pytest.raises(UsageError, match="position 8 of a cache of 8"):
+        net.step_rows(Z[:, 0], caches, at)
+    with pytest.raises(UsageError, match="position 0"):
+        net.step_rows(Z[:1, 0], caches[:1], [0])
 
 
 def test_only_causal_networks_step_rows() -> None:
@@ -163,7 +162,7 @@ def test_what_is_not_supported_raises() -> None:
     with pytest.raises(UsageError, match="without classes"):
         net.trunk(Z, cond=torch.zeros(3, 4))
     with pytest.raises(UsageError, match="causal"):
-        net.trunk(Z, cache=KVCache())
+        net.trunk(Z, cache=[])
 
 
 def test_activation_checkpointing_gives_the_same_gradients() -> None:

@@ -7,7 +7,8 @@ import torch
 
 from unmask import noise
 from unmask.noise import Noise
-from unmask.processes.posterior import q_marginal, q_posterior, stays_masked
+from unmask.processes.absorbing import stays_masked
+from unmask.processes.base import q_marginal, q_posterior
 
 SCHEDULES = [
     noise.LogLinear(),

@@ -10,8 +10,8 @@ import pytest
 from worlds import losses, make_config, write_text
 
 from unmask.config import RunConfig
-from unmask.distributed.parallel import World, join_world
 from unmask.distributed.watchdog import Watchdog
+from unmask.distributed.world import World, join_world
 from unmask.errors import Stopped, UsageError
 from unmask.training.checkpoint.resume import find_checkpoint, mark_begun, stopped
 

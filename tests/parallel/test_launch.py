@@ -17,7 +17,7 @@ from worlds import make_config, write_text
 
 from unmask.config import to_dict
 from unmask.distributed.launch import NOTES, _ending, launch
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 from unmask.training.run_lock import one_writer
 
 LONG = 120.0  # seconds that anything may take on a busy machine

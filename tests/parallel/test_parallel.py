@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from worlds import ALL, COMPILED, KINDS, MUON, RESHARDED, WAYS, losses, make_config, one_step, write_text
 
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 
 WORKER = Path(__file__).with_name("worlds.py")
 
@@ -33,7 +33,7 @@ def worked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("worlds")
     write_text(folder)
     start(4, str(WORKER), str(folder), "gradients,losses,resume,reshard,muon")
-    start(2, str(WORKER), str(folder), "gradients,losses,resume,reshard,fallback,nonfinite,errors")
+    start(2, str(WORKER), str(folder), "gradients,losses,resume,learned,ends,reshard,fallback,nonfinite,errors")
     return folder
 
 
@@ -90,6 +90,21 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     for name in names:
         for rank, facts in enumerate(found(worked, name)):
             assert facts == {"stops": [True, True, False], "same losses": True, "same state": True}, (name, rank)
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_a_learned_schedule_resumes_bit_for_bit(worked: Path, way: str) -> None:
+    for rank, facts in enumerate(found(worked, f"learned-{way}-2")):
+        unused, still = facts.pop("unused"), facts.pop("still")
+        assert facts == {"stops": [True, True, False], "same losses": True, "same state": True}, rank
+        assert still  # what no step uses waits for nobody and does not move
+        assert len(unused) == (12 if rank == 0 else 0)
+
+
+def test_a_callback_of_the_first_process_ends_the_run_for_all(worked: Path) -> None:
+    facts = found(worked, "ends-2")
+    assert facts[0] == facts[1]
+    assert facts[0]["step"] == 4  # asked for after step 3, known to all with the numbers of the next
 
 
 def test_a_run_goes_on_with_other_processes(worked: Path, alone: Any) -> None:
@@ -158,7 +173,7 @@ LEAVING = """
 import atexit, gc, weakref, torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from unmask.distributed.parallel import join_world
+from unmask.distributed.world import join_world
 
 class Holder:
     pass

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import learned_power
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
@@ -21,14 +22,16 @@ from torch import Tensor
 
 from unmask.config import DataConfig, OptimConfig, RunConfig
 from unmask.corpora.text import Text
-from unmask.denoisers.dit import DiT
-from unmask.distributed.parallel import World, join_world, whole
+from unmask.denoisers.dit import DiT, DiTNetwork
+from unmask.distributed.parallel import whole
+from unmask.distributed.world import World, join_world
 from unmask.errors import NonFiniteError, Stopped, UsageError
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
 from unmask.training.callbacks import Callback
 from unmask.training.checkpoint.files import load_checkpoint
 from unmask.training.loop import Run, train
+from unmask.training.run_view import RunView
 
 SMALL: dict[str, Any] = {"hidden": 16, "blocks": 2, "heads": 2, "dropout": 0.0, "qk_norm": False, "zero_init": False}
 KINDS = {
@@ -46,6 +49,14 @@ MUON: dict[str, Any] = {
 RESHARDED = {4: [("fsdp", "auto", 3)], 2: [("fsdp", "auto", 5), ("ddp", "auto", 7), ("fsdp", "whole", 9)]}
 COMPILED = [("ddp", "bf16"), ("fsdp", "fp32")]
 WAYS = [("ddp", None), ("ddp", 1), ("fsdp", None), ("fsdp", 1)]
+
+
+# A schedule with parameters of its own, of shapes that two processes do not share alike.
+LEARNED: dict[str, Any] = {
+    "denoiser": KINDS["level"][0],
+    "objective": MDLM(noise=learned_power.LearnedPower()),
+    "optim": OptimConfig(lr=3e-2, muon=True, warmup=4, schedule="constant", ema=0.9),
+}
 
 
 def make_config(folder: Path, name: str, kind: str = "count", **changes: Any) -> RunConfig:
@@ -146,10 +157,12 @@ def same_state(a: str, b: str) -> bool:
     )
 
 
-def resumed(folder: Path, world: World, seed: int, way: str, precision: str) -> dict[str, Any]:
+def resumed(
+    folder: Path, world: World, seed: int, way: str, precision: str, name: str = "resume", **more: Any
+) -> dict[str, Any]:
     """A whole run against one that was stopped after steps 3 and 7, and against one that lost what it saved last."""
-    changes: dict[str, Any] = {"seed": seed, "parallel": way, "precision": precision}
-    name = f"resume-{seed}-{way}-{precision}-{world.size}"
+    changes: dict[str, Any] = {"seed": seed, "parallel": way, "precision": precision, **more}
+    name = f"{name}-{seed}-{way}-{precision}-{world.size}"
     straight = make_config(folder, name, **changes)
     reference = losses(straight)
     broken = make_config(folder, f"{name}-broken", **changes)
@@ -164,6 +177,53 @@ def resumed(folder: Path, world: World, seed: int, way: str, precision: str) -> 
         "same losses": not world.first or joined == reference["losses"],
         "same state": same_state(straight.out, broken.out),
     }
+
+
+class Unused(DiTNetwork):
+    """A network with a parameter that no step uses."""
+
+    def __init__(self, config: DiT, *, num_ids: int, mask_id: int) -> None:
+        super().__init__(config, num_ids=num_ids, mask_id=mask_id)
+        self.nobodys = torch.nn.Parameter(torch.ones(3))
+
+
+def learned(folder: Path, world: World, way: str) -> dict[str, Any]:
+    """A schedule with parameters: stopped and resumed, beside a weight of the denoiser that no step uses; then for
+    another objective, which uses none of the schedule's parameters."""
+    real, DiT.build = DiT.build, lambda self, *, num_ids, mask_id: Unused(self, num_ids=num_ids, mask_id=mask_id)  # type: ignore[assignment,method-assign]
+    try:
+        facts = resumed(folder, world, 0, way, "fp32", "learned", **LEARNED)
+        count = LEARNED | {
+            "objective": MDLM(noise=learned_power.LearnedPower(), form="count"),
+            "denoiser": DiT(**SMALL),
+        }
+        unused = make_config(folder, f"unused-{way}", parallel=way, **count)
+        facts["unused"] = losses(unused)["losses"]
+    finally:
+        DiT.build = real  # type: ignore[method-assign]
+    begun, ended = (load_checkpoint(Path(unused.out, "checkpoints", f"step-{step:08d}")) for step in (4, 12))
+    assert begun is not None
+    assert ended is not None
+    names = ["objective.noise.log_powers", "objective.noise.mixture", "nobodys"]
+    facts["still"] = all(begun.tensors["model"][k].equal(ended.tensors["model"][k]) for k in names)
+    return facts
+
+
+class Ends(Callback):
+    def on_run(self, run: RunView) -> None:
+        self.run = run
+
+    def on_step(self, report: Any) -> None:
+        if report.step == 3:
+            self.run.stop("enough")
+
+
+def ended(folder: Path, world: World) -> dict[str, Any]:
+    """A callback of the first process ends the run: all leave at the same step, without an error."""
+    config = make_config(folder, f"ends-{world.size}", parallel="ddp")
+    model = train(config, callbacks=[Ends()], device="cpu")
+    last = load_checkpoint(Path(config.out))
+    return {"step": last.step if last is not None else None, "parameters": model.num_parameters}
 
 
 def fallback(folder: Path, world: World) -> dict[str, Any]:
@@ -212,6 +272,7 @@ def nonfinite(folder: Path, world: World) -> dict[str, Any]:
 
 
 def main() -> None:
+    learned_power.install()
     folder = Path(sys.argv[1])
     asked = sys.argv[2].split(",")
     with join_world("cpu") as world:
@@ -242,6 +303,11 @@ def main() -> None:
                 for way in ("ddp", "fsdp"):
                     for precision in ("fp32", "bf16"):
                         leave(f"resume-{seed}-{way}-{precision}", resumed(folder, world, seed, way, precision))
+        if "learned" in asked:
+            for way in ("ddp", "fsdp"):
+                leave(f"learned-{way}", learned(folder, world, way))
+        if "ends" in asked:
+            leave("ends", ended(folder, world))
         if "reshard" in asked:
             for way, save_as, stop_at in RESHARDED[world.size]:
                 config = make_config(folder, "reshard", parallel=way, save_as=save_as)

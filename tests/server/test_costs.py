@@ -22,7 +22,6 @@ import unmask.server.errors as refusals_module
 import unmask.server.jobs as desk_module
 import unmask.server.rows as work_module
 from unmask.data.tokenizers import Tokenizer
-from unmask.denoisers.network import KVCache
 from unmask.errors import UnmaskError, UsageError
 from unmask.evaluation.bound import Bound
 from unmask.model import Model
@@ -31,6 +30,7 @@ from unmask.server.app import make_app
 from unmask.server.errors import Refused, from_validation
 from unmask.server.jobs import Desk
 from unmask.server.limits import Limits
+from unmask.server.next_tokens import RowCache
 from unmask.server.routes_openai import _Choice
 from unmask.server.served_model import Served
 
@@ -244,14 +244,14 @@ def test_a_message_is_searched_for_the_requests_words_outside_the_event_loop(
 @pytest.mark.parametrize("end", ["done", "failed", "cancelled", "stream closed"])
 def test_what_a_request_held_goes_with_it(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     """Its key-value caches may fill a GPU: they must not wait until Python looks for rings of objects."""
-    made: list[weakref.ref[KVCache]] = []
+    made: list[weakref.ref[RowCache]] = []
 
-    class Noted(KVCache):
+    class Noted(RowCache):
         def __init__(self) -> None:
             super().__init__()
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr(work_module, "KVCache", Noted)
+    monkeypatch.setattr(work_module, "RowCache", Noted)
 
     def job(served: Served, emit: Callable[[Any], None] = lambda step: None) -> None:
         served.generate(2, 30, "a", watch=emit)

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 import unmask
 from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
-from unmask.denoisers.network import KVCache, Network
+from unmask.denoisers.network import Network
 from unmask.model import Model
 from unmask.objectives.ar import AR
 from unmask.samplers.left_to_right import LeftToRight
@@ -23,7 +23,7 @@ from unmask.server.app import make_app
 from unmask.server.compiling import Compiler
 from unmask.server.engine import Call, Engine
 from unmask.server.limits import Limits
-from unmask.server.next_tokens import NextQuery, answer_next, next_groups
+from unmask.server.next_tokens import NextQuery, RowCache, answer_next, next_groups
 from unmask.server.rows import Writing, row_of
 from unmask.server.served_model import Served
 
@@ -66,7 +66,7 @@ class Row:
 
     def __init__(self, length: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.tokens_1L, self.cache = torch.randint(0, 250, (1, length), generator=generator), KVCache()
+        self.tokens_1L, self.cache = torch.randint(0, 250, (1, length), generator=generator), RowCache()
 
     def ask(self, reach: int) -> NextQuery:
         at = torch.tensor([[reach - 1]])
@@ -160,6 +160,9 @@ class Foreign(Network):
     def trunk(self, *given: Any, **more: Any) -> Any:
         return self.inner.trunk(*given, **more)
 
+    def new_cache(self, batch: int, length: int) -> Any:
+        return self.inner.new_cache(batch, length)
+
     def head(self, h_ND: Any) -> Any:
         return self.inner.head(h_ND)
 
@@ -170,9 +173,9 @@ class Stepping(Foreign):
     def can_step_rows(self) -> bool:
         return True
 
-    def step_rows(self, ids_M: torch.Tensor, caches: Sequence[KVCache]) -> torch.Tensor:
+    def step_rows(self, ids_M: torch.Tensor, caches: Sequence[Any], at: Sequence[int]) -> torch.Tensor:
         self.stepped.append(len(caches))
-        return self.inner.step_rows(ids_M, caches)
+        return self.inner.step_rows(ids_M, caches, at)
 
 
 @pytest.mark.parametrize("kind", [Foreign, Stepping])

@@ -27,8 +27,8 @@ from unmask.samplers.left_to_right import LeftToRight
 from unmask.samplers.semi_ar import SemiAR
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.loop import sample
+from unmask.training.compiling import compile_trunk
 from unmask.training.ema import Ema
-from unmask.training.loop import compile_trunk
 from unmask.training.optim import Updater, make_optimizer
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -92,7 +92,7 @@ def train(job: Job, net: Network, base: int) -> Result:
             ema.update()
         else:
             norm = updater.grad_norm()
-            updater.update(lr=3e-4, grad_norm=norm, bad=~torch.isfinite(norm))
+            updater.update(lr=3e-4, grad_norm=norm, nonfinite=~torch.isfinite(norm))
 
     def several(count: int) -> None:
         for i in range(count):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unmask.denoisers.network import KVCache, Network
+from unmask.denoisers.network import Network
 
 
 def log_x_theta(net: Network, z_BL: Tensor) -> Tensor:
@@ -51,11 +51,10 @@ def sample(net: Network, z_BL: Tensor, steps: int, calls: int) -> Tensor:
 
 @torch.no_grad()
 def next_tokens(net: Network, z_BL: Tensor, calls: int) -> Tensor:
-    """Autoregression with a key-value cache, one token a call, stopped after `calls`."""
-    cache = KVCache()
+    """Autoregression with a cache, one token a call, stopped after `calls`."""
+    cache = net.new_cache(*z_BL.shape)
     for position in range(calls):
-        cache.stop = position + 1
-        logits_BI = net.head(net.trunk(z_BL, cache=cache)[:, -1]).float()
+        logits_BI = net.head(net.trunk(z_BL, cache=cache, span=(position, position + 1))[:, -1]).float()
         logits_BI[:, net.mask_id] = -torch.inf
         z_BL[:, position] = torch.multinomial(torch.softmax(logits_BI, dim=-1), 1).squeeze(1)
     return z_BL

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from unmask.config import DataConfig
     from unmask.corpora import Corpus
     from unmask.data.packing import Anchor, Policy, Rows
-    from unmask.distributed.parallel import World
+    from unmask.distributed.world import World
     from unmask.model import Model
 
 
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if _processes.launched(args):
         return 0
-    from unmask.distributed.parallel import join_world
+    from unmask.distributed.world import join_world
 
     with join_world(args.device, timeout=args.timeout) as world:
         return _evaluate(args, world)

@@ -101,7 +101,7 @@ def _write_many(args: argparse.Namespace, constraint: list[Constraint] | None) -
     if _processes.launched(args):
         return 0
     from unmask.cli._terminal import progress_bar, stderr
-    from unmask.distributed.parallel import join_world
+    from unmask.distributed.world import join_world
     from unmask.model import load
     from unmask.text.bulk import Order, generate_many
 

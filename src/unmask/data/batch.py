@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unmask.data.rows import RowBatch
 from unmask.rng import fold, row_keys, uniform
 
 # Which draw of a row's key is for what; a new purpose gets a new number, so that no two ever share bits.
-DRAW_TIME, DRAW_MASK, DRAW_ORDER, DRAW_TOKEN, DRAW_PARTICLE, DRAW_REMASK, DRAW_LABEL = 0, 1, 2, 3, 4, 5, 6
+DRAW_TIME, DRAW_MASK, DRAW_ORDER, DRAW_TOKEN, DRAW_PARTICLE, DRAW_REMASK, DRAW_LABEL, DRAW_STATE = range(8)
 
 
 @dataclass(frozen=True)
@@ -96,4 +97,36 @@ def make_batch(
         key_B=fold(step_key, rows_B + 1),
         time_B=low_discrepancy_times(step_key, rows_B, num_rows or B),
         label_B=label_B,
+    )
+
+
+def batch_of(
+    rows: RowBatch,
+    *,
+    seed: int,
+    step: int,
+    first_row: int = 0,
+    num_rows: int | None = None,
+    device: torch.device | None = None,
+) -> Batch:
+    """`make_batch` of packed rows, on the device (None: the host).
+
+    >>> import numpy as np
+    >>> rows = RowBatch(np.arange(2), np.zeros((2, 4), np.int64), np.array([4, 3]), np.array([1, 0]))
+    >>> batch_of(rows, seed=0, step=0).num_tokens
+    tensor(6)
+    """
+    x_BL, valid_len_B, prefix_len_B = (
+        torch.from_numpy(array).to(device) for array in (rows.x, rows.valid_len, rows.prefix_len)
+    )
+    return make_batch(
+        x_BL,
+        valid_len_B,
+        prefix_len_B,
+        seed=seed,
+        step=step,
+        first_row=first_row,
+        num_rows=num_rows,
+        label_B=None if rows.label is None else torch.from_numpy(rows.label).to(device),
+        suffix=rows.suffix,
     )

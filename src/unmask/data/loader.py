@@ -11,11 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from unmask.data.rows import Ints, RowBatch
 from unmask.errors import DataError, UsageError
-
-Ints = NDArray[np.int64]
-Batch = tuple[Ints, Ints, Ints, Ints]
-"""Row indices [n], tokens [n, L], valid lengths [n], prefix lengths [n]."""
 
 _ROUNDS = 6
 
@@ -25,14 +22,15 @@ class SupportsTake(Protocol):
 
     def __len__(self) -> int: ...
 
-    def take(self, indices: Ints) -> tuple[Ints, Ints, Ints]: ...
+    def take(self, indices: Ints) -> RowBatch: ...
 
 
 class Loader:
     """Row i of step s is element s·batch + i of an endless chain of epochs, each its own permutation of the rows.
 
     >>> loader = Loader(rows, batch=64, seed=0)  # doctest: +SKIP
-    >>> indices, x, valid_len, prefix_len = loader.fetch(step=1000, lo=0, hi=32)  # half of it  # doctest: +SKIP
+    >>> loader.fetch(step=1000, lo=0, hi=32).x.shape  # half of it  # doctest: +SKIP
+    (32, 256)
     """
 
     def __init__(self, rows: SupportsTake, batch: int, seed: int) -> None:
@@ -50,19 +48,18 @@ class Loader:
         """
         return self._indices(step, 0, self.batch)
 
-    def fetch(self, step: int, lo: int = 0, hi: int | None = None) -> Batch:
+    def fetch(self, step: int, lo: int = 0, hi: int | None = None) -> RowBatch:
         """Rows lo..hi of the global batch of this step: a rank's or a micro-batch's share."""
         hi = self.batch if hi is None else hi
         if not 0 <= lo <= hi <= self.batch:
             raise UsageError(f"rows {lo} to {hi} do not lie within a batch of {self.batch}")
-        indices = self._indices(step, lo, hi)
-        return (indices, *self.rows.take(indices))
+        return self.rows.take(self._indices(step, lo, hi))
 
     def prefetch(self, start_step: int, num_steps: int, depth: int = 2, lo: int = 0, hi: int | None = None) -> Prefetch:
         """The steps from `start_step` on, read `depth` ahead by a thread that ends with the iterator.
 
         >>> with loader.prefetch(0, 100) as batches:  # doctest: +SKIP
-        ...     for indices, x, valid_len, prefix_len in batches: ...
+        ...     for rows in batches: ...
         """
         return Prefetch(self, range(start_step, start_step + num_steps), depth, lo, hi)
 
@@ -74,7 +71,7 @@ class Loader:
         return permuted(within, len(self.rows), self.seed, epochs)
 
 
-class Prefetch(Iterator[Batch]):
+class Prefetch(Iterator[RowBatch]):
     """Batches read ahead. Close it, use it in a `with`, or read it to its end: then its thread is gone."""
 
     def __init__(self, loader: Loader, steps: range, depth: int, lo: int, hi: int | None) -> None:
@@ -82,12 +79,12 @@ class Prefetch(Iterator[Batch]):
             raise UsageError(f"prefetching needs a depth of at least 1, got {depth}")
         self._fetch = lambda step: loader.fetch(step, lo, hi)
         self._steps = iter(steps)
-        self._pending: deque[Future[Batch]] = deque()
+        self._pending: deque[Future[RowBatch]] = deque()
         self._pool: ThreadPoolExecutor | None = ThreadPoolExecutor(1, thread_name_prefix="unmask-loader")
         for _ in range(depth):
             self._ask()
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> RowBatch:
         if not self._pending:
             self.close()
             raise StopIteration

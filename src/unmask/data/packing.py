@@ -185,8 +185,8 @@ def pack_texts(
     """Rows in memory, for texts that are at hand.
 
     >>> from unmask.data.tokenizers import load_tokenizer
-    >>> x, valid_len, prefix_len = pack_texts(["abc"], load_tokenizer("bytes"), "pad", 6).take(np.array([0]))
-    >>> x.tolist(), valid_len.tolist()
+    >>> rows = pack_texts(["abc"], load_tokenizer("bytes"), "pad", 6).take(np.array([0]))
+    >>> rows.x.tolist(), rows.valid_len.tolist()
     ([[97, 98, 99, 256, 256, 256]], [4])
     """
     files = {name: io.BytesIO() for name in (*FILES, LABELS)}

@@ -61,6 +61,33 @@ class Report:
         return "; ".join(parts)
 
 
+@dataclass(frozen=True)
+class RowBatch:
+    """Rows as they are packed, before any noise: what loaders hand over and `unmask.data.batch.batch_of` takes.
+
+    >>> rows = RowBatch(np.array([3, 1]), np.zeros((2, 4), np.int64), np.array([4, 2]), np.array([0, 0]))
+    >>> rows.part(1, 2).indices
+    array([1])
+    """
+
+    indices: Ints  # [n], of all rows
+    x: Ints  # [n, L], padded at the end
+    valid_len: Ints  # [n]
+    prefix_len: Ints  # [n]: tokens at the beginning that are neither noised nor scored
+    label: Ints | None = None  # [n], the rows' classes, -1 for none; None: the documents carry no labels
+    suffix: int = 0  # tokens at the end of each row that are neither noised nor scored
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def part(self, lo: int, hi: int) -> RowBatch:
+        """The rows lo..hi: one micro-batch."""
+        arrays = (self.indices, self.x, self.valid_len, self.prefix_len)
+        indices, x, valid_len, prefix_len = (array[lo:hi] for array in arrays)
+        label = None if self.label is None else self.label[lo:hi]
+        return RowBatch(indices, x, valid_len, prefix_len, label, self.suffix)
+
+
 def _count(num: int, noun: str) -> str:
     return f"{num:,} {noun}{'' if num == 1 else 's'}"
 
@@ -71,7 +98,7 @@ class Rows:
     >>> from unmask.data.packing import pack_texts
     >>> from unmask.data.tokenizers import load_tokenizer
     >>> rows = pack_texts(["ab", "c"], load_tokenizer("bytes"), "wrap", 3)
-    >>> rows.take(np.array([1]))[0].tolist()
+    >>> rows.take(np.array([1])).x.tolist()
     [[99, 256, 256]]
     """
 
@@ -90,8 +117,8 @@ class Rows:
     def __len__(self) -> int:
         return self._hi - self._lo
 
-    def take(self, indices: Ints) -> tuple[Ints, Ints, Ints]:
-        """Tokens [n, L], valid lengths [n] and prefix lengths [n] of these rows."""
+    def take(self, indices: Ints) -> RowBatch:
+        """These rows; without labels where those are words and nobody has said yet which classes they are."""
         at = self._at(indices)
         ends = self._ends[at].astype(np.int64)
         starts = np.where(at > 0, self._ends[np.maximum(at - 1, 0)], 0).astype(np.int64)
@@ -103,7 +130,8 @@ class Rows:
             row[: end - start] = self._tokens[start:end]
         if len(at) and x_nl.max() >= self._num_ids:
             raise _damaged()
-        return x_nl, valid_n, self._prefixes[at].astype(np.int64)
+        label = None if self.words and self._class_of is None else self.labels_of(indices)
+        return RowBatch(indices, x_nl, valid_n, self._prefixes[at].astype(np.int64), label, self.suffix)
 
     @property
     def suffix(self) -> int:

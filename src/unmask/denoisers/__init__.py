@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from unmask.denoisers.base import Denoiser as Denoiser
 from unmask.denoisers.base import room as room
 
+if TYPE_CHECKING:
+    from unmask.denoisers.network import Attend as Attend
+    from unmask.denoisers.network import Network as Network
+
+_CONTRACT = ("Attend", "Network")  # they need torch, which is imported when somebody asks
+
 
 def __getattr__(name: str) -> Any:
+    if name in _CONTRACT:
+        return getattr(importlib.import_module("unmask.denoisers.network"), name)
     return room.attribute(name)

@@ -10,7 +10,7 @@ from unmask.registry import Room
 if TYPE_CHECKING:
     from unmask.denoisers.network import Network
 
-room = Room("unmask.denoisers", base="Denoiser", helpers=("network", "ragged"))
+room = Room("unmask.denoisers", base="Denoiser", helpers=("network", "flat_rows", "ragged"))
 
 
 class Denoiser(ABC):

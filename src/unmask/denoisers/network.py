@@ -1,78 +1,136 @@
-"""What every denoiser module offers, and the wrapper that makes one of a plain function."""
+"""What every denoiser module offers, what it is told about attention, and the wrapper that makes one of a function."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, library, nn
+from torch import Tensor, nn
 
+from unmask.denoisers.flat_rows import gather_positions, take_rows
 from unmask.errors import UsageError
 
 if TYPE_CHECKING:
     from unmask.denoisers.ragged import Ragged
 
 
-class KVCache:
-    """Keys and values of a causal network's finished positions, allocated once.
+Cache = Any  # what a network keeps of the positions it has read; nobody but the network looks inside
 
-    The caller sets `stop` and calls `trunk`, which computes positions `length..stop-1` and moves `length` up to `stop`.
+
+class Attend(NamedTuple):
+    """Which positions a position may see, besides what the network itself forbids (a causal one sees no later ones).
+
+    valid_BL: False at padding, which stands at the end of a row and which nobody sees. mask [L, L] or [B, L, L]: True
+    where the position of the row may see the one of the column. blocks [L] or [B, L]: each position's block number; it
+    sees its own and earlier blocks. What is given holds together. A position always sees itself.
+
+    >>> Attend(blocks=torch.tensor([0, 0, 1])).allowed()[0, 0].int().tolist()
+    [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
     """
 
-    def __init__(self) -> None:
-        self.length = 0
-        self.stop = 0
-        self.blocks: list[tuple[Tensor, Tensor]] = []
+    valid_BL: Tensor | None = None
+    mask: Tensor | None = None
+    blocks: Tensor | None = None
+
+    def allowed(self) -> Tensor | None:
+        """A boolean mask [1 or B, 1, 1 or L, L] for `scaled_dot_product_attention`; None: everything is seen."""
+        valid = None if self.valid_BL is None else self.valid_BL[:, None, None, :]
+        if self.mask is None and self.blocks is None:
+            return valid
+        parts = [] if valid is None else [valid]
+        if self.mask is not None:
+            parts.append(self.mask.reshape(-1, 1, *self.mask.shape[-2:]))
+        if self.blocks is not None:
+            parts.append(
+                (self.blocks[..., None, :] <= self.blocks[..., :, None]).view(-1, 1, *self.blocks.shape[-1:] * 2)
+            )
+        both = functools.reduce(torch.logical_and, parts)
+        # Else a padded position might see nothing, and a softmax over nothing is NaN, which spreads.
+        return both | torch.eye(both.shape[-1], dtype=torch.bool, device=both.device)
+
+
+def attending(attend: Attend | None, valid_BL: Tensor | None) -> Attend:
+    """`valid_BL` is the short form of `attend`; both at once are refused.
+
+    >>> attending(None, None).allowed() is None
+    True
+    """
+    if attend is not None and valid_BL is not None:
+        raise UsageError("give valid_BL or attend, not both: attend has a valid_BL of its own")
+    return Attend(valid_BL) if attend is None else attend
 
 
 class Network(nn.Module):
     """A denoiser: `trunk` makes one vector a position, `head` turns chosen vectors into logits.
 
     `h[:, l]` predicts position l; a causal network shifts inside. Logits are asked for only where somebody needs them.
+
+    z is ids [B, L] or vectors [B, L, E], such as `embed` gives; the level is a number a row [B] or a position [B, L].
+    What a network cannot do it refuses (`refuse_options`), never ignores. Modules that an objective builds are
+    registered as `objective`.
     """
+
+    embed: Callable[[Tensor], Tensor]  # ids [B, L] → vectors [B, L, E]; vectors of that width are left as they are
 
     num_ids: int
     mask_id: int
+    width: int = 0  # of the vectors h_ND; 0: not told
     causal: bool = False
     uses_level: bool = False
     num_classes: int = 0  # classes that `cond` may name, a number for each row; -1 names none
     label_dropout: float = 0.0  # the share of rows that lose their class in training
     checkpoint_activations: bool = False
     sharded: bool = False  # each process holds a share of each weight: only a part's own forward pass may touch them
-    takes_padding: bool = True  # rows of different lengths may share a call, by valid_BL
+    takes_padding: bool = True  # rows of different lengths share a call by valid_BL at no extra cost
     capturable: bool = False  # no call looks at a value on the host, so that a CUDA graph may replay it
+    objective: nn.Module | None  # what the objective has built beside it: trained, averaged and saved with it
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objective = None  # no module yet: one that comes is registered after the network's own
 
     @abstractmethod
     def trunk(
         self,
-        z_BL: Tensor,
-        level_B: Tensor | None = None,
+        z: Tensor,
+        level: Tensor | None = None,
         *,
         valid_BL: Tensor | None = None,
+        attend: Attend | None = None,
         positions_BL: Tensor | None = None,
         cond: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
+        span: tuple[int, int] | None = None,
         at_BK: Tensor | None = None,
     ) -> Tensor:
-        """h_BLD, or h_BKD at the positions `at_BK`."""
+        """h_BLD, or h_BKD at the positions `at_BK`. `valid_BL` is short for `attend=Attend(valid_BL)`.
+
+        With a cache of `new_cache`, positions start..stop-1 of a `span` (start, stop), [B, stop - start, D]: the cache
+        holds what stands before start, and afterwards what stands before stop. A call may be repeated with the same
+        span, so a network must still find its state at `start`. At start = 0 it begins anew.
+        """
 
     def trunk_at(
         self,
-        z_BL: Tensor,
-        level_B: Tensor | None,
+        z: Tensor,
+        level: Tensor | None,
         flat_N: Tensor,
         *,
         valid_BL: Tensor | None = None,
+        attend: Attend | None = None,
         cond: Tensor | None = None,
     ) -> Tensor:
         """h_ND at distinct positions of the flat batch (row x L + position): what a loss asks for.
 
-        A network that can save work behind its last exchange between positions does so here.
+        A network that can save work after its last exchange between positions does so here.
         """
-        h_BLD = self.trunk(z_BL, level_B, valid_BL=valid_BL, cond=cond)
+        more: dict[str, Any] = {} if attend is None else {"attend": attend}
+        h_BLD = self.trunk(z, level, valid_BL=valid_BL, cond=cond, **more)
         h_ND: Tensor = take_rows(h_BLD.flatten(0, 1), flat_N)
         return h_ND
 
@@ -105,27 +163,33 @@ class Network(nn.Module):
     def before_replay(self) -> None:
         """Called before captured graphs of this network run: what they read besides the weights is made fresh."""
 
+    def matrices(self) -> dict[str, int]:
+        """The names of the parameters that Muon takes, and how many maps each stacks (queries, keys and values: 3)."""
+        return {}
+
+    def new_cache(self, batch: int, length: int) -> Cache | None:
+        """An empty cache for so many rows of so many positions; None: a causal network without one is read from the
+        beginning of its rows each time."""
+        return None
+
     def can_decode(self) -> bool:
         """Is there a `decode` that a CUDA graph can replay?"""
         return False
 
-    def decode(self, ids_B: Tensor, position_1: Tensor, kv: list[tuple[Tensor, Tensor]], stop: int) -> Tensor:
-        """h_BD at one position of a causal network, given the token before it and a cache of `empty_cache`."""
-        raise NotImplementedError
-
-    def empty_cache(self, batch: int, length: int) -> list[tuple[Tensor, Tensor]]:
+    def decode(self, ids_B: Tensor, position_1: Tensor, cache: Cache, stop: int) -> Tensor:
+        """h_BD at one position (below `stop`, its number on the device) of a causal network, given the token before it
+        and a cache of `new_cache`, which is changed in place. At position 0 it begins anew."""
         raise NotImplementedError
 
     def can_step_rows(self) -> bool:
         """Is there a `step_rows`? Without it, rows at different positions are read one after another by `trunk`."""
         return False
 
-    def step_rows(self, ids_M: Tensor, caches: Sequence[KVCache]) -> Tensor:
-        """h_MD of a causal network, line b at position `caches[b].length` of a row of its own, given the token before
-        it. Each cache is of one row whose beginning `trunk` has read.
+    def step_rows(self, ids_M: Tensor, caches: Sequence[Cache], at: Sequence[int]) -> Tensor:
+        """h_MD of a causal network, line b at position `at[b]` of a row of its own, given the token before it. Each
+        cache is of one row whose positions before at[b] have been read.
 
-        Keys and values are put into the caches, whose lengths the caller moves on: until then nobody reads them, so
-        that a call that fails can be made again. Lines behind the last cache are nobody's, there to make whole batches.
+        A call may be repeated with the same `at`. Lines after the last cache are nobody's, there to make whole batches.
         A row's line must not depend on the others.
         """
         raise NotImplementedError
@@ -134,14 +198,21 @@ class Network(nn.Module):
         """Where the parameters are; a function without any works where its tokens are."""
         return next((p.device for p in self.parameters()), tokens.device)
 
-    def forward(self, z_BL: Tensor, level_B: Tensor | None = None, **options: Any) -> Tensor:
+    def forward(self, z: Tensor, level: Tensor | None = None, **options: Any) -> Tensor:
         """logits_BLI at every position: for tests and small tables; training and sampling ask for less."""
-        return self.head(self.trunk(z_BL, level_B, **options))
+        return self.head(self.trunk(z, level, **options))
+
+
+def read_on(network: Network, z_BL: Tensor, cache: Cache | None, start: int, stop: int) -> Tensor:
+    """h_BD of a causal network at position stop - 1, when its cache holds what stands before `start`."""
+    if cache is None:
+        return network.trunk(z_BL[:, :stop])[:, -1]
+    return network.trunk(z_BL, cache=cache, span=(start, stop))[:, -1]
 
 
 @contextmanager
 def evaluating(network: Network) -> Iterator[None]:
-    """Dropout off inside the block, as before behind it."""
+    """Dropout off inside the block, as before after it."""
     was_training = network.training
     network.eval()
     try:
@@ -150,117 +221,7 @@ def evaluating(network: Network) -> Iterator[None]:
         network.train(was_training)
 
 
-@library.custom_op("unmask::take_rows", mutates_args=())
-def take_rows(h_MD: Tensor, flat_N: Tensor) -> Tensor:
-    """h_ND at distinct rows. That they are distinct makes the backward pass a copy instead of a sum.
-
-    >>> take_rows(torch.eye(3), torch.tensor([2]))
-    tensor([[0., 0., 1.]])
-    """
-    return h_MD.index_select(0, flat_N)
-
-
-@take_rows.register_fake
-def _(h_MD: Tensor, flat_N: Tensor) -> Tensor:
-    return h_MD.new_empty(flat_N.shape[0], h_MD.shape[1])  # len would fix the number in a compiled graph
-
-
-@library.custom_op("unmask::put_rows", mutates_args=())
-def put_rows(h_ND: Tensor, flat_N: Tensor, rows: int) -> Tensor:
-    """Zeros, and h_ND at its distinct rows; take_rows and this are each other's gradient."""
-    return h_ND.new_zeros(rows, h_ND.shape[1]).index_copy_(0, flat_N, h_ND)
-
-
-@put_rows.register_fake
-def _(h_ND: Tensor, flat_N: Tensor, rows: int) -> Tensor:
-    return h_ND.new_empty(rows, h_ND.shape[1])
-
-
-def _take_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.rows = inputs[0].shape[0]
-
-
-def _take_backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None]:
-    return put_rows(grad_ND, *ctx.saved_tensors, ctx.rows), None
-
-
-take_rows.register_autograd(_take_backward, setup_context=_take_setup)
-
-
-def _put_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(inputs[1])
-
-
-def _put_backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor, None, None]:
-    return take_rows(grad_MD, *ctx.saved_tensors), None, None
-
-
-put_rows.register_autograd(_put_backward, setup_context=_put_setup)
-
-
-def gather_positions(h_BLD: Tensor, at_BK: Tensor) -> Tensor:
-    """h_BKD: the vectors at the asked positions."""
-    return h_BLD.gather(1, at_BK.unsqueeze(-1).expand(-1, -1, h_BLD.shape[-1]))
-
-
-class _Wrapped(Network):
-    takes_padding = False
-
-    def __init__(self, f: Callable[..., Tensor], num_ids: int, mask_id: int, uses_level: bool, classes: int) -> None:
-        super().__init__()
-        self.f = f
-        self.num_ids, self.mask_id, self.uses_level = num_ids, mask_id, uses_level
-        self.num_classes = classes
-
-    def trunk(
-        self,
-        z_BL: Tensor,
-        level_B: Tensor | None = None,
-        *,
-        valid_BL: Tensor | None = None,
-        positions_BL: Tensor | None = None,
-        cond: Tensor | None = None,
-        cache: KVCache | None = None,
-        at_BK: Tensor | None = None,
-    ) -> Tensor:
-        if valid_BL is not None and not bool(valid_BL.all()):
-            raise UsageError("a wrapped function takes no padding: give it rows of one length")
-        if positions_BL is not None or cache is not None:
-            raise UsageError("a wrapped function takes tokens, a noise level and a class: no positions and no cache")
-        cond = check_labels(cond, self.num_classes)
-        if level_B is not None and (first := next(self.parameters(), None)) is not None:
-            level_B = level_B.to(first.dtype)  # a foreign network wants its own precision
-        given = (cond if cond is not None else z_BL.new_full(z_BL.shape[:1], -1),) if self.num_classes else ()
-        logits_BLI = self.f(z_BL, level_B, *given)
-        if logits_BLI.shape != (*z_BL.shape, self.num_ids):
-            raise UsageError(f"the function returned {tuple(logits_BLI.shape)}, not {(*z_BL.shape, self.num_ids)}")
-        return logits_BLI if at_BK is None else gather_positions(logits_BLI, at_BK)
-
-    def head(self, h_ND: Tensor) -> Tensor:
-        return h_ND
-
-
-def as_denoiser(
-    f: Callable[..., Tensor], *, vocab_size: int, mask_id: int, uses_level: bool = True, classes: int = 0
-) -> Network:
-    """Wrap a plain `logits_BLI = f(z_BL, level_B)` with I = vocab_size + 1 (the mask): tables, toys, foreign models.
-
-    level_B comes in float64 to a plain function, in the parameters' type to a module.
-    `uses_level=False` promises that f ignores the level, which makes the count form of the bound valid.
-    With `classes`, f takes the rows' classes as a third argument, -1 for none.
-
-    >>> import torch
-    >>> coin = as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
-    >>> coin.num_ids
-    3
-    """
-    if not 0 <= mask_id <= vocab_size:
-        raise UsageError(f"mask_id must lie in 0..{vocab_size} for {vocab_size} tokens and a mask, got {mask_id}")
-    return _Wrapped(f, vocab_size + 1, mask_id, uses_level, classes)
-
-
-def refuse_options(name: str, **options: Tensor | None) -> None:
+def refuse_options(name: str, **options: object) -> None:
     """An option that a denoiser does not support raises instead of being ignored."""
     for option, value in options.items():
         if value is not None:
@@ -279,10 +240,102 @@ def check_labels(label_B: Tensor | None, classes: int) -> Tensor | None:
     return label_B
 
 
-def level_column(level_B: Tensor | None, z_BL: Tensor, uses_level: bool, dtype: torch.dtype) -> Tensor | None:
-    """The level as this network wants it: None when it does not look, an error when it must and there is none."""
+def level_column(level: Tensor | None, z: Tensor, uses_level: bool, dtype: torch.dtype) -> Tensor | None:
+    """The level, [B] or [B, L], as this network wants it: None when it does not look, an error when it must and there
+    is none."""
     if not uses_level:
         return None
-    if level_B is None:
+    if level is None:
         raise UsageError("this denoiser is conditioned on the noise level: give level_B")
-    return level_B.to(device=z_BL.device, dtype=dtype)
+    if level.ndim > 1 and level.shape != z.shape[:2]:
+        raise UsageError(f"a level for each position must be {tuple(z.shape[:2])}, got {tuple(level.shape)}")
+    return level.to(device=z.device, dtype=dtype)
+
+
+class _Wrapped(Network):
+    def __init__(self, f: Callable[..., Tensor], num_ids: int, mask_id: int, uses_level: bool, classes: int) -> None:
+        super().__init__()
+        self.f = f
+        self.num_ids, self.mask_id, self.uses_level = num_ids, mask_id, uses_level
+        self.num_classes = classes
+        self.takes_padding = _takes_valid(f)
+
+    def trunk(
+        self,
+        z: Tensor,
+        level: Tensor | None = None,
+        *,
+        valid_BL: Tensor | None = None,
+        attend: Attend | None = None,
+        positions_BL: Tensor | None = None,
+        cond: Tensor | None = None,
+        cache: Cache | None = None,
+        span: tuple[int, int] | None = None,
+        at_BK: Tensor | None = None,
+    ) -> Tensor:
+        attend = attending(attend, valid_BL)
+        name = "of a wrapped function"
+        refuse_options(name, positions_BL=positions_BL, cache=cache, span=span, mask=attend.mask, blocks=attend.blocks)
+        cond = check_labels(cond, self.num_classes)
+        if level is not None and (first := next(self.parameters(), None)) is not None:
+            level = level.to(first.dtype)  # a foreign network wants its own precision
+        if cond is None and self.num_classes:
+            cond = z.new_full(z.shape[:1], -1, dtype=torch.long)
+        logits_BLI = self._logits(z, level, cond, attend.valid_BL)
+        return logits_BLI if at_BK is None else gather_positions(logits_BLI, at_BK)
+
+    def _logits(self, z: Tensor, level: Tensor | None, cond: Tensor | None, valid_BL: Tensor | None) -> Tensor:
+        if self.takes_padding:
+            all_BL = torch.ones(z.shape[:2], dtype=torch.bool, device=z.device)
+            return self._call(z, level, cond, valid_BL=all_BL if valid_BL is None else valid_BL)
+        if valid_BL is None or bool(valid_BL.all()):
+            return self._call(z, level, cond)
+        whole: Tensor | None = None
+        length_B = valid_BL.sum(dim=1)
+        for length in sorted(set(length_B.tolist())):
+            row_R = (length_B == length).nonzero().squeeze(1)
+            level_R = None if level is None else level[row_R] if level.ndim == 1 else level[row_R, :length]
+            part = self._call(z[row_R, :length], level_R, None if cond is None else cond[row_R])
+            whole = part.new_zeros(*z.shape[:2], self.num_ids) if whole is None else whole
+            # not in place: a function with parameters is trained through this
+            padded = nn.functional.pad(part, (0, 0, 0, z.shape[1] - length))
+            whole = whole.index_copy(0, row_R, padded)
+        assert whole is not None
+        return whole
+
+    def _call(self, z: Tensor, level: Tensor | None, cond: Tensor | None, **valid: Tensor) -> Tensor:
+        logits_BLI = self.f(z, level, *(() if cond is None else (cond,)), **valid)
+        if logits_BLI.shape != (*z.shape[:2], self.num_ids):
+            raise UsageError(f"the function returned {tuple(logits_BLI.shape)}, not {(*z.shape[:2], self.num_ids)}")
+        return logits_BLI
+
+    def head(self, h_ND: Tensor) -> Tensor:
+        return h_ND
+
+
+def as_denoiser(
+    f: Callable[..., Tensor], *, vocab_size: int, mask_id: int, uses_level: bool = True, classes: int = 0
+) -> Network:
+    """Wrap a plain `logits_BLI = f(z_BL, level_B)` with I = vocab_size + 1 (the mask): tables, toys, foreign models.
+
+    level_B comes in float64 to a plain function, in the parameters' type to a module.
+    `uses_level=False` promises that f ignores the level, which makes the count form of the bound valid.
+    With `classes`, f takes the rows' classes as a third argument, -1 for none.
+    An f with a parameter named valid_BL is told by it what is padding, so that rows of different lengths share a call.
+    Any other is called with the rows of one length at a time.
+
+    >>> import torch
+    >>> coin = as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
+    >>> coin.num_ids
+    3
+    """
+    if not 0 <= mask_id <= vocab_size:
+        raise UsageError(f"mask_id must lie in 0..{vocab_size} for {vocab_size} tokens and a mask, got {mask_id}")
+    return _Wrapped(f, vocab_size + 1, mask_id, uses_level, classes)
+
+
+def _takes_valid(f: Any) -> bool:
+    try:
+        return "valid_BL" in inspect.signature(f.forward if isinstance(f, nn.Module) else f).parameters
+    except (TypeError, ValueError):  # a built-in has no signature
+        return False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unmask.denoisers.network import Network, put_rows, take_rows
+from unmask.denoisers.flat_rows import put_rows, take_rows
+from unmask.denoisers.network import Attend, Network, attending
 from unmask.devices import put
 
 FEW_SIZES = 4096
@@ -31,7 +32,7 @@ class Ragged(NamedTuple):
 def ragged(valid_BL: Tensor, multiple: int = 1) -> Ragged:
     """The places of all that is not padding, up to a multiple. Counted where valid_BL is: on the host, in training.
 
-    What is missing to the multiple is filled with rows of their own behind all others.
+    What is missing to the multiple is filled with rows of their own after all others.
 
     >>> ragged(torch.tensor([[True, True, False], [True, False, False]])).starts
     tensor([0, 2, 3], dtype=torch.int32)
@@ -77,22 +78,27 @@ def ragged_attention(q_MHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, rows: Ragged, 
 
 def vectors_at(
     network: Network,
-    z_BL: Tensor,
-    level_B: Tensor | None,
+    z: Tensor,
+    level: Tensor | None,
     flat_N: Tensor,
     *,
-    valid_BL: Tensor | None,
-    label_B: Tensor | None,
+    valid_BL: Tensor | None = None,
+    attend: Attend | None = None,
+    label_B: Tensor | None = None,
 ) -> Tensor:
-    """The trunk's h_ND at the flat positions, by the shorter way; all that is given may still be on the host."""
-    device = network.device_for(z_BL)
-    level_B, label_B = (None if t is None else put(t, device) for t in (level_B, label_B))
-    if valid_BL is None or not network.takes_ragged():
-        valid_BL = None if valid_BL is None else put(valid_BL, device)
-        return network.trunk_at(put(z_BL, device), level_B, put(flat_N, device), valid_BL=valid_BL, cond=label_B)
+    """The trunk's h_ND at the flat positions, by the shorter way; the arguments may still be on the host."""
+    device = network.device_for(z)
+    level, label_B = (None if t is None else put(t, device) for t in (level, label_B))
+    attend = attending(attend, valid_BL)
+    valid_BL = attend.valid_BL
+    plain = attend.mask is None and attend.blocks is None
+    if valid_BL is None or not plain or z.is_floating_point() or not network.takes_ragged():
+        moved = Attend(*(None if t is None else put(t, device) for t in attend))
+        options: dict[str, Any] = {"valid_BL": moved.valid_BL} if plain else {"attend": moved}
+        return network.trunk_at(put(z, device), level, put(flat_N, device), cond=label_B, **options)
     # On a GPU every new size of a step costs the host a search for kernels and for memory: few sizes cost few.
     rows = ragged(valid_BL, FEW_SIZES if device.type == "cuda" else 1)
     place_N = (valid_BL.flatten().cumsum(0) - 1)[flat_N]
-    z_M = F.pad(z_BL[valid_BL], (0, len(rows.at_M) - int(rows.starts[len(z_BL)])), value=network.mask_id)
+    z_M = F.pad(z[valid_BL], (0, len(rows.at_M) - int(rows.starts[len(z)])), value=network.mask_id)
     z_M = put(z_M, device)
-    return network.trunk_ragged(z_M, level_B, rows.to(device), put(place_N, device), cond=label_B)
+    return network.trunk_ragged(z_M, level, rows.to(device), put(place_N, device), cond=label_B)

@@ -1,243 +1,20 @@
-"""Several processes that work on one thing: who they are, what they share, and how a network is spread over them.
-
-Started by torchrun (or `unmask train --nproc`); one process alone is a world of size 1, which costs it nothing.
-"""
+"""A network on several processes: alone, copied (DDP) or sharded (FSDP2), and tensors that are sharded with it."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import datetime
-import gc
-import math
-import os
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import distributed_c10d
-from torch.distributed.rendezvous import rendezvous
 
 from unmask.denoisers.network import Network
-from unmask.devices import pick_device
-from unmask.distributed.watchdog import Watchdog
-from unmask.errors import ModelFolderError, PeerError, UnmaskError, UsageError
-from unmask.storage.untrusted import shown
+from unmask.distributed.world import World
+from unmask.errors import UsageError
 
 Parallel = Literal["auto", "ddp", "fsdp"]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class World:
-    """This process among its peers.
-
-    >>> World().share(64)
-    (0, 64)
-    """
-
-    rank: int = 0
-    size: int = 1
-    device: torch.device = torch.device("cpu")
-    restarts: int = 0  # how often torchrun has started these processes again
-    watchdog: Watchdog | None = None
-
-    @property
-    def first(self) -> bool:
-        """The one process that writes files and talks to the user."""
-        return self.rank == 0
-
-    def share(self, rows: int) -> tuple[int, int]:
-        """Which rows of a batch are this process's."""
-        if rows % self.size:
-            raise UsageError(
-                f"a batch of {rows} rows cannot be divided among {self.size} processes: "
-                f"give a batch that is a multiple of {self.size}"
-            )
-        part = rows // self.size
-        return self.rank * part, (self.rank + 1) * part
-
-    def sum_(self, numbers: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
-        if self.size > 1:
-            with self.together():
-                dist.all_reduce(numbers)
-        return numbers
-
-    def gather(self, value: T) -> list[T]:
-        """Every process's value, by rank, on every process."""
-        if self.size == 1:
-            return [value]
-        values: list[Any] = [None] * self.size
-        with self.together():
-            dist.all_gather_object(values, value)
-        return values
-
-    def from_first(self, make: Callable[[], T]) -> T:
-        """What the first process makes, on every process; its error, too, is everybody's."""
-        if self.size == 1:
-            return make()
-        made: list[Any] = [None, None]
-        try:
-            if self.first:
-                made[0] = make()
-        except Exception as e:
-            made[1] = str(e)
-            raise
-        finally:
-            with self.together():
-                dist.broadcast_object_list(made, src=0)
-        if made[1] is not None:
-            raise PeerError(f"rank {self.rank}: rank 0 failed: {made[1]}")
-        return cast(T, made[0])
-
-    def agree(self, work: Callable[[], T]) -> list[T]:
-        """Everybody's result, by rank; what one process raises all raise, so that none waits for another.
-
-        >>> World().agree(lambda: 7)
-        [7]
-        """
-        if self.size == 1:
-            return [work()]
-        made: T | None = None
-        error: Exception | None = None
-        try:
-            made = work()
-        except Exception as e:
-            error = e
-        said = None if error is None else (isinstance(error, ModelFolderError), shown(error, 400))
-        told = self.gather((made, said))
-        if isinstance(error, OSError) and not self.first:  # the first process's becomes a line where it leaves a folder
-            raise UnmaskError(shown(error, 400)) from error
-        if error is not None:
-            raise error
-        for rank, (_, other) in enumerate(told):
-            if other is not None:
-                raise (ModelFolderError if other[0] else UnmaskError)(f"rank {rank}: {other[1]}")
-        told[self.rank] = (made, None)  # itself, not a copy that went round
-        return [cast(T, value) for value, _ in told]
-
-    def barrier(self) -> None:
-        """Wait until all are here."""
-        self.gather(None)
-
-    def arm(self) -> None:
-        """From here on nobody takes long: who does hangs."""
-        if self.watchdog is not None:
-            self.watchdog.armed = True
-
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Around whatever needs the others: who does not come, or is gone, is named."""
-        if self.watchdog is not None:
-            self.watchdog.tick()  # before, not after: who waits has ticked, who is missing has not
-        try:
-            yield
-        except RuntimeError as e:  # gloo and NCCL say so, each in its own words
-            if self.size > 1 and _is_peer_failure(e):
-                raise PeerError(f"rank {self.rank}: another process is gone, see its own message") from e
-            raise
-
-
-@contextlib.contextmanager
-def join_world(device: str | None = None, *, timeout: float = 600.0) -> Iterator[World]:
-    """The world that torchrun's environment describes; a world of one without it.
-
-    >>> with join_world("cpu") as world:
-    ...     world.size
-    1
-    """
-    size = _number("WORLD_SIZE", 1)
-    on = pick_device(device)
-    restarts = _number("TORCHELASTIC_RESTART_COUNT", 0)
-    if not 0 < timeout < math.inf:
-        raise UsageError(f"the time to wait for a process that hangs must be above 0 seconds, got {timeout}")
-    if size == 1 or dist.is_initialized():
-        yield World(device=on, restarts=restarts) if size == 1 else _member(on, restarts, None)
-        return
-    backend = "gloo"
-    if on.type == "cuda":
-        on = torch.device("cuda", _number("LOCAL_RANK", 0))
-        if on.index >= torch.cuda.device_count():
-            raise UsageError(f"process {on.index} of this machine has no GPU: it has {torch.cuda.device_count()}")
-        torch.cuda.set_device(on)
-        backend = "cpu:gloo,cuda:nccl"
-    store, rank = _join(backend, restarts, datetime.timedelta(seconds=2 * timeout + 60))
-    atexit.unregister(_end_threads)
-    atexit.register(_end_threads)
-    watchdog = Watchdog(store, rank, size, timeout)
-    try:
-        with watchdog:
-            world = _member(on, restarts, watchdog)
-            yield world
-            with contextlib.suppress(PeerError):  # who leaves first would close connections that others still use
-                world.barrier()
-    finally:
-        with contextlib.suppress(Exception):  # after a peer's death there is nothing to take leave of
-            dist.destroy_process_group()
-
-
-def _join(backend: str, restarts: int, limit: datetime.timedelta) -> tuple[distributed_c10d.Store, int]:
-    """Meet the others; the store that all of them see, and this process's rank."""
-    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if shared and _number("GROUP_WORLD_SIZE", 1) > 1 and _number("TORCHELASTIC_MAX_RESTARTS", 0):
-        # The machines count their restarts apart, and nothing else tells a process which of its addresses are new.
-        raise UsageError(
-            "after a restart processes of several machines do not find each other in torchrun's own store: "
-            "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, on every machine"
-        )
-    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
-        if name not in os.environ:
-            raise UsageError(
-                f"WORLD_SIZE is set and {name} is not: start with torchrun or --nproc, or unset WORLD_SIZE"
-            )
-    try:
-        store, rank, size = next(rendezvous("env://", timeout=limit))
-        if shared:  # this one outlives a restart, and with it the addresses of processes that are gone
-            store = distributed_c10d.PrefixStore(f"unmask/{restarts}", store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-    except (RuntimeError, ValueError) as e:
-        why = (str(e).strip().splitlines() or ["no reason given"])[0]
-        raise PeerError(f"rank {os.environ['RANK']}: could not join the other processes: {shown(why, 200)}") from e
-    # From here on the watchdog names who is missing, which a collective's own limit cannot; and before the first step
-    # one process may read a corpus for hours while the others wait.
-    distributed_c10d._set_pg_timeout(datetime.timedelta(days=7))
-    return store, rank
-
-
-def _number(name: str, default: int) -> int:
-    try:
-        return int(os.environ.get(name, default))
-    except ValueError:
-        raise UsageError(f"{name}={shown(os.environ[name], 40)} is no number: torchrun sets it, or nobody") from None
-
-
-def _end_threads() -> None:
-    """Let the threads of torch's process groups end before Python is taken apart: one that asks for it then aborts.
-
-    A group's threads end with the group, and meshes, DDP and FSDP hold groups in cycles that only a collection ends.
-    Those of a group that somebody still holds wait for nothing but the interpreter, to give back what was exchanged
-    last: they have it while this one sleeps.
-    """
-    gc.collect()
-    time.sleep(0.05)
-
-
-def _member(on: torch.device, restarts: int, watchdog: Watchdog | None) -> World:
-    world = World(dist.get_rank(), dist.get_world_size(), on, restarts, watchdog)
-    return replace(world, restarts=max(world.gather(restarts)))  # machines count theirs apart
-
-
-def _is_peer_failure(error: RuntimeError) -> bool:
-    words = ("connection closed", "connection reset", "gloo", "nccl", "broken pipe", "timed out", "socket")
-    return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)
-
-
-# --- a network over several processes ---
 
 
 class Work(nn.Module):
@@ -251,11 +28,11 @@ class Work(nn.Module):
         return f(self.network)
 
 
-class Spread:
+class ParallelNetwork:
     """A network in this process: whole and alone, whole beside copies of it (ddp), or a share of each tensor (fsdp).
 
     >>> net = torch.nn.Linear(2, 2)
-    >>> Spread(net, World(), "auto")(lambda n: n(torch.ones(2))).shape  # type: ignore[arg-type]
+    >>> ParallelNetwork(net, World(), "auto")(lambda n: n(torch.ones(2))).shape  # type: ignore[arg-type]
     torch.Size([2])
     """
 
@@ -270,11 +47,14 @@ class Spread:
             _shard(self.work, network, world, bf16)
 
     def __call__(self, f: Callable[[Network], T]) -> T:
-        """f(network), where a backward pass behind it adds up the gradients of all processes."""
+        """f(network), where a backward pass after it adds up the gradients of all processes."""
         if self.kind == "alone":
             return f(self.network)
         with self.world.together():
-            return cast(T, self.work(f))
+            result = cast(T, self.work(f))
+        if self.kind == "ddp" and isinstance(result, Tensor):
+            return cast(T, _Reaching.apply(result, *self.network.parameters()))  # type: ignore[no-untyped-call]
+        return result
 
     def look(self, f: Callable[[Network], T]) -> T:
         """f(network) without gradients. Under fsdp all processes must do it, with the same number of network calls."""
@@ -290,6 +70,23 @@ class Spread:
         if self.kind == "fsdp":
             cast(Any, self.work).set_requires_gradient_sync(not more)
         yield
+
+
+class _Reaching(torch.autograd.Function):
+    """The same number, whose backward pass reaches every parameter, those included that it does not depend on.
+
+    DDP waits for each parameter's turn in the backward pass; one that a step does not use would never come, and all
+    processes would stop. Nothing is added to a gradient: an undefined one passes through.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.count = len(parameters)
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return (grad, *[None] * ctx.count)
 
 
 def _choose(network: Network, world: World, parallel: Parallel) -> Literal["alone", "ddp", "fsdp"]:
@@ -308,6 +105,9 @@ def _shard(work: nn.Module, network: Network, world: World, bf16: bool) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    for name, parameter in network.named_parameters():
+        if not parameter.ndim:
+            raise UsageError(f"{name} has no axis and cannot be sharded: make it a tensor of one number, shape (1,)")
     mesh = init_device_mesh(world.device.type, (world.size,))
     # What is left to the root keeps its precision: its head's gradient is a sum over chunks. Nothing is cast on its way
     # in: times are float64 on purpose.

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unmask.objectives.base import Kind
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -21,8 +23,12 @@ class Bound:
 
     draws_BS: Tensor
     tokens_B: Tensor
-    num_bytes: int | None = None  # of the text behind the tokens, where it is known
-    exact: bool = False  # nothing was drawn: a likelihood, not an estimate
+    num_bytes: int | None = None  # of the tokens' text, where it is known
+    kind: Kind = "upper bound"  # or exact: a likelihood, of which nothing was drawn; or pseudo: no bound
+
+    @property
+    def exact(self) -> bool:
+        return self.kind == "exact"
 
     @property
     def nats_B(self) -> Tensor:
@@ -103,7 +109,7 @@ def join(bounds: list[Bound], num_bytes: int | None = None) -> Bound:
         draws_BS=torch.cat([b.draws_BS.cpu() for b in bounds]),
         tokens_B=torch.cat([b.tokens_B.cpu() for b in bounds]),
         num_bytes=num_bytes,
-        exact=all(b.exact for b in bounds),
+        kind=bounds[0].kind,
     )
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from unmask.data.batch import make_batch
+from unmask.data.batch import batch_of
 from unmask.data.packing import Rows
 from unmask.denoisers.network import Network
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 from unmask.errors import UsageError
 from unmask.evaluation.bound import Bound, join
 from unmask.objectives import Objective
@@ -48,10 +48,8 @@ def evaluate_rows(
     for turn in range(0, len(lows), world.size):
         # Who has no batch left does the last one again: where weights are shared, all must make the same calls.
         lo = lows[min(turn + world.rank, len(lows) - 1)]
-        x, valid_len, prefix_len = (torch.from_numpy(a).to(device) for a in rows.take(indices[lo : lo + batch]))
-        label = rows.labels_of(indices[lo : lo + batch]) if denoiser.num_classes else None
-        # only its masks of what is valid and scored
-        packed = make_batch(x, valid_len, prefix_len, seed=0, step=0, suffix=rows.suffix)
+        # only its masks of what is valid and scored, and its labels
+        packed = batch_of(rows.take(indices[lo : lo + batch]), seed=0, step=0, device=device)
         parts[lo] = objective.bound(
             denoiser,
             packed.x_BL,
@@ -61,7 +59,7 @@ def evaluate_rows(
             first_row=lo,
             num_samples=num_samples,
             estimator=estimator,
-            label_B=None if label is None else torch.from_numpy(label).to(device),
+            label_B=packed.label_B if denoiser.num_classes else None,
         )
         world.barrier()  # who ran far ahead would wait so long at the end that it looks like a hang
         if progress is not None:

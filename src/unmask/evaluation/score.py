@@ -68,7 +68,7 @@ def score(
         draws_BS=draws_BS.index_add(0, owner_B, windows.draws_BS),
         tokens_B=torch.zeros(len(texts), dtype=torch.long).index_add(0, owner_B, windows.tokens_B),
         num_bytes=sum(len(t.encode()) for t in texts),
-        exact=windows.exact,
+        kind=windows.kind,
     )
 
 

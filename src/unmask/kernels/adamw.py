@@ -17,7 +17,7 @@ def _adamw(
     exp_avg_sq_ptr,
     ema_ptr,
     scale_ptr,
-    bad_ptr,
+    nonfinite_ptr,
     lr,
     beta1,
     beta2,
@@ -31,7 +31,7 @@ def _adamw(
     BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = (at < size) & (tl.load(bad_ptr) == 0)
+    inside = (at < size) & (tl.load(nonfinite_ptr) == 0)
     grad = tl.load(grad_ptr + at, mask=inside) * tl.load(scale_ptr)
     exp_avg = tl.load(exp_avg_ptr + at, mask=inside)
     exp_avg_sq = tl.load(exp_avg_sq_ptr + at, mask=inside)
@@ -56,7 +56,7 @@ def adamw_(
     ema: Tensor | None,
     *,
     scale: Tensor,
-    bad: Tensor,
+    nonfinite: Tensor,
     count: int,
     lr: float,
     betas: tuple[float, float],
@@ -66,7 +66,8 @@ def adamw_(
 ) -> None:
     """The `count`-th AdamW update of one parameter with scale x grad, then ema += towards x (p - ema).
 
-    All float32 and contiguous; scale and bad are single numbers on the device. Where bad is not 0, nothing changes.
+    All float32 and contiguous; scale and nonfinite are single numbers on the device. Nothing changes where
+    nonfinite is not 0.
     """
     size = p.numel()
     _adamw[(triton.cdiv(size, BLOCK),)](
@@ -76,7 +77,7 @@ def adamw_(
         exp_avg_sq,
         p if ema is None else ema,
         scale,
-        bad,
+        nonfinite,
         lr,
         betas[0],
         betas[1],

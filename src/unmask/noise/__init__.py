@@ -9,4 +9,8 @@ from unmask.noise.base import room as room
 
 
 def __getattr__(name: str) -> Any:
+    if name == "LearnedNoise":  # a module of torch, which is not imported before it is needed
+        from unmask.noise.learned import LearnedNoise
+
+        return LearnedNoise
     return room.attribute(name)

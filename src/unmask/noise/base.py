@@ -10,7 +10,9 @@ from unmask.registry import Room
 if TYPE_CHECKING:
     from torch import Tensor
 
-room = Room("unmask.noise", base="Noise")
+    from unmask.noise.learned import LearnedNoise
+
+room = Room("unmask.noise", base="Noise", helpers=("learned",))
 
 
 class Noise(ABC):
@@ -42,3 +44,11 @@ class Noise(ABC):
     def weight(self, t: Tensor) -> Tensor:
         """-alpha'/(1-alpha): the weight of the masked-token loss in continuous time."""
         return -self.dalpha(t) / self.level(t)
+
+    def build(self) -> LearnedNoise | None:
+        """The same schedule as a module with parameters, freshly started; None for one that has none.
+
+        This object stays the description that recipes and model folders hold. An objective keeps the module under the
+        name `noise` in what its own `build` returns.
+        """
+        return None

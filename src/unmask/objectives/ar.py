@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,15 +11,18 @@ from torch import Tensor
 
 from unmask.data.batch import Batch
 from unmask.denoisers import Denoiser
-from unmask.denoisers.network import Network, evaluating
+from unmask.denoisers.network import Network
 from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
 from unmask.errors import UsageError
-from unmask.evaluation.bound import Bound
+from unmask.evaluation.score_queries import ScoreQuery, token_nats_of
 from unmask.objectives import Objective
-from unmask.objectives.chunked_loss import LossSum, cross_entropy, sum_rows, token_nats, weighted_cross_entropy
+from unmask.objectives.chunked_loss import LossSum, at_positions, cross_entropy, token_nats, weighted_cross_entropy
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.query import ask_about
 
 if TYPE_CHECKING:
+    from unmask.processes.base import Process
     from unmask.samplers import Sampler
     from unmask.sampling.predictor import Predictor
 
@@ -26,6 +30,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class AR(Objective):
     """-log p(x) = sum over l of -log p(x_l | x_<l): exact, the opponent every diffusion figure is held against."""
+
+    kind = "exact"
+
+    def process(self, network: Network) -> None:
+        return None
 
     def check(self, denoiser: Denoiser | Network) -> None:
         if not denoiser.causal:
@@ -43,33 +52,16 @@ class AR(Objective):
         h_ND = vectors_at(denoiser, batch.x_BL, None, flat_N, valid_BL=batch.valid_BL, label_B=batch.label_B)
         return h_ND, put(batch.x_BL.flatten()[flat_N], h_ND.device)
 
-    def estimator(self, denoiser: Network | Denoiser) -> str:
-        return "exact"
+    def position_nats(self, denoiser: Network, batch: Batch) -> Tensor:
+        h_ND, x_N = self._positions(denoiser, batch)
+        return at_positions(batch.scored_BL, token_nats(denoiser, h_ND, cross_entropy(x_N, denoiser.mask_id)))
 
-    @torch.no_grad()
-    def bound(
-        self,
-        denoiser: Network,
-        x_BL: Tensor,
-        valid_BL: Tensor | None = None,
-        *,
-        scored_BL: Tensor | None = None,
-        seed: int = 0,
-        first_row: int = 0,
-        num_samples: int = 1,
-        estimator: str | None = None,
-        label_B: Tensor | None = None,
-    ) -> Bound:
-        self.check(denoiser)
-        if estimator not in (None, "exact"):
-            raise UsageError(f"an autoregressive likelihood is exact: estimator {estimator!r} does not apply")
-        if scored_BL is None:
-            scored_BL = torch.ones_like(x_BL, dtype=torch.bool) if valid_BL is None else valid_BL
-        batch = Batch(x_BL, valid_BL, scored_BL, x_BL[:, 0], x_BL[:, 0], label_B)  # nothing here is random
-        with evaluating(denoiser):
-            h_ND, x_N = self._positions(denoiser, batch)
-            nats_B = sum_rows(scored_BL, token_nats(denoiser, h_ND, cross_entropy(x_N, denoiser.mask_id)))
-        return Bound(draws_BS=nats_B[:, None].cpu(), tokens_B=scored_BL.sum(dim=1).cpu(), exact=True)
+    def score_queries(self, process: Process | None, batch: Batch, *, num_samples: int) -> Iterator[ScoreQuery]:
+        canvas = Canvas(batch.x_BL, -1, batch.key_B, label_B=batch.label_B)
+        query = ask_about(canvas, batch.x_BL, batch.scored_BL, torch.zeros(1))
+        if query is not None:
+            position_N = batch.scored_BL[0].nonzero().squeeze(1)
+            yield ScoreQuery(replace(query, writes=False), 0, 1.0, position_N, token_nats_of(batch.x_BL[0, position_N]))
 
     def predictor(self, denoiser: Network) -> Predictor:
         from unmask.sampling.predictor import NextToken

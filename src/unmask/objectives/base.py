@@ -3,41 +3,111 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
+from unmask.errors import UsageError
 from unmask.registry import Room
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from unmask.data.batch import Batch
     from unmask.denoisers import Denoiser
     from unmask.denoisers.network import Network
     from unmask.evaluation.bound import Bound
+    from unmask.evaluation.score_queries import ScoreQuery
+    from unmask.model import Model
     from unmask.objectives.chunked_loss import LossSum
+    from unmask.processes.base import Process
     from unmask.samplers import Sampler
     from unmask.sampling.predictor import Predictor
 
 room = Room("unmask.objectives", base="Objective", helpers=("chunked_loss", "terms"))
 
+# What a number is: a likelihood, an upper bound of -log p, or neither (a pseudo-likelihood).
+Kind = Literal["exact", "upper bound", "pseudo"]
+
 
 class Objective(ABC):
-    """A per-sequence upper bound of -log p(x) in nats, and its stochastic estimate for training."""
+    """What a network is trained for. A subclass says how a batch is scored; training, evaluation, sampling and the
+    server do the rest.
+
+    To write one: `check`, `loss`, `position_nats` (or `row_nats`), `process`, `predictor` and `sampler`. All randomness
+    comes from the batch (`key_B`, `time_B`), so a row's number does not depend on what stands beside it.
+    """
 
     room: ClassVar[Room] = room
+    kind: ClassVar[Kind] = "upper bound"
+
+    # --- the model that it trains ---
+
+    def build(self, *, num_ids: int, width: int) -> nn.Module | None:
+        """Modules of the objective's own, freshly started: a learned schedule (under the name `noise`), embeddings, a
+        head. None: it has none. width: of the denoiser's vectors h_ND, 0 where the denoiser does not say.
+
+        They are optimised, averaged, sharded, checkpointed and saved with the denoiser's parameters.
+        """
+        return None
+
+    def attach(self, network: Network) -> None:
+        """Register what `build` returns as `network.objective`, once: a network that has it already keeps it.
+
+        >>> import unmask
+        >>> network = unmask.denoisers.DiT(hidden=8, blocks=1, heads=2).build(num_ids=5, mask_id=4)
+        >>> unmask.objectives.MDLM().attach(network)
+        >>> network.objective is None  # a schedule without parameters needs no module
+        True
+        """
+        if network.objective is not None:
+            return
+        modules = self.build(num_ids=network.num_ids, width=network.width)
+        if modules is not None:
+            first = next(network.parameters(), None)
+            network.objective = modules.to(first.device) if first is not None else modules
+            modules.train(network.training)
 
     @abstractmethod
     def check(self, denoiser: Denoiser | Network) -> None:
         """Raise UsageError with a sentence when this objective and this denoiser make no sense together."""
 
     @abstractmethod
-    def loss(self, denoiser: Network, batch: Batch) -> LossSum:
-        """What is trained: a sum of nats over the batch's scored tokens, with their count."""
+    def process(self, network: Network) -> Process | None:
+        """The forward process, with the learned schedule where `build` made one; None: nothing is noised."""
+
+    def frozen(self) -> dict[str, Model]:
+        """Models that the loss asks and nobody trains, such as a teacher: not optimised, averaged or saved."""
+        return {}
+
+    # --- training ---
 
     @abstractmethod
+    def loss(self, network: Network, batch: Batch) -> LossSum:
+        """What is trained: a sum of nats over the batch's scored tokens, with their count."""
+
+    # --- evaluation ---
+
+    def row_nats(self, network: Network, batch: Batch) -> Tensor:
+        """[B] one unbiased estimate of each row's bound; its mean over keys and times is the bound."""
+        return self.position_nats(network, batch).sum(dim=1)
+
+    def position_nats(self, network: Network, batch: Batch) -> Tensor:
+        """[B, L] the same, by the positions that it comes from."""
+        raise UsageError(f"{type(self).__name__} does not say which token its bound comes from")
+
+    def estimator(self, network: Network | Denoiser) -> str:
+        """Which form `bound` takes unless told otherwise; part of the protocol that goes beside a number."""
+        return "exact" if self.kind == "exact" else "own"
+
+    def with_estimator(self, name: str) -> Self:
+        """This objective in another form of its bound."""
+        if name not in (None, "own", "exact") or (name == "exact") != (self.kind == "exact"):
+            raise UsageError(f"the estimator {name!r} is none of {type(self).__name__}: leave it out")
+        return self
+
     def bound(
         self,
-        denoiser: Network,
+        network: Network,
         x_BL: Tensor,
         valid_BL: Tensor | None = None,
         *,
@@ -48,17 +118,25 @@ class Objective(ABC):
         estimator: str | None = None,
         label_B: Tensor | None = None,
     ) -> Bound:
-        """The bound of each sequence, given its class where it has one, from `num_samples` draws of noise each.
+        """The bound of each sequence, given its class where it has one, from `num_samples` estimates (`row_nats`) each.
 
         Row i is driven by (seed, first_row + i), so that a set of rows may be scored in batches of any size.
         """
+        from unmask.evaluation.estimate import estimate_bound
+
+        how = {"seed": seed, "first_row": first_row, "num_samples": num_samples, "estimator": estimator}
+        return estimate_bound(self, network, x_BL, valid_BL, scored_BL=scored_BL, label_B=label_B, **how)  # type: ignore[arg-type]
+
+    def score_queries(self, process: Process | None, batch: Batch, *, num_samples: int) -> Iterator[ScoreQuery] | None:
+        """The questions that make up the score of the one row in `batch`, which a server asks beside those of others;
+        batch.key_B is the row's key. None: it is scored by `bound` alone, in one piece.
+        """
+        return None
+
+    # --- sampling ---
 
     @abstractmethod
-    def estimator(self, denoiser: Network | Denoiser) -> str:
-        """Which form `bound` takes unless told otherwise; part of the protocol that goes beside a number."""
-
-    @abstractmethod
-    def predictor(self, denoiser: Network) -> Predictor:
+    def predictor(self, network: Network) -> Predictor:
         """What a sampler consumes."""
 
     @abstractmethod

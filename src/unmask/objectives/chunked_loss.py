@@ -6,7 +6,7 @@ The backward pass then only scales what is there: nothing is kept, nothing is co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from unmask import kernels
 from unmask.denoisers.network import Network
+from unmask.errors import UsageError
 from unmask.objectives.terms import subs_log_probs
 
 # nats_C = term(logits_CI, lo, hi): the loss of positions lo..hi of the flat list.
@@ -43,21 +44,33 @@ def token_nats(network: Network, h_ND: Tensor, term: Term) -> Tensor:
     return torch.cat(parts) if parts else h_ND.new_zeros(0)
 
 
-def summed_nats(network: Network, h_ND: Tensor, term: Term) -> Tensor:
-    """The sum of the losses, differentiable in h_ND and in the head's parameters: any term, any head."""
+def summed_nats(network: Network, h_ND: Tensor, term: Term, *, tensors: Sequence[Tensor] = ()) -> Tensor:
+    """The sum of the losses, differentiable in h_ND, in the head's parameters and in `tensors`: any term, any head.
+
+    tensors: what else the term computes with that requires a gradient (weights of a learned schedule), the very objects
+    that it uses. A term whose loss depends on one that is not named here is refused: it would train without a gradient.
+    """
     if not torch.is_grad_enabled():
         return token_nats(network, h_ND, term).sum()
-    parameters = [p for p in network.head_parameters() if p.requires_grad]
-    total: Tensor = _ChunkedSum.apply(network, term, h_ND, *parameters)  # type: ignore[no-untyped-call]
+    named = [t for t in tensors if t.requires_grad]
+    parameters = [p for p in network.head_parameters() if p.requires_grad and not any(p is t for t in named)]
+    total: Tensor = _ChunkedSum.apply(network, term, h_ND, *parameters, *named)  # type: ignore[no-untyped-call]
     return total
 
 
 def weighted_cross_entropy(network: Network, h_ND: Tensor, x_N: Tensor, weight_N: Tensor) -> Tensor:
-    """The sum of weight x -log x_theta[x] under zero masking, with a written-out gradient where the head is linear."""
+    """The sum of weight x -log x_theta[x] under zero masking, with a written-out gradient where the head is linear.
+
+    Differentiable in the weights, too, where they require it.
+    """
     linear = network.head_linear()
     if linear is None or not torch.is_grad_enabled():
         entropy = cross_entropy(x_N, network.mask_id)
-        return summed_nats(network, h_ND, lambda logits, lo, hi: weight_N[lo:hi] * entropy(logits, lo, hi))
+
+        def weighted(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
+            return weight_N[lo:hi] * entropy(logits_CI, lo, hi)
+
+        return summed_nats(network, h_ND, weighted, tensors=[weight_N])
     total: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         h_ND, linear.weight, linear.bias, x_N, weight_N, network.mask_id
     )
@@ -74,11 +87,15 @@ def cross_entropy(x_N: Tensor, mask_id: int, zero_masking: bool = True) -> Term:
     return term
 
 
-def sum_rows(where_BL: Tensor, nats_N: Tensor) -> Tensor:
-    """Add up each row's tokens, in float64 where the device has it: bounds are sums of many numbers."""
+def at_positions(where_BL: Tensor, nats_N: Tensor) -> Tensor:
+    """[B, L] each token's nats where it stands, in float64 where the device has it: bounds are sums of many numbers.
+
+    >>> at_positions(torch.tensor([[True, False, True]]), torch.tensor([1.0, 2.0])).tolist()
+    [[1.0, 0.0, 2.0]]
+    """
     dtype = torch.float32 if nats_N.device.type == "mps" else torch.float64
-    total_B = torch.zeros(len(where_BL), dtype=dtype, device=nats_N.device)
-    return total_B.index_add(0, where_BL.nonzero(as_tuple=True)[0], nats_N.to(dtype))
+    nats_BL = torch.zeros(where_BL.shape, dtype=dtype, device=nats_N.device)
+    return nats_BL.masked_scatter(where_BL.to(nats_N.device), nats_N.to(dtype))
 
 
 def _chunks(h_ND: Tensor, num_ids: int) -> Iterator[tuple[int, int]]:
@@ -99,6 +116,8 @@ class _ChunkedSum(torch.autograd.Function):
             with torch.enable_grad():
                 h = h_ND[lo:hi].detach().requires_grad_()
                 nats = term(network.head(h), lo, hi).sum()
+            if lo == 0:
+                _check_sources(nats, [h, *parameters])
             first, *rest = torch.autograd.grad(nats, [h, *parameters], allow_unused=True)
             if first is not None:
                 grad_h[lo:hi] = first
@@ -117,6 +136,24 @@ class _ChunkedSum(torch.autograd.Function):
         return (None, None, *(g.mul_(grad_total.to(g.dtype)) for g in grads))
 
 
+def _check_sources(nats: Tensor, named: Sequence[Tensor]) -> None:
+    """Refuse a loss that depends on something that requires a gradient and is not named: it would get none."""
+    leaves = {id(t) for t in named}
+    looked_at: set[Any] = {None, *(t.grad_fn for t in named)}  # what lies before a named tensor is its own affair
+    todo: list[Any] = [nats.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node in looked_at:
+            continue
+        looked_at.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None and id(leaf) not in leaves:
+            raise UsageError(
+                f"the loss depends on a tensor of shape {tuple(leaf.shape)} that requires a gradient and would get "
+                "none: name what the term computes with in summed_nats(..., tensors=...)"
+            )
+        todo += [before for before, _ in node.next_functions]
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """_ChunkedSum for a linear head and this one term: softmax - one-hot takes the logits' place."""
 
@@ -128,6 +165,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else h_ND.dtype
         total_dtype = torch.promote_types(dtype, torch.float32)
         num_ids = len(weight_ID)
+        # of the weights: each position's own -log x_theta[x]
+        grad_weight = torch.empty_like(weight_N) if ctx.needs_input_grad[4] else None
         extra = -num_ids % ALIGN if h_ND.is_cuda else 0
         with torch.autocast(kind, enabled=False):
             h, w_ID = h_ND.to(dtype), F.pad(weight_ID.to(dtype), (0, 0, 0, extra))
@@ -140,19 +179,26 @@ class _LinearCrossEntropy(torch.autograd.Function):
             weight_N = weight_N.to(total_dtype)
             for lo, hi in _chunks(h, len(w_ID)):
                 logits_CI = torch.addmm(b_I, h[lo:hi], w_ID.T)
-                total += _cross_entropy_grad_(logits_CI, x_N[lo:hi], weight_N[lo:hi]).sum()
+                if grad_weight is None:
+                    total += _cross_entropy_grad_(logits_CI, x_N[lo:hi], weight_N[lo:hi]).sum()
+                else:
+                    nats_C = _cross_entropy_grad_(logits_CI, x_N[lo:hi], torch.ones_like(weight_N[lo:hi]))
+                    total += (weight_N[lo:hi] * nats_C).sum()
+                    logits_CI.mul_(weight_N[lo:hi, None].to(dtype))
+                    grad_weight[lo:hi] = nats_C
                 torch.mm(logits_CI, w_ID, out=grad_h[lo:hi])
                 _add_product_(grad_w, logits_CI.T, h[lo:hi])
                 grad_b += logits_CI.sum(dim=0, dtype=total_dtype)
                 del logits_CI  # before the next chunk's are made
         ctx.grads = [grad_h.to(h_ND.dtype), grad_w[:num_ids], None if bias_I is None else grad_b[:num_ids].to(bias_I)]
+        ctx.grads += [None, grad_weight]
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor) -> Any:
         grads, ctx.grads = ctx.grads, None
-        return (*(g if g is None else g.mul_(grad_total.to(g.dtype)) for g in grads), None, None, None)
+        return (*(g if g is None else g.mul_(grad_total.to(g.dtype)) for g in grads), None)
 
 
 def _on(like: Tensor, ids: list[int]) -> Tensor:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from unmask.noise import Noise
+    from unmask.processes.base import Process
     from unmask.samplers.drawing import Drawing
     from unmask.sampling.canvas import Canvas
     from unmask.sampling.predictor import Query
@@ -149,7 +150,7 @@ class Sampler(ABC):
 
     # --- what it is bound to ---
 
-    def bind(self, process: Any) -> Sampler:
+    def bind(self, process: Process | None) -> Sampler:
         """The same sampler, with the noise of the model's process where it names none; also the one inside.
 
         >>> from unmask.samplers import Ancestral
@@ -159,7 +160,7 @@ class Sampler(ABC):
         known = {field.name for field in fields(cast(Any, self))} if is_dataclass(type(self)) else set()
         changes: dict[str, Any] = {}
         if "noise" in known and getattr(self, "noise", None) is None:
-            changes["noise"] = getattr(process, "noise", None) or self.schedule
+            changes["noise"] = self.schedule if process is None else process.noise
         inner = getattr(self, "inner", None) if "inner" in known else None
         if isinstance(inner, Sampler) and (bound := inner.bind(process)) is not inner:
             changes["inner"] = bound

@@ -45,6 +45,10 @@ class LeftToRight(PlannedSampler):
             raise UsageError(f"random is the share of the order that is random, in [0, 1]; got {self.random}")
 
     @property
+    def takes(self) -> tuple[str, ...]:
+        return ("x0", "next")
+
+    @property
     def left_to_right(self) -> bool:
         return self.tokens in (None, 1) and self.steps is None and self.random == 0
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from unmask.data.batch import DRAW_ORDER
 from unmask.errors import UsageError
 from unmask.noise import Noise
-from unmask.processes.posterior import stays_masked
+from unmask.processes.absorbing import stays_masked
 from unmask.rng import uniform
 from unmask.samplers import MAX_STEPS, Sampler, State
 from unmask.samplers.drawing import Drawing

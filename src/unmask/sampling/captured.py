@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unmask import kernels
-from unmask.denoisers.network import KVCache, Network
+from unmask.denoisers.network import Network
 from unmask.devices import put
 from unmask.objectives.chunked_loss import ALIGN
 from unmask.samplers.planned import PlannedSampler
@@ -199,27 +199,25 @@ class Decode(Captured):
 
     def __init__(self, denoiser: Network, head: Head, sampler: PlannedSampler, rows: int, length: int) -> None:
         super().__init__(head, sampler, rows, length, length + 1, rows)
-        self.kv = denoiser.empty_cache(rows, length)
+        self.cache = denoiser.new_cache(rows, length)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def _column(self, denoiser: Network, stop: int) -> None:
         line = self.lines.line
         before_R = self.tokens().index_select(1, (line - 1).clamp(min=0))[:, 0]
         ids_R = torch.where(line > 0, before_R, denoiser.mask_id)
-        self.head.draw(denoiser, denoiser.decode(ids_R, line, self.kv, stop), self.sampler, self.lines)
+        self.head.draw(denoiser, denoiser.decode(ids_R, line, self.cache, stop), self.sampler, self.lines)
         line += 1
 
     def load(self, denoiser: Network, tokens_RL: Tensor, u_RL: Tensor, target: Tensor, first: int) -> None:
-        """Set the canvas, and compute the keys and values of the prompt."""
+        """Set the canvas, and have the network read the prompt into its cache."""
         for stop in range(STOP_STEP, self.length + STOP_STEP, STOP_STEP):
             stop = min(stop, self.length)
             if stop > first and stop not in self.graphs:
                 self.graphs[stop] = self.capture(partial(self._column, denoiser, stop), graphs_of(denoiser).pool)
         self.begin(tokens_RL, u_RL, target, first)
         if first > 0:
-            cache = KVCache()
-            cache.stop, cache.blocks = first, self.kv
-            denoiser.trunk(self.tokens(), cache=cache)
+            denoiser.trunk(self.tokens(), cache=self.cache, span=(0, first))
 
     def replay(self, column: int) -> None:
         self.graphs[min(-(-(column + 1) // STOP_STEP) * STOP_STEP, self.length)].replay()

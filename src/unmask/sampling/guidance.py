@@ -42,11 +42,16 @@ class Guided:
 
     def __init__(self, predictor: Predictor, canvas: Canvas, guidance: Guidance) -> None:
         if predictor.gives != "x0" or predictor.left_to_right:
-            raise UsageError("guidance needs a masked diffusion model with zero masking: leave it out")
+            raise UsageError("guidance needs a diffusion model that predicts clean tokens alone: leave it out")
         condition_BL = canvas.given_BL if guidance.condition_BL is None else guidance.condition_BL
         if canvas.valid_BL is not None:
             condition_BL = condition_BL & canvas.valid_BL
         hides = bool(condition_BL.any())
+        if hides and predictor.process is not None and predictor.process.name != "absorbing":
+            raise UsageError(
+                f"guidance hides the prompt behind masks, which a {predictor.process.name} process does not know: "
+                "guide by a label, or leave guidance out"
+            )
         if not hides and (canvas.label_B is None or bool((canvas.label_B < 0).all())):
             raise UsageError("guidance needs a condition: give a prompt or a label, or leave guidance out")
         self.process, self.gives = predictor.process, predictor.gives

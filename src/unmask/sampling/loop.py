@@ -6,7 +6,7 @@ A server's engine is a scheduler of the same pieces: it asks for many canvases a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ def steps(
     if runners_up < 0:
         raise UsageError(f"runners_up must be 0 (none) or more, got {runners_up}")
     predictor, sampler = _pair(denoiser, canvas, sampler, objective, guidance)
-    observer = RunnersUpObserver(canvas, predictor.gives, runners_up) if runners_up else None
+    observer = RunnersUpObserver(canvas, predictor, runners_up) if runners_up else None
     yield from drive(predictor, canvas, sampler, observer=observer)
 
 
@@ -65,7 +65,7 @@ def drive(
     """
     if canvas.constraint is not None:
         sampler = constrained(sampler)
-    state = sampler.start(canvas)
+    state = sampler.start(begun(predictor, canvas))
     while (query := sampler.ask(state)) is not None:
         if observer is None and (part := sampler.replayable(state)) is not None and can_replay(predictor, *part):
             yield from _replay(predictor, sampler, state, part, quiet=quiet)
@@ -95,30 +95,27 @@ def _replay(
 def _pair(
     denoiser: Network, canvas: Canvas, sampler: Sampler, objective: Objective | None, guidance: Guidance | None
 ) -> tuple[Predictor, Sampler]:
-    objective = objective or default_objective(denoiser)
-    predictor, sampler = bound_pair(objective.predictor(denoiser), sampler, canvas, objective)
+    predictor = (objective or default_objective(denoiser)).predictor(denoiser)
+    sampler = bound(predictor, sampler, canvas)
     return (predictor if guidance is None else Guided(predictor, canvas, guidance)), sampler
 
 
-def bound_pair(
-    predictor: Predictor, sampler: Sampler, canvas: Canvas, objective: Objective | None = None
-) -> tuple[Predictor, Sampler]:
-    """A predictor and a sampler that fit each other, the sampler bound to the model's process; else it raises."""
+def bound(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> Sampler:
+    """The sampler bound to the process of the model, which it must fit; else it raises.
+
+    >>> bound(model.objective.predictor(model.denoiser), unmask.samplers.Ancestral(), canvas)  # doctest: +SKIP
+    """
     check_pair(predictor, sampler, canvas)
-    return predictor, sampler.bind(process_of(predictor, objective))
+    return sampler.bind(predictor.process)
 
 
-@dataclass(frozen=True)
-class _Assumed:
-    name: str
-    noise: Any
-
-
-def process_of(predictor: Predictor, objective: Objective | None = None) -> Any:
-    """The process of a predictor; of one that names none, absorbing masks with the objective's noise."""
-    if predictor.process is not None or predictor.left_to_right:
-        return predictor.process
-    return _Assumed("absorbing", getattr(objective, "noise", None))
+def begun(predictor: Predictor, canvas: Canvas) -> Canvas:
+    """The canvas at time 1: what is open is drawn from the process's prior, which for absorbing states is the mask."""
+    process = predictor.process
+    if process is None:
+        return canvas
+    tokens_BL = process.prior(canvas.key_B, canvas.open_BL, canvas.tokens, offset=canvas.offset)
+    return replace(canvas, tokens=tokens_BL)
 
 
 def sample(
@@ -157,7 +154,7 @@ def check_pair(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> None:
     unmask.errors.UsageError: the sampler Confidence cannot follow this model, which predicts clean tokens and the \
 mask of an absorbing process: use posterior
     """
-    pair = (getattr(process_of(predictor), "name", None), predictor.gives)
+    pair = (None if predictor.process is None else predictor.process.name, predictor.gives)
     if pair not in sampler.accepts:
         names = fitting(*pair)
         which = f"use {', '.join(names)}" if names else "no sampler here can"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unmask.samplers import RunnersUp, Step
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.predictor import Gives, Query
+from unmask.sampling.predictor import Predictor, Query
 from unmask.sampling.query import lines_of
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ class Observer:
 class RunnersUpObserver(Observer):
     """Adds to each step its `num` runners-up and what it masked again."""
 
-    def __init__(self, canvas: Canvas, gives: Gives, num: int) -> None:
-        self.before_BL, self.mask_id, self.gives, self.num = canvas.tokens, canvas.mask_id, gives, num
+    def __init__(self, canvas: Canvas, predictor: Predictor, num: int) -> None:
+        self.before_BL, self.mask_id, self.predictor, self.num = canvas.tokens, canvas.mask_id, predictor, num
 
     def on_step(self, query: Query, prediction: Tensor, step: Step) -> Step:
-        step = with_runners_up(step, query, prediction, self.gives, self.before_BL, self.mask_id, self.num)
+        step = with_runners_up(step, query, prediction, self.predictor, self.before_BL, self.mask_id, self.num)
         self.before_BL = step.tokens_BL
         return step
 
@@ -46,7 +46,7 @@ def with_runners_up(
     step: Step,
     query: Query,
     prediction: Tensor,
-    gives: Gives,
+    predictor: Predictor,
     before_BL: Tensor,
     mask_id: int,
     num: int,
@@ -54,15 +54,15 @@ def with_runners_up(
     """The step with its `num` runners-up and what it masked again. before_BL: the canvas before it.
 
     A sampler need not know that somebody watches: which line of the prediction belongs to which opened position is read
-    off its question. What was written before and opens now has been masked again in between.
+    off its question. What was written before and opens now has been masked again in between, where there are masks.
     """
-    if step.remasked is None:
+    if step.remasked is None and getattr(predictor.process, "name", "absorbing") == "absorbing":
         open_BL = (step.tokens_BL == mask_id).index_put((step.row_N, step.position_N), torch.tensor(True))
         again_BL = (before_BL != mask_id) & open_BL
         row_M, position_M = again_BL.nonzero(as_tuple=True)
         step = replace(step, remasked=(row_M, position_M))
-    if gives == "score":  # ratios, not probabilities
-        return step
+    if predictor.gives == "score":  # not normalised
+        prediction = torch.log_softmax(prediction, dim=-1)
     line_N = _lines(step.row_N, step.position_N - query.lo, query)
     return step if line_N is None else replace(step, others=_runners_up(prediction[line_N], step.token_N, num))
 

@@ -16,7 +16,7 @@ from unmask.objectives import Objective
 from unmask.rng import categorical, fold, uniform
 from unmask.samplers import Sampler, Step
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.loop import bound_pair, default_objective, drive
+from unmask.sampling.loop import bound, default_objective, drive
 from unmask.sampling.observe import Observer
 from unmask.sampling.predictor import Query
 
@@ -55,9 +55,9 @@ def particles(
         raise UsageError(f"num must be at least 1 and threshold in [0, 1], got {num} and {threshold}")
     if canvas.constraint is not None:
         raise UsageError("particles hold no constraint: give a constraint or a score, not both")
-    objective = objective or default_objective(denoiser)
+    predictor = (objective or default_objective(denoiser)).predictor(denoiser)
     crowd = _crowd(canvas, num)
-    predictor, sampler = bound_pair(objective.predictor(denoiser), sampler, crowd, objective)
+    sampler = bound(predictor, sampler, crowd)
     if predictor.left_to_right:
         raise UsageError(
             "an autoregressive model's cache cannot follow particles that are copied: use a diffusion model"

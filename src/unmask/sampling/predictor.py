@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from unmask.denoisers.network import KVCache, Network
+from unmask.denoisers.network import Cache, Network, read_on
 from unmask.objectives.terms import subs_log_probs
+from unmask.processes.base import Process
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Query:
     label_B: the class of each row, -1 for none (None: none has one).
     reach is one more than the rightmost real position, known without asking the device.
     lo: where in the sampler's canvas the first of these columns lies, as a window is part of a longer text.
+    writes: the answer is written into the canvas, and the next question goes on from there; False: only looked at, so
+    that an autoregressive network may answer any number of positions at once.
     """
 
     tokens_BL: Tensor
@@ -32,6 +35,7 @@ class Query:
     valid_BL: Tensor | None = None
     label_B: Tensor | None = None
     lo: int = 0
+    writes: bool = True
 
     @property
     def z_RL(self) -> Tensor:
@@ -46,21 +50,27 @@ class Query:
         return self.label_B if self.label_B is None or self.rows_R is None else self.label_B[self.rows_R]
 
 
-Gives = Literal["x0", "x0_and_mask", "score", "next"]
+Gives = Literal["x0", "x0_and_mask", "score", "next", "latent"]
 
 
 class Predictor(Protocol):
-    """Answers a query with one line a wanted position: `gives` says of what, `process` of which forward process.
+    """Answers a query with one line a wanted position. A sampler takes only processes and answers that it knows.
 
-    x0: log x_theta under SUBS. x0_and_mask: the mask may be predicted. score: ratios. next: log p(x_l | x_<l).
-
-    left_to_right: the answer for a position is right only when everything before it is written and nothing behind it
+    process: the forward process that the network has learned to reverse; None for autoregression.
+    gives: x0: log x_theta. x0_and_mask: the same of a network that may predict the mask. score: log-ratios of the
+    process's marginals. next: log p(x_l | x_<l). latent: a point among the embeddings.
+    left_to_right: the answer for a position is right only when everything before it is written and nothing after it
     matters, as for an autoregressive network.
     """
 
-    process: Any
-    gives: Gives
-    left_to_right: bool
+    @property
+    def process(self) -> Process | None: ...
+
+    @property
+    def gives(self) -> Gives: ...
+
+    @property
+    def left_to_right(self) -> bool: ...
 
     def __call__(self, query: Query) -> Tensor: ...
 
@@ -70,10 +80,9 @@ class XTheta:
 
     left_to_right = False
 
-    def __init__(self, denoiser: Network, *, zero_masking: bool = True, process: Any = None) -> None:
-        self.denoiser = denoiser
+    def __init__(self, denoiser: Network, process: Process, *, zero_masking: bool = True) -> None:
+        self.denoiser, self.process = denoiser, process
         self.zero_masking = zero_masking
-        self.process = process
         self.gives: Gives = "x0" if zero_masking else "x0_and_mask"
 
     @torch.no_grad()
@@ -85,22 +94,28 @@ class XTheta:
 
 
 class NextToken:
-    """log p(x_l | x_<l) [N, I] from a causal network with a key-value cache; rows move in lockstep.
+    """log p(x_l | x_<l) [N, I] from a causal network, with its cache where it has one; rows move in lockstep.
 
     Made anew for each generation: it remembers how far the cache reaches.
     """
 
-    process: Any = None
+    process = None
     gives: Gives = "next"
     left_to_right = True
 
     def __init__(self, denoiser: Network) -> None:
         self.denoiser = denoiser
-        self.cache = KVCache()
+        self.cache: Cache | None = None
+        self.length = 0  # positions that the cache holds
 
     @torch.no_grad()
     def __call__(self, query: Query) -> Tensor:
-        self.cache.stop = query.reach
-        h_BD = self.denoiser.trunk(query.tokens_BL, cache=self.cache)[:, -1]
+        if not query.writes:  # all is there already: one reading answers every position
+            h_RKD = self.denoiser.trunk(query.z_RL, valid_BL=query.valid_RL, at_BK=query.at_RK)
+            return subs_log_probs(self.denoiser.head(h_RKD[query.wanted_RK]), self.denoiser.mask_id)
+        if self.length == 0:
+            self.cache = self.denoiser.new_cache(*query.tokens_BL.shape)
+        h_BD = read_on(self.denoiser, query.tokens_BL, self.cache, self.length, query.reach)
+        self.length = query.reach
         h_RD = h_BD if query.rows_R is None else h_BD[query.rows_R]
         return subs_log_probs(self.denoiser.head(h_RD), self.denoiser.mask_id)

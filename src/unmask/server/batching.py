@@ -77,6 +77,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], device: torch.device,
         reach=int(at_BK.max()) + 1,
         valid_BL=valid_BL.to(device) if padded else None,
         label_B=_labels(queries, device),
+        writes=queries[0].writes,
     )
     answers = torch.split(predictor(whole)[: sum(counts)], counts)
     moved = answers[0].device != queries[0].tokens_BL.device

@@ -29,7 +29,7 @@ from unmask.sampling.predictor import Query
 from unmask.server.batching import answer, groups
 from unmask.server.fair_queue import Shares
 from unmask.server.metrics import Metrics
-from unmask.server.next_tokens import answer_next, next_groups
+from unmask.server.next_tokens import NextQuery, answer_next, next_groups
 from unmask.server.rows import Work, Writing, draw_together
 
 T = TypeVar("T")
@@ -339,18 +339,21 @@ class Engine:
     def _parts(self, queries: list[Query]) -> Iterator[list[int]]:
         """Which of them share a call."""
         denoiser = self.model.denoiser
-        if self.predictor.left_to_right:
-            return next_groups(queries, denoiser)
-        lengths = [query.tokens_BL.shape[1] for query in queries]
-        wanted = [query.at_RK.shape[1] for query in queries]
-        return groups(lengths, wanted, denoiser.num_ids, padded=denoiser.takes_padding)
+        steps = [j for j, query in enumerate(queries) if isinstance(query, NextQuery)]
+        for part in next_groups([queries[j] for j in steps], denoiser):
+            yield [steps[k] for k in part]
+        others = [j for j, query in enumerate(queries) if not isinstance(query, NextQuery)]
+        lengths = [queries[j].tokens_BL.shape[1] for j in others]
+        wanted = [queries[j].at_RK.shape[1] for j in others]
+        for part in groups(lengths, wanted, denoiser.num_ids, padded=denoiser.takes_padding):
+            yield [others[k] for k in part]
 
     def _ask(self, queries: list[Query]) -> Sequence[Tensor | Exception]:
         self.metrics.calls.add(1)
         denoiser, device = self.model.denoiser, self.model.device
         try:
             with torch.no_grad():
-                if self.predictor.left_to_right:
+                if isinstance(queries[0], NextQuery):
                     return answer_next(denoiser, queries, device)
                 return answer(self.predictor, queries, device, padded=denoiser.takes_padding)
         except Exception as e:

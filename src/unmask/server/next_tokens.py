@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.denoisers.network import KVCache, Network
+from unmask.denoisers.network import Cache, Network, read_on
 from unmask.objectives.terms import subs_log_probs
 from unmask.sampling.predictor import Query
 from unmask.server.batching import LEAST
@@ -20,16 +20,24 @@ from unmask.server.batching import LEAST
 FEWEST = 4  # lines of a product; one row by itself pays for all of them, so they are not more
 
 
+class RowCache:
+    """How many positions of a row have been read, and what the network keeps of them, if it keeps anything."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.state: Cache | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class NextQuery(Query):
     """What comes next in a row, of which the cache remembers what stands before."""
 
-    cache: KVCache
+    cache: RowCache
 
     @property
     def ready(self) -> bool:
         """Whether everything is remembered but the last token."""
-        return 0 < self.cache.length == self.reach - 1
+        return self.cache.state is not None and 0 < self.cache.length == self.reach - 1
 
 
 def next_groups(queries: Sequence[Query], denoiser: Network) -> Iterator[list[int]]:
@@ -56,11 +64,15 @@ def answer_next(denoiser: Network, queries: Sequence[Query], device: torch.devic
     assert len(asked) == len(queries)
     if denoiser.can_step_rows() and all(query.ready for query in asked):
         ids_B = torch.stack([query.tokens_BL[0, query.cache.length - 1] for query in asked])
-        h_MD = denoiser.step_rows(_whole(ids_B.to(device)), [query.cache for query in asked])
+        caches = [query.cache for query in asked]
+        states, at = [cache.state for cache in caches], [cache.length for cache in caches]
+        h_MD = denoiser.step_rows(_whole(ids_B.to(device)), states, at)
     else:
         [query] = asked
-        query.cache.stop = query.reach
-        h_MD = _whole(denoiser.trunk(query.tokens_BL.to(device), cache=query.cache)[:, -1])
+        z_1L, cache = query.tokens_BL.to(device), query.cache
+        if cache.length == 0:
+            cache.state = denoiser.new_cache(*z_1L.shape)
+        h_MD = _whole(read_on(denoiser, z_1L, cache.state, cache.length, query.reach))
     log_p_MI = subs_log_probs(denoiser.head(h_MD), denoiser.mask_id)
     for query in asked:
         query.cache.length = query.reach
@@ -68,7 +80,7 @@ def answer_next(denoiser: Network, queries: Sequence[Query], device: torch.devic
 
 
 def _whole(lines: Tensor) -> Tensor:
-    """Lines that are nobody's behind the last: four at least, else whole eights, which share out evenly among threads,
+    """Lines that are nobody's after the last: four at least, else whole eights, which share out evenly among threads,
     so that no product takes the way of few lines through the processor.
 
     >>> [len(_whole(torch.ones(n, 2))) for n in (1, 4, 5, 9)]

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from functools import partial
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from unmask.errors import UsageError
-from unmask.objectives.terms import subs_log_probs
 from unmask.samplers.left_to_right import LeftToRight
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.loop import check_pair
 from unmask.sampling.predictor import Query
 from unmask.sampling.query import ask_about, masked_share
-from unmask.server.batching import LEAST, MAX_NUMBERS
-from unmask.server.rows import Calling, Work, draws_at_once, row_of
+from unmask.server.rows import Work, draws_at_once, row_of
 from unmask.server.served_model import Served
 
 Scored = tuple[float, list[tuple[int, float]]]  # a token's log-probability, and the likeliest ids with theirs
@@ -52,9 +50,9 @@ def prompt_scores(
     calls = 1 if served.engine.predictor.left_to_right else max(heads)
     served.limits.check(rows=len(rows), length=longest, calls=calls)
     if served.engine.predictor.left_to_right:
-        read = [Calling(partial(_read, served, row[:head], num), head) for row, head in zip(rows, heads, strict=True)]
+        read = [Reading(row[:head], num) for row, head in zip(rows, heads, strict=True)]
         served._finish(read)
-        return [work.result[begin:] if begin else [None, *work.result[1:]] for work in read]
+        return [[*work.found[begin:]] if begin else [None, *work.found[1:]] for work in read]
     canvas = served.canvas([*rows], may_end=False).to("cpu")
     check_pair(served.engine.predictor, LeftToRight(), canvas)
     at_once = draws_at_once(longest, served.device)
@@ -63,23 +61,26 @@ def prompt_scores(
     return [[*work.found] for work in revealed]
 
 
-@torch.no_grad()
-def _read(served: Served, ids: list[int], num: int) -> list[Scored]:
-    denoiser = served.denoiser
-    x_1L = torch.tensor([ids])
-    h_LD = denoiser.trunk(x_1L.to(denoiser.device_for(x_1L)))[0]
-    most = max(LEAST, MAX_NUMBERS // denoiser.num_ids)  # lines of the vocabulary at a time
-    found: list[Scored] = []
-    for h_ND, x_N in zip(torch.split(h_LD, most), torch.split(x_1L[0], most), strict=True):
-        found += _scored(subs_log_probs(denoiser.head(h_ND), denoiser.mask_id).cpu(), x_N, num)
-    return found
-
-
 def _scored(log_p_NI: Tensor, x_N: Tensor, num: int) -> list[Scored]:
     own_N = log_p_NI.gather(1, x_N[:, None]).squeeze(1)
     best = log_p_NI.topk(min(num, log_p_NI.shape[1]), dim=1)
     beside = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [(own, list(zip(*pair, strict=True))) for own, pair in zip(own_N.tolist(), beside, strict=True)]
+
+
+class Reading(Work):
+    """A row that an autoregressive network reads once."""
+
+    def __init__(self, ids: list[int], num: int) -> None:
+        self.x_L, self.num = torch.tensor(ids), num
+        self.found: list[Scored] = []
+        canvas = Canvas(self.x_L[None], -1, torch.zeros(1, dtype=torch.long))
+        query = ask_about(canvas, canvas.tokens, torch.ones_like(canvas.tokens, dtype=torch.bool), torch.zeros(1))
+        assert query is not None
+        self.questions = [replace(query, writes=False)]
+
+    def take(self, predictions: list[Tensor]) -> None:
+        self.found, self.questions, self.done = _scored(predictions[0].cpu(), self.x_L, self.num), [], True
 
 
 class Revealing(Work):

@@ -11,20 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.data.batch import Batch
-from unmask.denoisers.network import KVCache, Network
-from unmask.objectives.mdlm import MDLM, Noised, bound_draws
-from unmask.objectives.terms import subs_log_probs
-from unmask.rng import row_keys
+from unmask.evaluation.score_queries import ScoreQuery
 from unmask.samplers import Sampler, Step
 from unmask.samplers.drawing import Drawing
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.guidance import Guidance, Guided
+from unmask.sampling.loop import begun
 from unmask.sampling.observe import with_runners_up
 from unmask.sampling.predictor import Predictor, Query
-from unmask.sampling.query import ask_about, lines_of
-from unmask.server.batching import LEAST, MAX_NUMBERS, bucket
-from unmask.server.next_tokens import NextQuery
+from unmask.sampling.query import lines_of
+from unmask.server.batching import bucket
+from unmask.server.next_tokens import NextQuery, RowCache
 
 Drawn = tuple[Tensor, Tensor]  # tokens and their log-probabilities
 LONG = 128  # tokens that the network could read while a row's own work keeps it waiting
@@ -63,7 +60,7 @@ class _Relay:
     def __init__(self, predictor: Predictor) -> None:
         self.process, self.gives = predictor.process, predictor.gives
         self.left_to_right = predictor.left_to_right
-        self._cache = KVCache()  # of what stands before, where the network goes from left to right
+        self._cache = RowCache()  # of what stands before, where the network goes from left to right
         self.asked: list[Query] = []
         self.answers: list[Tensor] = []
 
@@ -91,11 +88,10 @@ class Writing(Work):
         extra: int = 0,
     ) -> None:
         self.canvas, self.sampler, self.runners_up, self.extra = canvas, sampler, runners_up, extra
-        self.gives = predictor.gives
         self._relay = _Relay(predictor)
         self._seen_by: Predictor = self._relay if guidance is None else Guided(self._relay, canvas, guidance)
         self.tokens_1L = canvas.tokens
-        self._state = sampler.start(canvas)
+        self._state = sampler.start(begun(predictor, canvas))
         self._ask()
 
     @property
@@ -132,7 +128,7 @@ class Writing(Work):
             step = self.sampler.tell(self._state, prediction)
         if self.runners_up:
             before_1L, mask_id = self.tokens_1L, self.canvas.mask_id
-            step = with_runners_up(step, self._query, prediction, self.gives, before_1L, mask_id, self.runners_up)
+            step = with_runners_up(step, self._query, prediction, self._relay, before_1L, mask_id, self.runners_up)
         self.tokens_1L = step.tokens_BL
         self._ask()
         return step
@@ -169,83 +165,29 @@ def draws_at_once(length: int, device: torch.device) -> int:
 
 
 class Scoring(Work):
-    """A row whose bound is estimated: `num_samples` draws of its masks, exactly those of `MDLM.bound`.
+    """A row that is scored by the questions of its objective, in their order, several at a time.
 
-    nats_L: how much of the bound each token brings, in the mean over the draws.
+    nats_S: the row's independent estimates. nats_L: how much of the score each token brings, in the mean over them.
     """
 
-    def __init__(
-        self,
-        x_1L: Tensor,
-        objective: MDLM,
-        mask_id: int,
-        *,
-        scored_1L: Tensor,
-        seed: int,
-        row: int,
-        num_samples: int,
-        at_once: int = AT_ONCE,
-    ) -> None:
-        assert objective.zero_masking
-        assert objective.carry_over
-        self.objective, self.mask_id, self.x_1L, self.scored_1L = objective, mask_id, x_1L, scored_1L
-        self.nats_S: list[float] = []
-        self.nats_L = torch.zeros(x_1L.shape[1], dtype=torch.float64)
-        self._num, self._at_once = num_samples, at_once
-        self._draws = self._noised(row_keys(seed, torch.tensor([row])))
+    def __init__(self, parts: Iterator[ScoreQuery], *, scored_1L: Tensor, num_groups: int, at_once: int) -> None:
+        self.scored_1L = scored_1L
+        self.nats_S = [0.0] * num_groups
+        self.nats_L = torch.zeros(scored_1L.shape[1], dtype=torch.float64)
+        self._parts, self._at_once = parts, at_once
         self._ask()
-
-    def _noised(self, key_1: Tensor) -> Iterator[tuple[tuple[int, int], Noised, Query]]:
-        """Which group of how many a draw is of, its masks, and the question that goes with them."""
-        for g, group in enumerate(bound_draws(key_1, self._num)):
-            self.nats_S.append(0.0)
-            for key_j_1, time_1 in group:
-                noised = self.objective.noised(Batch(self.x_1L, None, self.scored_1L, key_j_1, time_1), self.mask_id)
-                canvas = Canvas(self.x_1L, self.mask_id, key_j_1)
-                query = ask_about(canvas, noised.z_BL, noised.masked_BL, noised.level_B)
-                if query is not None:  # at an early time nothing may be masked
-                    yield (g, len(group)), noised, query
 
     def _ask(self) -> None:
-        self._drawn = list(itertools.islice(self._draws, self._at_once))
-        self.questions = [query for _, _, query in self._drawn]
-        self.done = not self._drawn
+        self._asked = list(itertools.islice(self._parts, self._at_once))
+        self.questions = [part.query for part in self._asked]
+        self.done = not self._asked
 
     def take(self, predictions: list[Tensor]) -> None:
-        for ((g, strata), noised, _), log_p_NI in zip(self._drawn, predictions, strict=True):
-            masked_L = noised.masked_BL[0]
-            x_N = self.x_1L[0, masked_L]
-            nats_N = -noised.weight_B * log_p_NI.gather(1, x_N[:, None]).squeeze(1).double()
-            self.nats_S[g] += float(nats_N.sum()) / strata
-            self.nats_L[masked_L] += nats_N / self._num
+        for part, prediction in zip(self._asked, predictions, strict=True):
+            nats_N = part.nats(prediction) * part.share
+            self.nats_S[part.group] += float(nats_N.sum())
+            self.nats_L.index_add_(0, part.position_N, nats_N / len(self.nats_S))
         self._ask()
-
-
-class Reading(Work):
-    """A row that an autoregressive network reads once: its score is exact. The same fields as Scoring's."""
-
-    def __init__(self, x_1L: Tensor, denoiser: Network, *, scored_1L: Tensor) -> None:
-        self.questions = []
-        self.extra = x_1L.shape[1]
-        self.x_1L, self.scored_1L, self.denoiser = x_1L, scored_1L, denoiser
-        self.nats_S: list[float] = []
-        self.nats_L = torch.zeros(x_1L.shape[1], dtype=torch.float64)
-
-    def take(self, predictions: list[Tensor]) -> None:
-        raise NotImplementedError
-
-    @torch.no_grad()
-    def alone(self) -> None:
-        x_1L = self.x_1L.to(self.denoiser.device_for(self.x_1L))
-        most = max(LEAST, MAX_NUMBERS // self.denoiser.num_ids)  # lines of the vocabulary at a time
-        parts = zip(torch.split(self.denoiser.trunk(x_1L)[0], most), torch.split(x_1L[0], most), strict=True)
-        nats_L = torch.cat([self._nats(h_ND, x_N).double().cpu() for h_ND, x_N in parts])
-        self.nats_L = nats_L.masked_fill(~self.scored_1L[0], 0.0)
-        self.nats_S, self.done = [float(self.nats_L.sum())], True
-
-    def _nats(self, h_ND: Tensor, x_N: Tensor) -> Tensor:
-        log_p_NI = subs_log_probs(self.denoiser.head(h_ND), self.denoiser.mask_id)
-        return -log_p_NI.gather(1, x_N[:, None]).squeeze(1)
 
 
 class Calling(Work):

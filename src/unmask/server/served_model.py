@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from unmask.constraints import Constraint
+from unmask.data.batch import Batch
 from unmask.evaluation.bound import Bound, join
+from unmask.evaluation.estimate import draws_of
 from unmask.model import Model, Watch
-from unmask.objectives.ar import AR
-from unmask.objectives.mdlm import MDLM
+from unmask.objectives.base import Kind
+from unmask.rng import row_keys
 from unmask.samplers import RunnersUp, Sampler, Step
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained, takes_likeliest
@@ -23,10 +25,9 @@ from unmask.sampling.loop import check_pair
 from unmask.server.compiling import Compiler
 from unmask.server.engine import Call, Engine, Told
 from unmask.server.limits import Holding, Limits
-from unmask.server.rows import LONG, Calling, Reading, Scoring, Work, Writing, draws_at_once, row_of
+from unmask.server.rows import LONG, Calling, Scoring, Work, Writing, draws_at_once, row_of
 from unmask.server.turns import Turns
 
-Scored = Scoring | Reading
 T = TypeVar("T")
 
 
@@ -44,8 +45,8 @@ class Served(Model):
         # Of many threads that have something to do one does it at a time: all at once would keep the event loop and the
         # engine from their turns. Whoever waits for the engine gives its turn away.
         self.turns = turns or Turns()
-        self.scorings: list[Scored] = []  # of the last score, window by window
-        self._known: dict[str, tuple[Bound, list[Scored]]] = {}
+        self.scorings: list[Scoring] = []  # of the last score, window by window
+        self._known: dict[str, tuple[Bound, list[Scoring]]] = {}
         self._has_turn = False
         self._looked = 0  # what it has cost so far to see whether constraints can hold
         self.rows: list[list[int]] = []  # that the last run wrote
@@ -158,44 +159,42 @@ class Served(Model):
         self.limits.check(rows=num, length=length, calls=how["num_samples"])
         rows = [row_of(canvas.to("cpu"), i).tokens for i in range(num)]
         scored = [scored_BL[i : i + 1, : x_1L.shape[1]].cpu() for i, x_1L in enumerate(rows)]
-        objective = self.objective
-        if type(objective) is AR and canvas.label_B is None and how["estimator"] in (None, "exact"):
-            readings = [Reading(x_1L, self.denoiser, scored_1L=s) for x_1L, s in zip(rows, scored, strict=True)]
-            return self._scored(readings, how["first_row"], exact=True)
-        plain = type(objective) is MDLM and objective.carry_over and objective.zero_masking
-        if not plain or canvas.label_B is not None:
-            tokens = length * how["num_samples"]
-            callings = [Calling(self._bound_of_row(row_of(canvas, i), scored[i], i, **how), tokens) for i in range(num)]
-            self._finish(callings)
-            return join([calling.result for calling in callings])
-        assert isinstance(objective, MDLM)
-        form = objective.with_estimator(how["estimator"] or objective.estimator(self.denoiser))
+        form = self.objective.with_estimator(how["estimator"] or self.objective.estimator(self.denoiser))
         form.check(self.denoiser)
-        draws: dict[str, Any] = {"seed": how["seed"], "num_samples": how["num_samples"]}
-        works = [
-            Scoring(
-                x_1L,
-                form,
-                self.tokenizer.mask_id,
-                scored_1L=scored[i],
-                row=how["first_row"] + i,
-                at_once=draws_at_once(x_1L.shape[1], self.device),
-                **draws,
+        num_samples, process = how["num_samples"], form.process(self.denoiser)
+        works = []
+        for i, x_1L in enumerate(rows):
+            key_1 = row_keys(how["seed"], torch.tensor([how["first_row"] + i]))
+            label_1 = None if canvas.label_B is None else canvas.label_B[i : i + 1].cpu()
+            parts = form.score_queries(
+                process, Batch(x_1L, None, scored[i], key_1, key_1.double(), label_1), num_samples=num_samples
             )
-            for i, x_1L in enumerate(rows)
+            if parts is None:  # the objective scores a row in one piece
+                return self._bound_alone(canvas, scored, **how)
+            groups = sum(1 for _ in draws_of(form, key_1, num_samples))
+            at_once = draws_at_once(x_1L.shape[1], self.device)
+            works.append(Scoring(parts, scored_1L=scored[i], num_groups=groups, at_once=at_once))
+        return self._scored(works, how["first_row"], form.kind)
+
+    def _bound_alone(self, canvas: Canvas, scored: list[Tensor], **how: Any) -> Bound:
+        tokens = canvas.tokens.shape[1] * how["num_samples"]
+        works = [
+            Calling(self._bound_of_row(row_of(canvas, i), scored_1L, i, **how), tokens)
+            for i, scored_1L in enumerate(scored)
         ]
-        return self._scored(works, how["first_row"], exact=False)
+        self._finish(works)
+        return join([work.result for work in works])
 
     def _bound_of_row(self, row: Canvas, scored_1L: Tensor, i: int, **how: Any) -> Callable[[], Bound]:
         given = (row, scored_1L.to(row.tokens.device))
         return lambda: super(Served, self)._bound(*given, **{**how, "first_row": how["first_row"] + i})
 
-    def _scored(self, works: Sequence[Scored], first_row: int, *, exact: bool) -> Bound:
+    def _scored(self, works: Sequence[Scoring], first_row: int, kind: Kind) -> Bound:
         self._finish(works)
         self.scorings = [*(self.scorings if first_row else ()), *works]
         nats_BS = torch.tensor([work.nats_S for work in works], dtype=torch.float64)
         tokens_B = torch.tensor([int(work.scored_1L.sum()) for work in works])
-        return Bound(draws_BS=nats_BS, tokens_B=tokens_B, exact=exact)
+        return Bound(draws_BS=nats_BS, tokens_B=tokens_B, kind=kind)
 
     def _finish(self, works: Sequence[Work]) -> None:
         for _ in self._done(works, quiet=True):

@@ -100,7 +100,7 @@ def read_folder(folder: Path) -> Folder:
             f"{folder}: config.json says {shown(config['num_ids'])} ids with mask {shown(config['mask_id'])}, "
             f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
         )
-    network = _build(description, tokenizer, folder)
+    network = _build(description, objective, tokenizer, folder)
     labels = tuple(config.get("labels", ()))
     if len(labels) > network.num_classes:
         raise ModelFolderError(f"{folder / 'config.json'}: {len(labels)} labels for {network.num_classes} classes")
@@ -147,7 +147,7 @@ def check_weights(network: Network, tensors: dict[str, Tensor], where: str) -> N
             raise ModelFolderError(f"{where}: {name} holds numbers that are not finite floats; the weights are damaged")
 
 
-def _build(description: Denoiser, tokenizer: Tokenizer, folder: Path) -> Network:
+def _build(description: Denoiser, objective: Objective, tokenizer: Tokenizer, folder: Path) -> Network:
     """The network with its weights. A config or a file that lies about its sizes costs neither memory nor time."""
     paths = weight_files(folder)
     where = str(paths[0] if len(paths) == 1 else folder)
@@ -162,12 +162,14 @@ def _build(description: Denoiser, tokenizer: Tokenizer, folder: Path) -> Network
     try:
         with torch.device("meta"), NoStart():  # names and shapes alone
             network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+            objective.attach(network)
     except (RuntimeError, OverflowError, TypeError):  # sizes whose product no machine counts
         raise ModelFolderError(f"{folder / 'config.json'}: the denoiser's sizes are beyond any network") from None
     check_weights(network, shapes, where)
     tensors = joined(read_tensors, paths)
     with NoStart():
         network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+        objective.attach(network)
     load_weights(network, tensors, where)
     return network
 

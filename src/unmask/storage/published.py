@@ -98,10 +98,10 @@ def read_published(source: Path, *, overrides: dict[str, Any] | None = None, ema
     source = Path(source)
     config = _config(source, overrides or {})
     tensors, shadow = _read_source(source)
-    found = _strip(source, tensors)
+    weights = _strip(source, tensors)
     if ema:
-        found = _averaged(source, found, shadow)
-    sizes = _sizes(source, found, config)
+        weights = _averaged(source, weights, shadow)
+    sizes = _sizes(source, weights, config)
     notes: list[str] = []
     denoiser = _describe(source, sizes, config, notes)
     vocab_size, length = sizes["vocab_size"], config.get("model_length")
@@ -110,7 +110,7 @@ def read_published(source: Path, *, overrides: dict[str, Any] | None = None, ema
     mask_id = config.get("mask_id", vocab_size - 1)
     if not 0 <= mask_id < vocab_size:
         raise UsageError(f"mask_id must lie in 0..{vocab_size - 1}, got {mask_id}")
-    state = _to_ours(source, found, denoiser, vocab_size, mask_id)
+    state = _to_ours(source, weights, denoiser, vocab_size, mask_id)
     return Published(denoiser, state, vocab_size, mask_id, length, notes)
 
 
@@ -134,6 +134,11 @@ def write_published(denoiser: DiTNetwork, folder: Path, *, length: int) -> None:
         raise UsageError("a network with qk_norm has no published form: the published one does not norm its queries")
     if config.classes:
         raise UsageError("a network with classes has no published form: the published one knows none")
+    if denoiser.objective is not None:
+        raise UsageError(
+            "a model whose objective has parameters of its own has no published form: the published one is a network "
+            "alone"
+        )
     if config.tied:
         raise UsageError("a network with tied embeddings has no published form: the published head has its own weights")
     folder = Path(folder)
@@ -172,11 +177,11 @@ def _config(source: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     config: dict[str, Any] = {}
     if source.is_dir():
         path = source / "config.json"
-        found = read_json(path)
-        if found.get("model_type") != "mdlm":
-            said = str(found.get("model_type"))[:40]
+        saved = read_json(path)
+        if saved.get("model_type") != "mdlm":
+            said = str(saved.get("model_type"))[:40]
             raise ModelFolderError(f"{path} has model_type {said!r}, not 'mdlm': this is another kind of model")
-        config = {key: found[key] for key in SETTINGS if found.get(key) is not None}
+        config = {key: saved[key] for key in SETTINGS if saved.get(key) is not None}
     config |= {key: value for key, value in overrides.items() if value is not None}
     for key, value in config.items():
         if key in _INTEGERS:
@@ -190,17 +195,17 @@ def _config(source: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _sizes(source: Path, found: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
+def _sizes(source: Path, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
     """The sizes that the tensors show, which config.json must not contradict."""
     for name in ("vocab_embed.embedding", "sigma_map.mlp.0.weight"):
-        if name not in found:
+        if name not in weights:
             raise ModelFolderError(f"{source} lacks the tensor {_PREFIX}{name}; is it a published MDLM?")
-        if found[name].ndim != 2:
-            raise ModelFolderError(f"{source}: {_PREFIX}{name} has shape {tuple(found[name].shape)}, not two axes")
-    vocab_size, hidden = found["vocab_embed.embedding"].shape
+        if weights[name].ndim != 2:
+            raise ModelFolderError(f"{source}: {_PREFIX}{name} has shape {tuple(weights[name].shape)}, not two axes")
+    vocab_size, hidden = weights["vocab_embed.embedding"].shape
     # Counted, not taken from the largest number: a hostile name cannot ask for a billion blocks.
-    blocks = {name.split(".")[1] for name in found if name.startswith("blocks.") and name.count(".") > 1}
-    cond_dim = found["sigma_map.mlp.0.weight"].shape[0]
+    blocks = {name.split(".")[1] for name in weights if name.startswith("blocks.") and name.count(".") > 1}
+    cond_dim = weights["sigma_map.mlp.0.weight"].shape[0]
     sizes = {"vocab_size": vocab_size, "hidden_dim": hidden, "cond_dim": cond_dim, "n_blocks": len(blocks)}
     for key, size in sizes.items():
         if config.get(key, size) == size:
@@ -211,7 +216,7 @@ def _sizes(source: Path, found: Mapping[str, Tensor], config: Mapping[str, Any])
             hint = f": {_PREFIX}blocks.{gap} is missing"
         elif key != "n_blocks":
             tensor = "vocab_embed.embedding" if key in ("vocab_size", "hidden_dim") else "sigma_map.mlp.0.weight"
-            hint = f": {_PREFIX}{tensor} has shape {tuple(found[tensor].shape)}"
+            hint = f": {_PREFIX}{tensor} has shape {tuple(weights[tensor].shape)}"
         raise ModelFolderError(f"{source} was said to have {key} {config[key]}, its tensors have {size}{hint}")
     return sizes
 
@@ -287,7 +292,7 @@ def _read_folder(source: Path) -> dict[str, Any]:
 def _read_pickle(source: Path) -> tuple[dict[str, Any], Any]:
     """A .ckpt or .bin by torch's restricted reader alone: what that refuses might run code, and stays unread."""
     try:
-        found = torch.load(source, map_location="cpu", weights_only=True)
+        loaded = torch.load(source, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ModelFolderError(
             f"{source} holds more than tensors and was not read, since that can run code; in the environment it came "
@@ -295,10 +300,10 @@ def _read_pickle(source: Path) -> tuple[dict[str, Any], Any]:
         ) from error
     except Exception as error:  # torch.load fails on damaged files in many ways
         raise ModelFolderError(f"{source} is damaged or no file of torch.save; copy it again") from error
-    if not isinstance(found, dict):
-        raise ModelFolderError(f"{source} holds a {type(found).__name__}, not named tensors")
-    tensors = found.get("state_dict", found)
-    ema = found.get("ema")
+    if not isinstance(loaded, dict):
+        raise ModelFolderError(f"{source} holds a {type(loaded).__name__}, not named tensors")
+    tensors = loaded.get("state_dict", loaded)
+    ema = loaded.get("ema")
     if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
         raise ModelFolderError(f"{source} holds no named tensors under state_dict")
     return tensors, ema.get("shadow_params") if isinstance(ema, dict) else None
@@ -306,15 +311,15 @@ def _read_pickle(source: Path) -> tuple[dict[str, Any], Any]:
 
 def _strip(source: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors without the prefix and without the rotary table, which is no weight."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for full, tensor in tensors.items():
         name = full.removeprefix(_PREFIX)
         if name.endswith("rotary_emb.inv_freq"):
             continue
-        if name in found:
+        if name in weights:
             raise ModelFolderError(f"{source} holds {name} twice, with and without the prefix {_PREFIX}")
-        found[name] = _checked(source, full, tensor)
-    return found
+        weights[name] = _checked(source, full, tensor)
+    return weights
 
 
 def _checked(source: Path, name: str, tensor: Any) -> Tensor:
@@ -328,38 +333,40 @@ def _checked(source: Path, name: str, tensor: Any) -> Tensor:
     return tensor
 
 
-def _averaged(source: Path, found: Mapping[str, Tensor], shadow: Any) -> dict[str, Tensor]:
+def _averaged(source: Path, weights: Mapping[str, Tensor], shadow: Any) -> dict[str, Tensor]:
     """The averaged weights, which a Lightning checkpoint keeps as a list in parameter order."""
     if not isinstance(shadow, list):
         raise ModelFolderError(f"{source} holds no averaged weights (ema.shadow_params); import it without --ema")
-    blocks = {name.split(".")[1] for name in found if name.startswith("blocks.") and name.count(".") > 1}
+    blocks = {name.split(".")[1] for name in weights if name.startswith("blocks.") and name.count(".") > 1}
     names = list(published_names(len(blocks)))
     if len(shadow) != len(names):
         at = f"; it ends before {_PREFIX}{names[len(shadow)]}" if len(shadow) < len(names) else ""
         raise ModelFolderError(f"{source}: ema.shadow_params has {len(shadow)} tensors, not {len(names)}{at}")
     averaged = {name: _checked(source, f"the EMA of {name}", t) for name, t in zip(names, shadow, strict=True)}
     for name, tensor in averaged.items():
-        if name in found and tensor.shape != found[name].shape:
-            shapes = f"{tuple(tensor.shape)}, the weight {tuple(found[name].shape)}"
+        if name in weights and tensor.shape != weights[name].shape:
+            shapes = f"{tuple(tensor.shape)}, the weight {tuple(weights[name].shape)}"
             raise ModelFolderError(f"{source}: the EMA of {_PREFIX}{name} has shape {shapes}")
     # Names that the list does not cover stay, so that they are reported as unexpected.
-    return {**found, **averaged}
+    return {**weights, **averaged}
 
 
-def _to_ours(source: Path, found: Mapping[str, Tensor], denoiser: DiT, num_ids: int, mask_id: int) -> dict[str, Tensor]:
+def _to_ours(
+    source: Path, weights: Mapping[str, Tensor], denoiser: DiT, num_ids: int, mask_id: int
+) -> dict[str, Tensor]:
     """Our names, every tensor present, of the right shape, finite, float32, and none left over."""
     with torch.device("meta"):
         expected = denoiser.build(num_ids=num_ids, mask_id=mask_id).state_dict()
     names = published_names(denoiser.dims[1])
-    missing = [name for name in names if name not in found]
-    unexpected = [name for name in found if name not in names]
+    missing = [name for name in names if name not in weights]
+    unexpected = [name for name in weights if name not in names]
     for problem, odd in (("lacks", missing), ("holds an unexpected", unexpected)):
         if odd:
             more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
             raise ModelFolderError(f"{source} {problem} tensor {_PREFIX}{odd[0][:80]}{more}")
     state: dict[str, Tensor] = {}
     for name, ours in names.items():
-        tensor, shape = found[name], expected[ours].shape
+        tensor, shape = weights[name], expected[ours].shape
         if tensor.shape != shape:
             shapes = f"{tuple(tensor.shape)}, not {tuple(shape)}"
             raise ModelFolderError(f"{source}: {_PREFIX}{name} has shape {shapes}")

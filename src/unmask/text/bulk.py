@@ -19,7 +19,7 @@ import torch
 from unmask.config import to_dict
 from unmask.constraints import Constraint
 from unmask.denoisers import Denoiser
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 from unmask.errors import Stopped, UnmaskError, UsageError
 from unmask.model import Model
 from unmask.samplers import Sampler

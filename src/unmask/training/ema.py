@@ -48,7 +48,7 @@ class Ema:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The network holds the average inside the block and its own weights again behind it."""
+        """The network holds the average inside the block and its own weights again after it."""
         own = {name: p.detach().clone() for name, p in self.parameters.items()}
         with torch.no_grad():
             for name, p in self.parameters.items():

@@ -18,12 +18,14 @@ def held_out_sample(model: Model, rows: Rows, seed: int) -> Sample:
     >>> held_out_sample(model, rows, seed=1000).prompt  # doctest: +SKIP
     """
     row = np.array([int(row_keys(seed, torch.tensor(0))) % len(rows)])
-    x_1l, valid_len, prefix_len = rows.take(row)
-    tokenizer, known = model.tokenizer, rows.labels_of(row) if model.denoiser.num_classes else None
-    label = None if known is None or known[0] < 0 else int(known[0])
-    given = [id for id in x_1l[0, : prefix_len[0]].tolist() if id not in (tokenizer.bos_id, tokenizer.eot_id)]
-    prompt = tokenizer.decode(given)  # with the separator that ends it
-    length = max(int(valid_len[0]), len(model.begin) + len(tokenizer.encode(prompt)) + 1 + len(model.end))
+    held_out = rows.take(row)
+    tokenizer, classes = model.tokenizer, held_out.label if model.denoiser.num_classes else None
+    label = None if classes is None or classes[0] < 0 else int(classes[0])
+    prefix = held_out.x[0, : held_out.prefix_len[0]].tolist()
+    prompt = tokenizer.decode(
+        [id for id in prefix if id not in (tokenizer.bos_id, tokenizer.eot_id)]
+    )  # and its separator
+    length = max(int(held_out.valid_len[0]), len(model.begin) + len(tokenizer.encode(prompt)) + 1 + len(model.end))
     try:
         text = model.generate(1, length if prompt else None, prompt, seed=seed, label=label, separator="")[0]
     except UsageError:  # such a prompt is for no canvas, as one that spells a mask: a look ends no run

@@ -2,54 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import json
-import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from unmask.config import RECIPE_FILE, RunConfig, to_dict
-from unmask.data.batch import Batch, make_batch
-from unmask.data.loader import Loader
-from unmask.data.packing import Rows, reading_bar, rows_of
-from unmask.data.tokenizers import Tokenizer, load_tokenizer, tokenizer_from_json
+from unmask.config import RunConfig
+from unmask.data.batch import Batch, batch_of
+from unmask.data.rows import RowBatch
 from unmask.denoisers.network import Network
 from unmask.devices import fast_attention, few_threads
-from unmask.distributed.parallel import Spread, World, join_world, whole
-from unmask.errors import UsageError
+from unmask.distributed.world import join_world
 from unmask.evaluation.bound import Bound
-from unmask.evaluation.evaluate import evaluate_rows
 from unmask.model import Model, load
 from unmask.rng import row_keys
-from unmask.storage.atomic import atomic_text
-from unmask.storage.model_folder import NoStart, load_weights, unshared
-from unmask.storage.untrusted import read_text
-from unmask.training.callbacks import Announcer, Callback, MetricsFile, Sample, StepReport, TensorBoard
-from unmask.training.checkpoint.files import Checkpoint
-from unmask.training.checkpoint.resume import STATE, check_same_run, find_checkpoint, mark_begun, read_run, stopped
-from unmask.training.checkpoint.saving import make_saver
-from unmask.training.ema import Ema
-from unmask.training.held_out import held_out_sample
-from unmask.training.monitor import Guard, steady_gc, stop_requests
-from unmask.training.optim import (
-    Updater,
-    empty_state,
-    flatten_optimizer,
-    learning_rate,
-    make_optimizer,
-    restore_optimizer,
-)
+from unmask.training.callbacks import Announcer, Callback, StepReport
+from unmask.training.checkpoint.resume import mark_begun, stopped
+from unmask.training.monitor import steady_gc, stop_requests
+from unmask.training.optim import learning_rate
 from unmask.training.run_lock import one_writer
+from unmask.training.run_view import RunView
+from unmask.training.state import RunState, Unread
 
 
 def train(
@@ -73,9 +50,10 @@ def train(
         run = Run(config, world, resume=resume, init=init)
         tell = Announcer([*run.listeners(), *callbacks] if world.first else [])
         try:
+            tell.on_run(RunView(run, tell))
             tell.on_start(config, run.info())
-            if note:
-                tell.on_note(run.step, note)
+            for text in filter(None, (note, run.init_note)):
+                tell.on_note(run.step, text)
             mark_begun(config, world)
             with world.together():
                 _loop(run, tell)
@@ -94,8 +72,8 @@ def _loop(run: Run, tell: Announcer) -> None:
     ahead = run.loader.prefetch(run.step, config.steps - run.step, lo=run.share[0], hi=run.share[1])
     with stop_requests() as asked_to_stop, steady_gc(), few_threads(world.device), ahead as batches:
         if run.step == 0:
-            tell.on_valid(0, run.validate())
-        if run.spread.kind == "ddp":
+            run.look(tell)
+        if run.parallel.kind == "ddp":
             # DDP lays its exchange out anew after the first backward pass and sums in another order from then on. One
             # that counts for nothing lets a resumed run sum as the run it continues.
             run.forward_backward(run.loader.fetch(run.step, *run.share))
@@ -106,15 +84,15 @@ def _loop(run: Run, tell: Announcer) -> None:
             run.update(lr, *numbers[:2])
             run.note(lr, *numbers)
             world.arm()
-            last = run.step == config.steps
             # A GPU is handed the next step before the last one's numbers are read, so it never waits for us.
             run.announce(tell, keep=0 if run.looks_now() else 1)
+            last = run.step == config.steps or run.ends(tell)
 
             improved = False
             if run.step % config.valid_every == 0 or last:
-                bound = run.validate()
-                improved = run.note_best(bound)
-                tell.on_valid(run.step, bound)
+                bound = run.look(tell)
+                last = last or run.ends(tell)  # a callback may ask for it at a validation
+                improved = run.note_best(bound, last=last)
             if config.sample_every and (run.step % config.sample_every == 0 or last):
                 tell.on_sample(run.step, run.sample())
             # Several processes stop at the step at which all have read that one of them was asked to.
@@ -130,80 +108,21 @@ def _loop(run: Run, tell: Announcer) -> None:
             if stopping:
                 world.barrier()  # the first process may still be writing: who leaves now ends it
                 raise stopped(config, world, run.step)
+            if last:
+                return
 
 
-class Run:
-    """Everything a run holds: rows, network, average, optimizer, and where it stands."""
-
-    def __init__(self, config: RunConfig, world: World, *, resume: bool, init: str | Path | None) -> None:
-        if resume and init is not None:
-            raise UsageError("a resumed run has its weights already: give --resume or --init, not both")
-        self.config, self.world, self.device = config, world, world.device
-        self.share = world.share(config.batch)
-        self.folder = Path(config.out)
-        checkpoint = find_checkpoint(config, world, resume=resume)
-        self.tokenizer = self._tokenizer(checkpoint is not None)
-        rows, valid_rows = self._build_rows()
-        self.labels = rows.class_words
-        self.rows, self.valid_rows = rows.classed(self.labels), valid_rows.classed(self.labels)
-        self.loader = Loader(self.rows, config.batch, config.seed)
-        torch.manual_seed(config.seed % (1 << 63))  # on the CPU, whatever is trained on: the same weights everywhere
-        with contextlib.nullcontext() if checkpoint is None else NoStart():
-            ids = {"num_ids": self.tokenizer.num_ids, "mask_id": self.tokenizer.mask_id}
-            self.network = config.denoiser.build(**ids).train()
-        for rows in (self.rows, self.valid_rows):
-            rows.check_labels(self.network.num_classes)
-        self.network.checkpoint_activations = config.checkpoint_activations
-        if checkpoint is not None:
-            with checkpoint.holds(**STATE):
-                check_same_run(config, self._data(), checkpoint)
-        elif init is not None:
-            self._init_from(init)
-        self.spread = self._spread()
-        self.ema = Ema(self.network, config.optim.ema) if config.optim.ema else None
-        self.optimizer, self.names = make_optimizer(self.network, config.optim)
-        self.updater = Updater(self.optimizer, self.names, ema=self.ema, clip=config.optim.clip)
-        self.saver = make_saver(config, world, self.spread.kind)
-        self.step, self.best, self.resumed = 0, math.inf, 0
-        self.stopping = False
-        self.guard = Guard(config.on_nonfinite, config.max_nonfinite)
-        self.unread: deque[Unread] = deque()
-        self.global_rows: tuple[np.ndarray, int] = (np.empty(0, dtype=np.int64), 0)
-        self.began = self.last_read = time.perf_counter()
-        self.skipped: list[str] = []
-        if checkpoint is not None:
-            with checkpoint.holds(**STATE):
-                self._restore(checkpoint)
-        if world.first:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            atomic_text(self.folder / RECIPE_FILE, json.dumps(to_dict(config), indent=2) + "\n")
-            atomic_text(self.folder / "tokenizer.json", self.tokenizer.to_json())
-
-    def _spread(self) -> Spread:
-        """The network where it is trained: on its device, compiled, shared with the other processes."""
-        config, network = self.config, self.network
-        if config.parallel != "fsdp" or self.world.size == 1:
-            network.to(self.device)  # else each process takes its share alone
-        spread = Spread(network, self.world, config.parallel, bf16=config.precision == "bf16")
-        if config.compile and spread.kind == "fsdp":
-            for part in network.parts():  # between two parts weights are fetched, which no graph holds
-                part.compile()
-        elif config.compile:
-            compile_trunk(network)
-        return spread
-
-    # --- the parts of one step ---
+class Run(RunState):
+    """A run, a step at a time."""
 
     def forward_backward(
-        self, rows: tuple[Any, ...], asked_to_stop: Callable[[], bool] = lambda: False
+        self, rows: RowBatch, asked_to_stop: Callable[[], bool] = lambda: False
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Loss in nats per token of the global batch, the gradient's norm before clipping, and how many processes were
-        asked to stop; all on the device.
+        asked to stop [0] and to end early [1]; all on the device.
 
         Batches are noised on the host: how many tokens are masked is then known without asking the device.
         """
-        _, x, valid_len, prefix_len = (torch.from_numpy(a) for a in rows)
-        label = self.rows.labels_of(rows[0])
         batch, (first, _) = self.config.batch, self.share
         indices = self.loader.indices(self.step)
         scored, tokens_seen = self.rows.counts(indices)
@@ -212,44 +131,42 @@ class Run:
         micro = self.config.micro_batch or batch
         total = torch.zeros((), device=self.device)
         self.optimizer.zero_grad(set_to_none=True)
-        for lo in range(0, len(x), micro):
-            hi = min(lo + micro, len(x))
-            part = make_batch(
-                x[lo:hi],
-                valid_len[lo:hi],
-                prefix_len[lo:hi],
-                seed=self.config.seed,
-                step=self.step,
-                first_row=first + lo,
-                num_rows=batch,
-                label_B=None if label is None else torch.from_numpy(label[lo:hi]),
-                suffix=self.rows.suffix,
+        for lo in range(0, len(rows), micro):
+            hi = min(lo + micro, len(rows))
+            part = batch_of(
+                rows.part(lo, hi), seed=self.config.seed, step=self.step, first_row=first + lo, num_rows=batch
             )
             # Dropout, too, depends on the step and the micro-batch alone: resuming needs no generator state.
             torch.manual_seed(int(row_keys(self.config.seed, torch.tensor(self.step * batch + first + lo))))
-            with self._autocast(), fast_attention(), self.spread.accumulating(more=hi < len(x)):
-                nats = self.spread(partial(self._nats, part))
+            with self._autocast(), fast_attention(), self.parallel.accumulating(more=hi < len(rows)):
+                nats = self.parallel(partial(self._nats, part))
                 # Processes take the mean of their gradients, the batch's is a sum.
                 with self.world.together():
                     (nats * self.world.size / tokens).backward()  # type: ignore[no-untyped-call]
             total += nats.detach()
-        loss, stops = self.world.sum_(torch.stack([total / tokens, total.new_full((), float(asked_to_stop()))]))
-        return loss, self.updater.grad_norm(), stops
+        flags = [total.new_full((), float(flag)) for flag in (asked_to_stop(), bool(self.end_reason))]
+        summed = self.world.sum_(torch.stack([total / tokens, *flags]))
+        return summed[0], self.updater.grad_norm(), summed[1:]
 
     def _nats(self, part: Batch, network: Network) -> Tensor:
-        return self.config.objective.loss(network, part).nats
+        nats = self.config.objective.loss(network, part).nats
+        if network.objective is None:
+            return nats
+        # What a step does not use of the objective's modules has a gradient of 0 on every process rather than none on
+        # some, which the others would wait for.
+        return nats + sum(0.0 * p.sum() for p in network.objective.parameters() if p.requires_grad)
 
     def update(self, lr: float, loss: Tensor, grad_norm: Tensor) -> None:
-        # A number that is none would ruin the weights for good: they are left alone, on the device, and the guard
-        # decides as soon as the host reads it.
-        self.updater.update(lr=lr, grad_norm=grad_norm, bad=~torch.isfinite(loss + grad_norm))
+        # A non-finite loss or gradient would ruin the weights for good: they are left alone, on the device, and the
+        # guard decides as soon as the host reads it.
+        self.updater.update(lr=lr, grad_norm=grad_norm, nonfinite=~torch.isfinite(loss + grad_norm))
         self.step += 1
 
     # --- reading what a step gave ---
 
-    def note(self, lr: float, loss: Tensor, grad_norm: Tensor, stops: Tensor) -> None:
+    def note(self, lr: float, loss: Tensor, grad_norm: Tensor, flags: Tensor) -> None:
         """Send the step's numbers to the host without waiting for them."""
-        numbers = torch.stack([loss, grad_norm, stops])
+        numbers = torch.cat([torch.stack([loss, grad_norm]), flags])
         arrived = None
         if self.device.type == "cuda":
             numbers = numbers.to("cpu", non_blocking=True)
@@ -266,198 +183,38 @@ class Run:
     def announce(self, tell: Callback, keep: int = 0) -> None:
         """Tell what the steps gave, save the newest `keep`; the guard may end the run here."""
         while len(self.unread) > keep:
-            seen = self.unread.popleft()
-            if seen.arrived is not None:
-                seen.arrived.synchronize()
-            loss, grad_norm, stops = seen.numbers.tolist()
-            self.stopping = self.stopping or stops > 0
-            word, fine = self.guard.look(seen.step, loss, grad_norm, seen.indices, self.folder)
+            unread = self.unread.popleft()
+            if unread.arrived is not None:
+                unread.arrived.synchronize()
+            loss, grad_norm, stops, ends = unread.numbers.tolist()
+            self.stopping, self.ending = self.stopping or stops > 0, self.ending or ends > 0
+            word, fine = self.guard.look(unread.step, loss, grad_norm, unread.indices, self.folder)
             if word:
-                tell.on_note(seen.step, word)
+                tell.on_note(unread.step, word)
             now = time.perf_counter()
-            rate, self.last_read = seen.tokens / (now - self.last_read), now
+            rate, self.last_read = unread.tokens / (now - self.last_read), now
             if fine:
-                tell.on_step(StepReport(seen.step, loss, seen.lr, grad_norm, rate, now - self.began, seen.tokens))
+                report = StepReport(unread.step, loss, unread.lr, grad_norm, rate, now - self.began, unread.tokens)
+                self.metrics |= {"loss": loss, "lr": unread.lr, "grad_norm": grad_norm, "tokens_per_second": rate}
+                tell.on_step(report)
 
-    # --- looking at the model ---
+    def look(self, tell: Callback) -> Bound:
+        """Validate, and tell."""
+        bound = self.validate()
+        numbers = {f"valid_{name}": value for name, value in bound.summary().items()}
+        self.metrics |= {name: value for name, value in numbers.items() if isinstance(value, int | float)}
+        tell.on_valid(self.step, bound)
+        return bound
 
-    def validate(self) -> Bound:
-        """The bound of the averaged weights on held-out rows; the same rows, times and masks every time."""
-        config, world = self.config, self.world
-        with self._averaged(), self._autocast():
-            return self.spread.look(
-                lambda network: evaluate_rows(
-                    network, config.objective, self.valid_rows, num_samples=1, max_rows=config.valid_rows, world=world
-                )
-            )
+    def ends(self, tell: Callback) -> bool:
+        """Whether the run ends with this step because a callback wants it: on all processes, or on none.
 
-    def note_best(self, bound: Bound) -> bool:
-        """Keep the model folder at the best validation so far."""
-        if not bound.nats_per_token < self.best:
-            return False
-        self.best = bound.nats_per_token
-        with self._averaged():
-            weights = self._gathered(unshared(self.network))
-            if self.world.first:
-                self._model(self.network).save(self.folder / "model", weights=weights)
-            self.network.train()
-        return True
-
-    def sample(self) -> Sample:
-        """A text of the averaged weights, by the first process; the others take part where they hold some of them.
-
-        Where texts have prompts or labels it is asked for by those of a held-out row, at each sample of another.
+        Several end at the step at which all have read that the first wants it.
         """
-        if not self.world.first and self.spread.kind != "fsdp":
-            return Sample("")
-        # fsdp hands the blocks their weights in the training's precision, so what goes in must be in it, too
-        precision = self._autocast() if self.spread.kind == "fsdp" else contextlib.nullcontext()
-        with self._averaged(), precision:
-            sample = self.spread.look(lambda network: held_out_sample(self._model(network), self.valid_rows, self.step))
-            self.network.train()
-        return sample
-
-    def _model(self, network: Network) -> Model:
-        return Model(
-            denoiser=network,
-            tokenizer=self.tokenizer,
-            objective=self.config.objective,
-            length=self.config.data.length,
-            packing=self.config.data.packing,
-            anchor=self.config.anchor,
-            typical_length=self.rows.typical_length(),
-            drawing=self.config.drawing,
-            separator=self.config.data.train.prompt_end,
-            labels=self.labels,
-        )
-
-    def info(self) -> dict[str, Any]:
-        return {
-            "parameters": sum(p.numel() for p in self.network.parameters()),
-            "device": str(self.device),
-            "processes": self.world.size,
-            "parallel": self.spread.kind,
-            "train": self.rows.report.sentence(),
-            "valid": self.valid_rows.report.sentence(),
-            "resumed_step": self.resumed,
-            "skipped": self.skipped,
-        }
-
-    def listeners(self) -> list[Callback]:
-        every = self.config.log_every
-        listeners: list[Callback] = [MetricsFile(self.folder / "metrics.jsonl", every, self.resumed)]
-        if importlib.util.find_spec("tensorboard"):
-            listeners.append(TensorBoard(self.folder / "tensorboard", every, self.resumed))
-        return listeners
-
-    # --- keeping and resuming ---
-
-    def save(self, *, best: bool) -> None:
-        optimizer, optimizer_state = flatten_optimizer(self.optimizer, self.names)
-        tensors = self._tensors(optimizer)
-        if self.saver.sharers is None:
-            tensors = {name: self._gathered(group) for name, group in tensors.items()}
-            if not self.world.first:
-                return
-        state = {
-            "config": to_dict(self.config),
-            "best": None if math.isinf(self.best) else self.best,
-            "ema_updates": self.ema.num_updates if self.ema else 0,
-            "optimizer": optimizer_state,
-            "data": self._data(),
-            "skipped_steps": self.guard.skipped,
-        }
-        self.saver.save(self.step, tensors, state, best=best)
-
-    def _tensors(self, optimizer: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        averages = {} if self.ema is None else {"ema": self.ema.shadow}
-        return {"model": unshared(self.network), "optimizer": optimizer, **averages}
-
-    def _gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors whole, on the first process; the others only give their shares."""
-        if self.spread.kind != "fsdp":
-            return tensors
-        gathered = ((name, whole(tensor)) for name, tensor in tensors.items())  # one at a time on the device
-        return {name: tensor.cpu() if self.world.first else tensor.new_empty(0) for name, tensor in gathered}
-
-    def _data(self) -> list[dict[str, Any]]:
-        """What the rows are, to the last character: a run goes on with the same or not at all."""
-        return [{"key": rows.key} | asdict(rows.report) for rows in (self.rows, self.valid_rows)]
-
-    def _restore(self, found: Checkpoint) -> None:
-        room = empty_state(self.optimizer, self.names, found.state["optimizer"])
-        read_run(found, self._tensors(room), self.world)
-        restore_optimizer(self.optimizer, self.names, found.tensors["optimizer"], found.state["optimizer"])
-        if self.ema is not None:
-            self.ema.load(found.tensors["ema"], found.state["ema_updates"])
-        self.step = self.resumed = found.step
-        self.best = math.inf if found.state["best"] is None else found.state["best"]
-        self.guard.skipped = found.state.get("skipped_steps", 0)
-        self.skipped = found.skipped
-
-    def _init_from(self, init: str | Path) -> None:
-        other = load(init, device="cpu")
-        if other.tokenizer.fingerprint() != self.tokenizer.fingerprint():
-            raise UsageError(f"{init} has another tokenizer than this run: set tokenizer = {str(init)!r} in the recipe")
-        if other.denoiser.num_classes and other.labels != self.labels:
-            raise UsageError(f"{init} has other labels than this run: give a corpus with the same, or leave out --init")
-        load_weights(self.network, unshared(other.denoiser), str(init))
-
-    # --- making the parts ---
-
-    def _tokenizer(self, resuming: bool) -> Tokenizer:
-        path = self.folder / "tokenizer.json"
-
-        def text() -> str:
-            if resuming and path.exists():  # one trained from the corpus is not trained again
-                return read_text(path)
-            return load_tokenizer(self.config.tokenizer, self.config.data.train).to_json()
-
-        return tokenizer_from_json(self.world.from_first(text))
-
-    def _build_rows(self) -> tuple[Rows, Rows]:
-        with reading_bar() as bar:
-            how: dict[str, Any] = {"anchor": self.config.anchor, "progress": bar}
-            train = rows_of(self.config.data, self.tokenizer, "train", **how)
-            return train, rows_of(self.config.data, self.tokenizer, "valid", **how)
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.config.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-    def _averaged(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.ema is None else self.ema.applied()
-
-
-def compile_trunk(network: Network) -> None:
-    """Compile the parts of the network that training calls. How many positions it asks for differs from step to step,
-    and how many there are where rows stand without padding."""
-    network.trunk_at = _compiled(network.trunk_at)  # type: ignore[method-assign]
-    network.trunk_ragged = _compiled(network.trunk_ragged)  # type: ignore[method-assign]
-
-
-def _compiled(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    compiled = torch.compile(plain)
-
-    def call(z: Tensor, level_B: Tensor | None, *lists: Any, **given: Tensor | None) -> Tensor:
-        if not torch.is_grad_enabled():  # a validation's shapes are others, and too few calls to compile for
-            return plain(z, level_B, *lists, **given)
-        *rows, flat_N = lists
-        for t in (flat_N, *([z, *rows[0][:3]] if rows else [])):
-            torch._dynamo.mark_dynamic(t, 0)
-        return compiled(z, level_B, *lists, **given)
-
-    return call
-
-
-@dataclass(frozen=True)
-class Unread:
-    """A step whose numbers are on their way from the device."""
-
-    step: int
-    lr: float
-    indices: np.ndarray  # rows of the global batch
-    tokens: int  # of them, prompts included
-    numbers: Tensor
-    arrived: torch.cuda.Event | None
+        if not self.ending and not (self.world.size == 1 and self.end_reason):
+            return False
+        if not self.ended:
+            self.ended = True
+            self.announce(tell)
+            tell.on_note(self.step, f"ended early: {self.end_reason}")
+        return True

@@ -1,4 +1,4 @@
-"""What watches a training run: numbers that are none, losses that jump, and requests to stop."""
+"""What watches a training run: non-finite numbers, losses that jump, and requests to stop."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from unmask.errors import NonFiniteError
 
 
 class Guard:
-    """Looks at every step's numbers. A step whose numbers are none has left the weights alone: it stops the run or,
-    if that is asked for, is skipped, said and counted.
+    """Looks at every step's numbers. A step whose numbers are not finite has left the weights alone: it stops the
+    run or, if that is asked for, is skipped, said and counted.
 
     >>> guard = Guard("skip", limit=1)
     >>> guard.look(7, math.nan, 1.0, np.arange(4), Path("run"))[0]
@@ -30,7 +30,7 @@ class Guard:
     def __init__(self, on_nonfinite: Literal["stop", "skip"], limit: int) -> None:
         self.on_nonfinite, self.limit = on_nonfinite, limit
         self.skipped = 0
-        self.seen, self.mean, self.variance = 0, 0.0, 0.0
+        self.count, self.mean, self.variance = 0, 0.0, 0.0
 
     def look(self, step: int, loss: float, grad_norm: float, rows: np.ndarray, folder: Path) -> tuple[str, bool]:
         """What there is to say of the step ("": nothing), and whether it counts."""
@@ -51,10 +51,10 @@ class Guard:
 
     def _spike(self, step: int, loss: float, rows: np.ndarray) -> str:
         """A loss far above its running mean; the mean takes it in at most as far as that."""
-        self.seen += 1
+        self.count += 1
         most = self.mean + self.DEVIATIONS * math.sqrt(self.variance)
-        high = self.seen > self.WARM_UP and loss > most
-        step_size = max(1 - self.DECAY, 1 / self.seen)
+        high = self.count > self.WARM_UP and loss > most
+        step_size = max(1 - self.DECAY, 1 / self.count)
         away = (most if high else loss) - self.mean
         self.mean += step_size * away
         self.variance = (1 - step_size) * (self.variance + step_size * away**2)
@@ -62,8 +62,8 @@ class Guard:
 
 
 def _short(rows: np.ndarray) -> str:
-    shown = ", ".join(map(str, rows[:4].tolist()))
-    return f"{shown}, … ({len(rows)} in all)" if len(rows) > 4 else shown
+    listed = ", ".join(map(str, rows[:4].tolist()))
+    return f"{listed}, … ({len(rows)} in all)" if len(rows) > 4 else listed
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Muon: momentum, its matrices turned into the nearest ones with all singular values 1; equal shapes in one batch."""
+"""Muon: momentum, its matrices replaced by the nearest ones with all singular values 1; equal shapes in one batch."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def muon_(
     *,
     parts: Sequence[int],
     scale: Tensor | float,
-    bad: Tensor | None,
+    nonfinite: Tensor | None,
     lr: float,
     momentum: float,
     rms: float,
     weight_decay: float,
 ) -> None:
-    """One update of each matrix with scale x its gradient, Nesterov's way; nothing changes where bad is not 0.
+    """One update of each matrix with scale x its gradient, Nesterov's way; nothing changes where nonfinite is not 0.
 
     parts: a parameter that stacks so many maps is updated as so many. The update's root mean square is lr x rms
     whatever the shape, so that AdamW's rate and decay serve both. What is cut among processes is put together,
-    turned by each of them, and cut again; all else is done share by share.
+    orthogonalised by each of them, and cut again; all else is done share by share.
     """
     if not params:
         return
     places = params
     params, grads, momenta = ([local(t) for t in tensors] for tensors in (params, grads, momenta))
     grads = torch._foreach_mul(list(grads), scale)
-    if bad is not None:  # without asking the device: no gradient, no momentum that is no number, no step
-        fine = bad == 0
+    if nonfinite is not None:  # without asking the device: no gradient, no momentum that is not finite, no step
+        fine = nonfinite == 0
         grads = [torch.where(fine, grad, m) for grad, m in zip(grads, momenta, strict=True)]
         lr = lr * fine  # type: ignore[assignment]
     torch._foreach_lerp_(list(momenta), grads, 1 - momentum)
@@ -67,9 +67,9 @@ def muon_(
         by_shape.setdefault((p.shape[0] // n, p.shape[1]), []).append(i)
     for (R, C), members in by_shape.items():
         full = [whole(share_like(ahead[i], places[i])) for i in members]
-        turned = orthogonal(torch.cat([x.reshape(parts[i], R, C) for i, x in zip(members, full, strict=True)]))
-        turned *= rms * max(R, C) ** 0.5  # of R x C numbers with min(R, C) singular values of 1
-        for i, update in zip(members, torch.split(turned, [parts[i] for i in members]), strict=True):
+        ortho = orthogonal(torch.cat([x.reshape(parts[i], R, C) for i, x in zip(members, full, strict=True)]))
+        ortho *= rms * max(R, C) ** 0.5  # of R x C numbers with min(R, C) singular values of 1
+        for i, update in zip(members, torch.split(ortho, [parts[i] for i in members]), strict=True):
             updates[i] = local(like(update.reshape(places[i].shape), places[i]))
     torch._foreach_mul_(list(params), 1 - lr * weight_decay)
     torch._foreach_sub_(list(params), torch._foreach_mul(updates, lr))

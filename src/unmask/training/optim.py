@@ -1,4 +1,4 @@
-"""AdamW, Muon beside it, their update with clipping and averaging, the rate's course, their state by parameter name."""
+"""AdamW and Muon: the update with clipping and averaging, the learning-rate schedule, the state by parameter name."""
 
 from __future__ import annotations
 
@@ -20,31 +20,29 @@ from unmask.training.muon import muon_
 
 
 def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.AdamW, list[str]]:
-    """AdamW over all parameters, and their names in its order; weight decay, where there is any, only on matrices.
+    """AdamW over all parameters that require a gradient, those of the objective's modules among them, and their names
+    in its order; weight decay, where there is any, only on matrices.
 
-    With `muon` the blocks' matrices, save those of adaLN, are a group of Muon's. Embeddings and head stay with AdamW:
-    their rows are words, each with a gradient of its own size.
+    With `muon` those that the network names (`Network.matrices`) are a group of Muon's.
     """
-    named = list(network.named_parameters())
-    turned = [(name, p) for name, p in named if config.muon and _is_turned(name, p)]
-    matrices = [(name, p) for name, p in named if p.ndim > 1 and not any(p is t for _, t in turned)]
+    named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
+    stacked = network.matrices() if config.muon else {}
+    if unknown := sorted(stacked.keys() - dict(network.named_parameters()).keys()):
+        raise UsageError(f"the network names {unknown[0]} as a matrix for Muon, which is none of its parameters")
+    by_muon = [(name, p) for name, p in named if name in stacked]
+    matrices = [(name, p) for name, p in named if p.ndim > 1 and name not in stacked]
     others = [(name, p) for name, p in named if p.ndim <= 1]
     groups: list[dict[str, Any]] = [
         {"params": [p for _, p in matrices], "weight_decay": config.weight_decay},
         {"params": [p for _, p in others], "weight_decay": 0.0},
     ]
-    if turned:
-        # queries, keys and values are three maps in one parameter
-        parts = [3 if name.endswith("qkv.weight") else 1 for name, _ in turned]
+    if by_muon:
+        parts = [stacked[name] for name, _ in by_muon]
         muon = {"momentum": config.momentum, "rms": config.muon_rms, "parts": parts}
-        groups.append({"params": [p for _, p in turned], "weight_decay": config.weight_decay, **muon})
+        groups.append({"params": [p for _, p in by_muon], "weight_decay": config.weight_decay, **muon})
     # One kernel for all parameters; on the CPU too it is several times faster than a loop over them.
     optimizer = AdamWAndMuon(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-    return optimizer, [name for name, _ in matrices + others + turned]
-
-
-def _is_turned(name: str, p: Tensor) -> bool:
-    return p.ndim == 2 and name.startswith("blocks.") and "modulation" not in name
+    return optimizer, [name for name, _ in matrices + others + by_muon]
 
 
 class AdamWAndMuon(torch.optim.AdamW):
@@ -58,10 +56,10 @@ class AdamWAndMuon(torch.optim.AdamW):
             super().step(closure)
         finally:
             self.param_groups = groups
-        self.step_muon(scale=1.0, bad=getattr(self, "found_inf", None))
+        self.step_muon(scale=1.0, nonfinite=getattr(self, "found_inf", None))
 
-    def step_muon(self, *, scale: Tensor | float, bad: Tensor | None) -> None:
-        """The update of Muon's groups with scale x their gradients; none where bad is not 0."""
+    def step_muon(self, *, scale: Tensor | float, nonfinite: Tensor | None) -> None:
+        """The update of Muon's groups with scale x their gradients; none where nonfinite is not 0."""
         for group in filter(is_muon, self.param_groups):
             owned = [(p, parts) for p, parts in zip(group["params"], group["parts"], strict=True) if p.grad is not None]
             for p, _ in owned:
@@ -73,7 +71,7 @@ class AdamWAndMuon(torch.optim.AdamW):
                 [self.state[p]["momentum"] for p, _ in owned],
                 parts=[parts for _, parts in owned],
                 scale=scale,
-                bad=bad,
+                nonfinite=nonfinite,
                 lr=group["lr"],
                 momentum=group["momentum"],
                 rms=group["rms"],
@@ -86,40 +84,40 @@ def is_muon(group: Mapping[str, Any]) -> bool:
 
 
 class Updater:
-    """Clip, step and average. A gradient that is no number leaves everything as it is, without asking the device.
+    """Clip, step and average. A non-finite gradient leaves everything as it is, without asking the device.
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> updater = Updater(torch.optim.AdamW(layer.parameters(), fused=True), ["weight", "bias"], ema=None, clip=1.0)
     >>> layer(torch.ones(2)).backward()
-    >>> updater.update(lr=0.1, grad_norm=updater.grad_norm(), bad=torch.tensor(False))
+    >>> updater.update(lr=0.1, grad_norm=updater.grad_norm(), nonfinite=torch.tensor(False))
     """
 
     def __init__(self, optimizer: torch.optim.AdamW, names: list[str], *, ema: Ema | None, clip: float) -> None:
         self.optimizer, self.names, self.ema, self.clip = optimizer, names, ema, clip
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.adamws = [p for group in optimizer.param_groups if not is_muon(group) for p in group["params"]]
-        muons = [owned for group, owned in _groups(optimizer, names) if is_muon(group)]
-        self.turned = {name: p for owned in muons for name, p in owned.items()}
+        by_muon = [owned for group, owned in _groups(optimizer, names) if is_muon(group)]
+        self.muons = {name: p for owned in by_muon for name, p in owned.items()}
         self.count: int | None = None  # of updates so far, read from the optimizer's state when first needed
 
     def grad_norm(self) -> Tensor:
         return whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
 
     @torch.no_grad()
-    def update(self, *, lr: float, grad_norm: Tensor, bad: Tensor) -> None:
+    def update(self, *, lr: float, grad_norm: Tensor, nonfinite: Tensor) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         if all(p.dtype == torch.float32 and kernels.fit(p) for p in self.parameters):
-            self._update_in_one_pass(grad_norm, bad)
+            self._update_in_one_pass(grad_norm, nonfinite)
             return
         if self.clip:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip, grad_norm)
-        self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+        self.optimizer.found_inf = nonfinite.float()  # type: ignore[attr-defined]
         self.optimizer.step()
-        if self.ema is not None and (bad.is_cuda or not bad):  # a GPU is not asked: it would wait
+        if self.ema is not None and (nonfinite.is_cuda or not nonfinite):  # a GPU is not asked: it would wait
             self.ema.update()
 
-    def _update_in_one_pass(self, grad_norm: Tensor, bad: Tensor) -> None:
+    def _update_in_one_pass(self, grad_norm: Tensor, nonfinite: Tensor) -> None:
         from unmask.kernels.adamw import adamw_
 
         if self.count is None:
@@ -140,7 +138,7 @@ class Updater:
                     local(state["exp_avg_sq"]),
                     None if self.ema is None else local(self.ema.shadow[name]),
                     scale=scale,
-                    bad=bad,
+                    nonfinite=nonfinite,
                     count=self.count,
                     lr=group["lr"],
                     betas=group["betas"],
@@ -150,10 +148,10 @@ class Updater:
                 )
         torch._foreach_add_([self.optimizer.state[p]["step"] for p in self.adamws], 1.0)
         if isinstance(self.optimizer, AdamWAndMuon):
-            self.optimizer.step_muon(scale=scale, bad=bad)
-        if self.ema is not None and self.turned:
-            shadows = [self.ema.shadow[name] for name in self.turned]
-            torch._foreach_lerp_(shadows, list(self.turned.values()), towards)
+            self.optimizer.step_muon(scale=scale, nonfinite=nonfinite)
+        if self.ema is not None and self.muons:
+            shadows = [self.ema.shadow[name] for name in self.muons]
+            torch._foreach_lerp_(shadows, list(self.muons.values()), towards)
 
     def _begin(self) -> int:
         """The optimizer's state as it makes it itself, where there is none yet; how many updates it has seen."""

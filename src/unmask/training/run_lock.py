@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 from unmask.errors import UnmaskError, UsageError
 from unmask.storage.atomic import one_line_errors
 from unmask.storage.untrusted import shown
@@ -38,7 +38,7 @@ def one_writer(folder: Path, world: World) -> Iterator[str]:
     ...     note
     ''
     """
-    held: list[tuple[int, list[Path]]] = []
+    locks: list[tuple[int, list[Path]]] = []
 
     def take() -> str:
         new = [place for place in (folder, *folder.parents) if not place.exists()]
@@ -49,14 +49,14 @@ def one_writer(folder: Path, world: World) -> Iterator[str]:
         except UnmaskError:
             _remove_empty(new)
             raise
-        held.append((descriptor, new))
+        locks.append((descriptor, new))
         _held.add(descriptor)
         return note
 
     try:
         yield world.from_first(take)
     finally:
-        for descriptor, new in held:
+        for descriptor, new in locks:
             with contextlib.suppress(OSError):
                 os.unlink(folder / LOCK)  # while it is held: see `_take`
             _held.discard(descriptor)
@@ -118,8 +118,8 @@ def _lock(descriptor: int) -> None:
 def _refusal(folder: Path, holder: bytes) -> str:
     who = "another process"
     with contextlib.suppress(ValueError, LookupError, TypeError):
-        told = json.loads(holder)
-        who = f"process {int(told['pid'])} on {shown(told['host'], 80)}, since {shown(told['since'], 40)}"
+        note = json.loads(holder)
+        who = f"process {int(note['pid'])} on {shown(note['host'], 80)}, since {shown(note['since'], 40)}"
     return f"{folder} is being written by {who}; wait for it, stop it, or give another --out"
 
 

@@ -14,14 +14,18 @@ from torch.utils.checkpoint import checkpoint
 
 from unmask import kernels
 from unmask.denoisers import Denoiser
-from unmask.denoisers.dit.block import Block, per_position, row_of
+from unmask.denoisers.dit.attention import AtPositions, Attention, Full, InRows
+from unmask.denoisers.dit.block import Block
+from unmask.denoisers.dit.cache import KVCache, cached_trunk, step_rows
+from unmask.denoisers.dit.embedding import Embedding
+from unmask.denoisers.dit.lines import Keep, Lines
 from unmask.denoisers.dit.norm import Norm
 from unmask.denoisers.dit.rotary import rope_of, rotary
-from unmask.denoisers.dit.rows import step_rows
 from unmask.denoisers.dit.time import TimeEmbedding
 from unmask.denoisers.network import (
-    KVCache,
+    Attend,
     Network,
+    attending,
     check_labels,
     level_column,
     refuse_options,
@@ -89,9 +93,11 @@ class DiT(Denoiser):
     @property
     def dims(self) -> tuple[int, int, int]:
         hidden, blocks, heads = SIZES[self.size]
-        given = (self.hidden, self.blocks, self.heads)
-        hidden, blocks, heads = (p if g is None else g for p, g in zip((hidden, blocks, heads), given, strict=True))
-        return hidden, blocks, heads
+        return (
+            hidden if self.hidden is None else self.hidden,
+            blocks if self.blocks is None else self.blocks,
+            heads if self.heads is None else self.heads,
+        )
 
     @property
     def uses_level(self) -> bool:
@@ -103,6 +109,7 @@ class DiT(Denoiser):
 
 class DiTNetwork(Network):
     capturable = True
+    embed: Embedding
 
     def __init__(self, config: DiT, *, num_ids: int, mask_id: int) -> None:
         super().__init__()
@@ -110,7 +117,8 @@ class DiTNetwork(Network):
         self.num_ids, self.mask_id = num_ids, mask_id
         self.causal, self.uses_level = config.causal, config.uses_level
         hidden, blocks, self.num_heads = config.dims
-        self.embed = nn.Embedding(num_ids, hidden)
+        self.width = hidden
+        self.embed = Embedding(num_ids, hidden)
         timed = config.conditioning != "none"
         cond_dim = config.cond_dim if timed or config.classes else 0
         self.time = TimeEmbedding(cond_dim) if timed else None
@@ -135,47 +143,53 @@ class DiTNetwork(Network):
             elif p.ndim > 1:
                 nn.init.normal_(p, std=1.0 if name == "label.weight" else 0.02)  # a class is no small hint
             if name.startswith("blocks.") and name.endswith("out.weight"):  # added to the residual stream, 2 a block
-                # adaLN's gate is zero already: a second zero behind it, and neither would ever have a gradient.
+                # adaLN's gate is zero already: a second zero after it, and neither would ever have a gradient.
                 identity = self.config.zero_init and self.modulation is None
                 nn.init.normal_(p, std=0.0 if identity else 0.02 / math.sqrt(2 * len(self.blocks)))
 
     def trunk(
         self,
-        z_BL: Tensor,
-        level_B: Tensor | None = None,
+        z: Tensor,
+        level: Tensor | None = None,
         *,
         valid_BL: Tensor | None = None,
+        attend: Attend | None = None,
         positions_BL: Tensor | None = None,
         cond: Tensor | None = None,
         cache: KVCache | None = None,
+        span: tuple[int, int] | None = None,
         at_BK: Tensor | None = None,
     ) -> Tensor:
         if cache is not None:
             if not self.causal:
                 raise UsageError("a key-value cache needs a causal denoiser: here every position sees every other")
-            refuse_options("dit with a cache", positions_BL=positions_BL, at_BK=at_BK, cond=cond)
-            return self._trunk_cached(z_BL, cache)
-        ids_BL = self._shift(z_BL) if self.causal else z_BL
-        if positions_BL is None and self.can_fuse():
+            refuse_options("dit with a cache", positions_BL=positions_BL, at_BK=at_BK, cond=cond, attend=attend)
+            return cached_trunk(self, z, cache, span or (0, z.shape[1]))
+        refuse_options("dit without a cache", span=span)
+        mask = self._mask(attending(attend, valid_BL))
+        shifted = self.shift(z) if self.causal else z
+        a_level_each = level is not None and level.ndim > 1 and self.uses_level
+        if positions_BL is None and not a_level_each and self.can_fuse():
             from unmask.denoisers.dit.fused import fused_trunk
 
-            return fused_trunk(self, ids_BL, level_B, valid_BL=valid_BL, cond=cond, at_BK=at_BK)
-        return self._blocks(ids_BL, level_B, valid_BL, positions_BL, at_BK, cond=cond)
+            return fused_trunk(self, shifted, level, mask=mask, cond=cond, at_BK=at_BK)
+        return self._blocks(shifted, level, mask, positions_BL, at_BK, cond=cond)
 
     def trunk_at(
         self,
-        z_BL: Tensor,
-        level_B: Tensor | None,
+        z: Tensor,
+        level: Tensor | None,
         flat_N: Tensor,
         *,
         valid_BL: Tensor | None = None,
+        attend: Attend | None = None,
         cond: Tensor | None = None,
     ) -> Tensor:
-        """Behind the last block's attention only the asked positions go on: a loss looks at half of them."""
+        """After the last block's attention only the asked positions go on: a loss looks at half of them."""
         if self.can_fuse():
-            return super().trunk_at(z_BL, level_B, flat_N, valid_BL=valid_BL, cond=cond)
-        ids_BL = self._shift(z_BL) if self.causal else z_BL
-        return self._blocks(ids_BL, level_B, valid_BL, flat_N=flat_N, cond=cond)
+            return super().trunk_at(z, level, flat_N, valid_BL=valid_BL, attend=attend, cond=cond)
+        mask = self._mask(attending(attend, valid_BL))
+        return self._blocks(self.shift(z) if self.causal else z, level, mask, flat_N=flat_N, cond=cond)
 
     def takes_ragged(self) -> bool:
         # a row's own shift, scale and gate would be copied to each of its positions, which costs more than padding
@@ -187,38 +201,54 @@ class DiTNetwork(Network):
         ids_M = torch.where(rows.position_M == 0, self.mask_id, z_M.roll(1)) if self.causal else z_M
         return self._blocks(ids_M, level_B, None, flat_N=flat_N, cond=cond, rows=rows)
 
+    def _mask(self, attend: Attend) -> Tensor | None:
+        if not self.causal:
+            return attend.allowed()
+        if attend.mask is not None or attend.blocks is not None:
+            raise UsageError("a causal denoiser sees what stands before a position: give it no mask and no blocks")
+        return None  # padding stands at the end of a row, so the causal mask already hides it from every real position
+
     def _blocks(
         self,
-        ids_BL: Tensor,
-        level_B: Tensor | None,
-        valid_BL: Tensor | None,
+        z: Tensor,
+        level: Tensor | None,
+        mask: Tensor | None,
         positions_BL: Tensor | None = None,
         at_BK: Tensor | None = None,
         flat_N: Tensor | None = None,
         cond: Tensor | None = None,
         rows: Ragged | None = None,
     ) -> Tensor:
-        c_BC = self.condition(ids_BL, level_B, cond)
-        x_BLD = self.embed(ids_BL)
-        if torch.is_autocast_enabled(x_BLD.device.type):
+        """All blocks in plain torch; the last one only where somebody looks. With `rows`, [M, D] stands for [B, L, D]
+        throughout."""
+        c = self.condition(z, level, cond)
+        x = self.embed(z)
+        if torch.is_autocast_enabled(x.device.type):
             # The residual stream in the products' own precision: half the traffic, and nothing the products would see.
-            x_BLD = x_BLD.to(torch.get_autocast_dtype(x_BLD.device.type))
-        length = ids_BL.shape[1] if rows is None else rows.shape[1]
-        rope = rotary(self._head_dim, positions_BL, length, x_BLD.device, x_BLD.dtype)
-        if rows is not None:
-            rope = rope_of(rope, rows.position_M)
-        # Padding stands at the end of a row, so a causal mask already hides it from every real position.
-        mask = None if valid_BL is None or self.causal else valid_BL[:, None, None, :]
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        length = z.shape[1] if rows is None else rows.shape[1]
+        rope = rotary(self.head_dim, positions_BL, length, x.device, x.dtype)
+        see: Attention
+        last: Attention
+        if rows is None:
+            see = last = Full(rope, mask, self.causal)
+            if flat_N is not None:
+                last = Full(rope, mask, self.causal, Keep(Lines(row_N=flat_N // length, flat_N=flat_N), flat_N))
+            elif at_BK is not None:
+                last = AtPositions(rope, mask, self.causal, at_BK)
+        else:
+            assert flat_N is not None
+            rope, lines = rope_of(rope, rows.position_M), Lines(row_N=rows.row_M, flat_N=rows.at_M)
+            see = InRows(rope, rows, self.causal, None, lines)
+            keep = Keep(Lines(row_N=rows.row_M[flat_N], flat_N=rows.at_M[flat_N]), flat_N)
+            last = InRows(rope, rows, self.causal, keep, lines)
         for i, block in enumerate(self.blocks):
-            # the last block only where somebody looks
-            at, flat = (at_BK, flat_N) if i == len(self.blocks) - 1 else (None, None)
+            now = last if i == len(self.blocks) - 1 else see
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x_BLD = checkpoint(
-                    block, x_BLD, c_BC, rope, mask, self.causal, at, None, flat, rows, use_reentrant=False
-                )
+                x = checkpoint(block, x, c, now, use_reentrant=False)
             else:
-                x_BLD = block(x_BLD, c_BC, rope, mask, self.causal, at, None, flat, rows)
-        return self._final(x_BLD, c_BC, None if flat_N is None else row_of(flat_N, length, rows))
+                x = block(x, c, now)
+        return self.final(x, c, see.lines if last.keep is None else last.keep.lines)
 
     def head(self, h_ND: Tensor) -> Tensor:
         return self.output(h_ND)  # type: ignore[no-any-return]
@@ -232,12 +262,22 @@ class DiTNetwork(Network):
     def parts(self) -> list[nn.Module]:
         return list(self.blocks)
 
+    def matrices(self) -> dict[str, int]:
+        """The blocks' matrices, save those of adaLN. Embeddings and head are none: their rows are words, each with a
+        gradient of its own size."""
+        inside = [
+            name
+            for name, p in self.named_parameters()
+            if p.ndim == 2 and name.startswith("blocks.") and "modulation" not in name
+        ]
+        return {name: 3 if name.endswith("qkv.weight") else 1 for name in inside}
+
     @property
     def layers(self) -> list[Block]:
         return [cast(Block, block) for block in self.blocks]
 
     def can_fuse(self) -> bool:
-        """Used, not trained, on a GPU: the forward pass in _dit_fused.py applies."""
+        """Used, not trained, on a GPU: the forward pass in fused.py applies."""
         training = torch.is_grad_enabled() or self.training or torch.is_autocast_enabled("cuda")
         plain = not training and not self.sharded and not torch.compiler.is_compiling()
         return plain and kernels.fit(self.embed.weight)
@@ -245,16 +285,16 @@ class DiTNetwork(Network):
     def can_decode(self) -> bool:
         return self.causal and self.can_fuse()
 
-    def decode(self, ids_B: Tensor, position_1: Tensor, kv: list[tuple[Tensor, Tensor]], stop: int) -> Tensor:
+    def decode(self, ids_B: Tensor, position_1: Tensor, cache: KVCache, stop: int) -> Tensor:
         from unmask.denoisers.dit.fused import fused_decode
 
-        return fused_decode(self, ids_B, position_1, kv, stop)
+        return fused_decode(self, ids_B, position_1, cache, stop)
 
     def can_step_rows(self) -> bool:
         return self.causal and not self.sharded
 
-    def step_rows(self, ids_M: Tensor, caches: Sequence[KVCache]) -> Tensor:
-        return step_rows(self, ids_M, caches)
+    def step_rows(self, ids_M: Tensor, caches: Sequence[KVCache], at: Sequence[int]) -> Tensor:
+        return step_rows(self, ids_M, caches, at)
 
     def constants(self, z: Tensor, level_B: Tensor | None, cond: Tensor | None = None) -> Constants:
         """A captured graph reads those that `before_replay` keeps fresh, save where the level decides them."""
@@ -279,32 +319,37 @@ class DiTNetwork(Network):
         """cos and sin [L, head_dim/2] in float32; kept, since a captured graph goes on reading them."""
         device = self.embed.weight.device
         if (length, device) not in self._rope_tables:
-            cos, sin = rotary(self._head_dim, None, length, device, torch.float32)
+            cos, sin = rotary(self.head_dim, None, length, device, torch.float32)
             self._rope_tables[length, device] = cos[0, 0], sin[0, 0]
         return self._rope_tables[length, device]
 
-    def split_heads(self, y_MD: Tensor, batch: int) -> Tensor:
-        """[B x L, D] → [B, heads, L, head_dim]"""
-        return y_MD.view(batch, -1, self.num_heads, self._head_dim).transpose(1, 2)
-
-    def empty_cache(self, batch: int, length: int) -> list[tuple[Tensor, Tensor]]:
-        """Room for the keys and values of every block."""
+    def new_cache(self, batch: int, length: int) -> KVCache | None:
+        """Keys and values of every block; None where every position sees every other."""
+        if not self.causal:
+            return None
         weight = self.embed.weight
-        shape = (batch, self.num_heads, length, self._head_dim)
+        shape = (batch, self.num_heads, length, self.head_dim)
         # zeros: what is masked out is still multiplied by 0, and 0 x garbage may be NaN
         return [(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in self.blocks]
 
     @property
-    def _head_dim(self) -> int:
+    def head_dim(self) -> int:
         return int(self.embed.embedding_dim // self.num_heads)
 
-    def _shift(self, z_BL: Tensor) -> Tensor:
+    def shift(self, z: Tensor) -> Tensor:
         """Position l is predicted from what stands before it; before the first stands the mask, which no text holds."""
-        return F.pad(z_BL[:, :-1], (1, 0), value=self.mask_id)
+        if not z.is_floating_point():
+            return F.pad(z[:, :-1], (1, 0), value=self.mask_id)
+        first_B1E = self.embed(torch.full((len(z), 1), self.mask_id, device=z.device))
+        return torch.cat([first_B1E.to(z.dtype), z[:, :-1]], dim=1)
 
-    def condition(self, z_BL: Tensor, level_B: Tensor | None, label_B: Tensor | None = None) -> Tensor | None:
-        said = [c for c in (self._time(z_BL, level_B), self._label(z_BL, label_B)) if c is not None]
-        return F.silu(sum(said[1:], said[0])) if said else None
+    def condition(self, z: Tensor, level: Tensor | None, label_B: Tensor | None = None) -> Tensor | None:
+        """What adaLN sees: [B or 1, C], or [B, L, C] where each position has a level of its own."""
+        time, label = self._time(z, level), self._label(z, label_B)
+        if time is None or label is None:
+            one = label if time is None else time
+            return None if one is None else F.silu(one)
+        return F.silu(time + (label if time.ndim == 2 else label.unsqueeze(1)))
 
     def _label(self, z_BL: Tensor, label_B: Tensor | None) -> Tensor | None:
         label_B = check_labels(label_B, self.num_classes)
@@ -315,12 +360,12 @@ class DiTNetwork(Network):
         embedded: Tensor = self.label(torch.where(label_B < 0, self.num_classes, label_B))
         return embedded
 
-    def _time(self, z_BL: Tensor, level_B: Tensor | None) -> Tensor | None:
+    def _time(self, z: Tensor, level: Tensor | None) -> Tensor | None:
         if self.time is None:
             return None
-        level = level_column(level_B, z_BL, self.uses_level, torch.float32)
+        level = level_column(level, z, self.uses_level, torch.float32)
         if level is None:  # constant: one row serves the whole batch
-            signal = torch.zeros(1, device=z_BL.device)
+            signal = torch.zeros(1, device=z.device)
         elif self.config.conditioning == "sigma":
             # Published nets were trained with alpha(1) = 1e-3, so sigma never exceeded -log 1e-3.
             signal = -torch.log1p(-level.clamp(max=1 - 1e-3))
@@ -329,32 +374,10 @@ class DiTNetwork(Network):
         embedded: Tensor = self.time(signal)
         return embedded
 
-    def _final(self, x_BLD: Tensor, c_BC: Tensor | None, row_N: Tensor | None = None) -> Tensor:
-        h_BLD: Tensor = self.norm(x_BLD)
-        if self.modulation is None or c_BC is None:
-            return h_BLD
-        shift, scale = per_position(self.modulation(c_BC), row_N).chunk(2, dim=-1)
-        return torch.addcmul(shift, h_BLD, 1 + scale)
-
-    def _trunk_cached(self, z_BL: Tensor, cache: KVCache) -> Tensor:
-        """Positions cache.length..cache.stop-1 of every row, in lockstep."""
-        start, stop = cache.length, cache.stop
-        B, L = z_BL.shape
-        if not 0 <= start < stop <= L:
-            raise UsageError(f"the cache holds {start} positions and was asked for {stop} of {L}")
-        x_BND = self.embed(self._shift(z_BL)[:, start:stop])
-        if not cache.blocks:
-            cache.blocks = self.empty_cache(B, L)
-        cos, sin = rotary(self._head_dim, None, stop, x_BND.device, x_BND.dtype)
-        mask = None
-        if start > 0 and stop - start > 1:
-            steps = torch.arange(stop, device=z_BL.device)
-            mask = steps[None, :] <= steps[start:, None]
-        c_BC = self.condition(z_BL, None)
-        for block, kv in zip(self.blocks, cache.blocks, strict=True):
-            causal = start == 0 and stop > 1
-            x_BND = block(
-                x_BND, c_BC, (cos[..., start:, :], sin[..., start:, :]), mask, causal, None, (kv, start, stop)
-            )
-        cache.length = stop
-        return self._final(x_BND, c_BC)
+    def final(self, x: Tensor, c: Tensor | None, lines: Lines) -> Tensor:
+        """The last norm, modulated."""
+        h: Tensor = self.norm(x)
+        if self.modulation is None or c is None:
+            return h
+        shift, scale = lines.spread(self.modulation(c)).chunk(2, dim=-1)
+        return torch.addcmul(shift, h, 1 + scale)

@@ -18,8 +18,8 @@ class TimeEmbedding(nn.Module):
         self.mlp_in = nn.Linear(2 * num_frequencies, dim)
         self.mlp_out = nn.Linear(dim, dim)
 
-    def forward(self, signal_B: Tensor) -> Tensor:
-        ramp = torch.arange(self.num_frequencies, device=signal_B.device, dtype=torch.float32) / self.num_frequencies
-        angle = signal_B.float()[:, None] * torch.exp(-math.log(10_000) * ramp)
+    def forward(self, signal: Tensor) -> Tensor:
+        ramp = torch.arange(self.num_frequencies, device=signal.device, dtype=torch.float32) / self.num_frequencies
+        angle = signal.float()[..., None] * torch.exp(-math.log(10_000) * ramp)
         waves = torch.cat([angle.cos(), angle.sin()], dim=-1).to(self.mlp_in.weight.dtype)
         return self.mlp_out(F.silu(self.mlp_in(waves)))  # type: ignore[no-any-return]

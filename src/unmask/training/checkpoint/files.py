@@ -132,8 +132,8 @@ def draft(
         clean(folder)
         yield temp, files
         files["state.json"] = write_file(temp / "state.json", [json.dumps(state, indent=1).encode()])
-        told = {name: {"size": size, "sha256": digest} for name, (size, digest) in sorted(files.items())}
-        manifest = {"format_version": FORMAT_VERSION, "step": step, "best": best, "files": told}
+        entries = {name: {"size": size, "sha256": digest} for name, (size, digest) in sorted(files.items())}
+        manifest = {"format_version": FORMAT_VERSION, "step": step, "best": best, "files": entries}
         write_file(temp / "manifest.json", [_sealed(manifest).encode()])
     atomic_text(folder / "latest", final.name + "\n")
     if best:
@@ -146,8 +146,8 @@ def check_room(run_dir: Path, step: int, tensors: Mapping[str, Mapping[str, Tens
 
     >>> check_room(Path("no/such/run"), 250, {})
     """
-    given = [(name, tensor) for group in tensors.values() for name, tensor in group.items()]
-    needed = sum(tensor.numel() * tensor.element_size() + 128 + len(name) for name, tensor in given)
+    listed = [(name, tensor) for group in tensors.values() for name, tensor in group.items()]
+    needed = sum(tensor.numel() * tensor.element_size() + 128 + len(name) for name, tensor in listed)
     check_space(place_of(run_dir, step), needed + MARGIN)
 
 
@@ -183,12 +183,12 @@ def newest(path: Path, read: Callable[[Path], Checkpoint]) -> Checkpoint | None:
     skipped: list[str] = []
     for _, candidate in candidates(path / "checkpoints"):
         try:
-            found = read(candidate)
+            checkpoint = read(candidate)
         except ModelFolderError as error:
             skipped.append(str(error))
             continue
-        found.skipped = skipped
-        return found
+        checkpoint.skipped = skipped
+        return checkpoint
     if skipped:
         more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
         raise ModelFolderError(f"no whole checkpoint in {path / 'checkpoints'}: {skipped[0]}{more}")
@@ -228,7 +228,7 @@ def candidates(folder: Path) -> list[tuple[int, Path]]:
     if not folder.is_dir():
         return []
     names = {path.name for path in folder.iterdir()}
-    names |= {found["name"] for _, found in left_behind(folder) if found["kind"] == "old"}
+    names |= {left["name"] for _, left in left_behind(folder) if left["kind"] == "old"}
     steps = ((int(match[1]), find_folder(folder / name)) for name in names if (match := _STEP.fullmatch(name)))
     return sorted(steps, reverse=True)
 
@@ -318,14 +318,14 @@ def _verify(folder: Path, rank: int, size: int) -> tuple[int, list[str]]:
 
 def _read(folder: Path) -> Checkpoint:
     step, files = verify(folder)
-    found = without_tensors(folder, step, files)
-    if found.sharded:
+    checkpoint = without_tensors(folder, step, files)
+    if checkpoint.sharded:
         from unmask.training.checkpoint.sharded import read_whole  # imports much of torch.distributed
 
-        found.tensors = read_whole(folder)
+        checkpoint.tensors = read_whole(folder)
     else:
-        found.tensors = {Path(f).stem: read_tensors(folder / f) for f in files if f.endswith(".safetensors")}
-    return found
+        checkpoint.tensors = {Path(f).stem: read_tensors(folder / f) for f in files if f.endswith(".safetensors")}
+    return checkpoint
 
 
 def without_tensors(folder: Path, step: int, files: list[str]) -> Checkpoint:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from unmask.config import RunConfig, from_dict, option_paths
 from unmask.data.packing import Rows
-from unmask.distributed.parallel import World, local
+from unmask.distributed.parallel import local
+from unmask.distributed.world import World
 from unmask.errors import ConfigError, DataError, ModelFolderError, Stopped, UsageError
 from unmask.samplers.drawing import Drawing
 from unmask.storage.atomic import atomic_text
@@ -48,29 +49,31 @@ def find_checkpoint(config: RunConfig, world: World, *, resume: bool) -> Checkpo
     True
     """
     folder = Path(config.out)
-    seen = world.gather([path.name for _, path in candidates(folder / "checkpoints")])
-    if any(names != seen[0] for names in seen):
+    by_rank = world.gather([path.name for _, path in candidates(folder / "checkpoints")])
+    if any(names != by_rank[0] for names in by_rank):
         raise DataError(
             f"rank {world.rank} sees another {folder} than rank 0: "
             "the run's folder must be on a file system that all machines share"
         )
-    found = newest(folder, partial(_read_together, world))
+    checkpoint = newest(folder, partial(_read_together, world))
     if (folder / "config.json").exists() or (folder / "model.safetensors").exists():
         raise UsageError(f"{folder} is a model's folder, not a run's; give another --out")
     begun, was_stopped = world.from_first(lambda: _notes(folder, again=world.restarts > 0))
     if begun:  # torchrun began again by itself: go on from what there is, unless we were to stop
-        if found is not None and was_stopped:
-            raise stopped(config, world, found.step)
-        return found
+        if checkpoint is not None and was_stopped:
+            raise stopped(config, world, checkpoint.step)
+        return checkpoint
     if not resume:
-        if found is not None:
-            raise UsageError(f"{folder} holds a run at step {found.step}; go on with --resume, or give another --out")
+        if checkpoint is not None:
+            raise UsageError(
+                f"{folder} holds a run at step {checkpoint.step}; go on with --resume, or give another --out"
+            )
         return None
-    if found is None:
+    if checkpoint is None:
         raise ModelFolderError(f"{folder} holds no checkpoint to resume; leave --resume out to begin")
-    if found.step >= config.steps:
-        raise UsageError(f"{folder} is at step {found.step} already; give more --steps to go on")
-    return found
+    if checkpoint.step >= config.steps:
+        raise UsageError(f"{folder} is at step {checkpoint.step} already; give more --steps to go on")
+    return checkpoint
 
 
 def mark_begun(config: RunConfig, world: World) -> None:
@@ -98,16 +101,18 @@ def _read_together(world: World, folder: Path) -> Checkpoint:
     return world.agree(lambda: without_tensors(folder, step, files))[world.rank]
 
 
-def check_same_run(config: RunConfig, data: list[dict[str, Any]], found: Checkpoint) -> None:
+def check_same_run(config: RunConfig, data: list[dict[str, Any]], checkpoint: Checkpoint) -> None:
     """Refuse to go on with another recipe or other data.
 
     >>> check_same_run(config, data, find_checkpoint(config, World(), resume=True))  # doctest: +SKIP
     """
-    before = option_paths(from_dict(RunConfig, found.state["config"], saved=True))
+    before = option_paths(from_dict(RunConfig, checkpoint.state["config"], saved=True))
     for key, now in option_paths(config).items():
         if key not in MAY_CHANGE and before.get(key) != now:
             raise ConfigError(f"{key} is {now!r}, the run in {config.out} has {before.get(key)!r}; it cannot change")
-    reports = [{"anchor": "none"} | report for report in found.state["data"]]  # a run from before there were anchors
+    reports = [
+        {"anchor": "none"} | report for report in checkpoint.state["data"]
+    ]  # a run from before there were anchors
     if reports != data:
         raise DataError(f"the data changed since the run in {config.out} began; restore it, or begin a new run")
 
@@ -118,11 +123,11 @@ def check_held_out(folder: Path, rows: Rows) -> bool:
 
     >>> check_held_out(Path("runs/a"), rows)  # doctest: +SKIP
     """
-    found = newest(folder, lambda path: without_tensors(path, 0, []))  # a hash of every weight is for going on
-    if found is None:
+    checkpoint = newest(folder, lambda path: without_tensors(path, 0, []))  # a hash of every weight is for going on
+    if checkpoint is None:
         return False
-    with found.holds(data=list):
-        before = found.state["data"][1]
+    with checkpoint.holds(data=list):
+        before = checkpoint.state["data"][1]
         same = (before["key"], before["rows"], before["tokens"]) == (rows.key, len(rows), rows.report.tokens)
     if not same:
         raise DataError(
@@ -132,22 +137,22 @@ def check_held_out(folder: Path, rows: Rows) -> bool:
     return True
 
 
-def read_run(found: Checkpoint, tensors: dict[str, dict[str, Tensor]], world: World) -> None:
+def read_run(checkpoint: Checkpoint, tensors: dict[str, dict[str, Tensor]], world: World) -> None:
     """Fill a run's tensors from its checkpoint: each process reads what it holds of them, and no more.
 
-    >>> read_run(found, {"model": weights, "optimizer": moments}, world)  # doctest: +SKIP
+    >>> read_run(checkpoint, {"model": weights, "optimizer": moments}, world)  # doctest: +SKIP
     """
-    if found.sharded:
+    if checkpoint.sharded:
         from unmask.training.checkpoint.sharded import read_shares  # imports much of torch.distributed
 
-        read_shares(found.path, tensors, world)
+        read_shares(checkpoint.path, tensors, world)
     else:
         for group, named in tensors.items():
-            world.agree(partial(read_into, found.path / f"{group}.safetensors", named))
-    bad = [name for name, tensor in tensors["model"].items() if not bool(torch.isfinite(local(tensor)).all())]
-    if odd := sorted({name for names in world.gather(bad) for name in names}):
-        raise ModelFolderError(f"{found.path}: model/{odd[0]} holds numbers that are not finite; it is damaged")
-    found.tensors = tensors
+            world.agree(partial(read_into, checkpoint.path / f"{group}.safetensors", named))
+    nonfinite = [name for name, tensor in tensors["model"].items() if not bool(torch.isfinite(local(tensor)).all())]
+    if odd := sorted({name for names in world.gather(nonfinite) for name in names}):
+        raise ModelFolderError(f"{checkpoint.path}: model/{odd[0]} holds numbers that are not finite; it is damaged")
+    checkpoint.tensors = tensors
 
 
 def stopped(config: RunConfig, world: World, step: int) -> Stopped:

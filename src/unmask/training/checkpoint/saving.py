@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unmask.config import RunConfig
-from unmask.distributed.parallel import World
+from unmask.distributed.world import World
 from unmask.training.checkpoint.files import check_room, save_checkpoint
 
 Groups = Mapping[str, Mapping[str, Tensor]]
@@ -59,9 +59,9 @@ class Saver:
             self.wait()
             return
         check_room(self.run_dir, step, tensors)  # said at this step rather than at the next
-        held, copied = self._to_host(tensors)
-        given = (step, held, copy.deepcopy(dict(state)), best, copied)
-        self._thread = threading.Thread(target=self._write, args=given, name=f"save-{step}", daemon=False)
+        copies, copied = self._to_host(tensors)
+        arguments = (step, copies, copy.deepcopy(dict(state)), best, copied)
+        self._thread = threading.Thread(target=self._write, args=arguments, name=f"save-{step}", daemon=False)
         self._thread.start()
 
     def finished(self, *, wait: bool = False) -> Iterator[tuple[int, Path]]:
@@ -108,22 +108,22 @@ class Saver:
 
     def _to_host(self, tensors: Groups) -> tuple[Groups, torch.cuda.Event | None]:
         """Copies in memory of our own. A GPU copies in its own time: before any step that comes after, and unwaited."""
-        held: dict[str, dict[str, Tensor]] = {}
+        copies: dict[str, dict[str, Tensor]] = {}
         on_gpu = False
         for group, named in tensors.items():
-            held[group] = {}
+            copies[group] = {}
             for name, tensor in named.items():
                 place = self._host.get((group, name))
                 if place is None or place.shape != tensor.shape or place.dtype != tensor.dtype:
                     place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
                     self._host[group, name] = place
-                held[group][name] = place.copy_(tensor.detach(), non_blocking=True)
+                copies[group][name] = place.copy_(tensor.detach(), non_blocking=True)
                 on_gpu |= tensor.is_cuda
         if not on_gpu:
-            return held, None
+            return copies, None
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
-        return held, copied
+        return copies, copied
 
 
 def make_saver(config: RunConfig, world: World, kind: str) -> Saver:

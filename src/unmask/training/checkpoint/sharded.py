@@ -27,7 +27,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from unmask.distributed.parallel import World, local
+from unmask.distributed.parallel import local
+from unmask.distributed.world import World
 from unmask.errors import ModelFolderError, UnmaskError, UsageError
 from unmask.storage.atomic import check_space, sync
 from unmask.storage.tensor_file import write_tensors
@@ -79,7 +80,7 @@ def read_shares(folder: Path, into: Groups, world: World) -> None:
     """Fill `into` from a verified checkpoint, by all processes together: each reads what its own tensors hold, however
     they were cut when they were saved. Other tensors than these are refused before any is read.
 
-    >>> read_shares(found.path, {"model": network.state_dict()}, world)  # doctest: +SKIP
+    >>> read_shares(checkpoint.path, {"model": network.state_dict()}, world)  # doctest: +SKIP
     """
     flat = _flat(into)
     world.agree(lambda: _check(folder, flat))
@@ -148,21 +149,21 @@ def _read_into(flat: dict[str, Tensor], folder: Path, world: World) -> None:
 
 def _check(folder: Path, flat: dict[str, Tensor]) -> None:
     """Refuse a checkpoint of other tensors than these, before any is read."""
-    held = _metadata(folder)
-    if odd := sorted(held.keys() ^ flat.keys()):
+    saved = _metadata(folder)
+    if odd := sorted(saved.keys() ^ flat.keys()):
         raise ModelFolderError(f"{folder}: the tensor {shown(odd[0])} is missing or unexpected")
     for name, tensor in flat.items():
-        if held[name].size != tensor.shape or held[name].properties.dtype != tensor.dtype:
-            said = f"{tuple(held[name].size)} of {held[name].properties.dtype}"
+        if saved[name].size != tensor.shape or saved[name].properties.dtype != tensor.dtype:
+            said = f"{tuple(saved[name].size)} of {saved[name].properties.dtype}"
             raise ModelFolderError(f"{folder}: {shown(name)} is {said}, not {tuple(tensor.shape)} of {tensor.dtype}")
 
 
 def _metadata(folder: Path) -> dict[str, TensorStorageMetadata]:
     """What the shards say of each tensor: parts that do not make up the whole are refused."""
     with _one_line(folder):
-        held = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        saved = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     checked: dict[str, TensorStorageMetadata] = {}
-    for name, meta in held.items():
+    for name, meta in saved.items():
         assert isinstance(meta, TensorStorageMetadata)
         if not _is_whole(meta):
             raise ModelFolderError(f"{folder}: the shares of {shown(name)} do not make up the whole")
@@ -171,7 +172,7 @@ def _metadata(folder: Path) -> dict[str, TensorStorageMetadata]:
 
 
 def _is_whole(meta: TensorStorageMetadata) -> bool:
-    """Do the parts lie one behind the other, along the rows, from the first to the last?"""
+    """Do the parts lie one after the other, along the rows, from the first to the last?"""
     if not meta.size:
         return len(meta.chunks) == 1
     end = 0

@@ -1,0 +1,31 @@
+"""A noise schedule with parameters: what `Noise.build` makes of its description."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from unmask.noise.base import Noise
+
+
+class LearnedNoise(nn.Module, Noise):
+    """A schedule whose alpha(t), alpha'(t) and inverse depend on parameters; else it is a `Noise` like any other.
+
+    alpha must fall strictly, and its ends must be exact, whatever the parameters are. Parameters have at least one
+    axis, since one without any cannot be sharded. Times are float64 and may be on the host while the parameters are on
+    a GPU: move the parameter to `t.device`, and not the other way, so that masks are drawn where the batch is.
+
+    >>> import torch
+    >>> class Power(LearnedNoise):  # 1 - t^k, k = e^p
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.p = nn.Parameter(torch.zeros(1))
+    ...     def alpha(self, t):
+    ...         return 1 - t ** self.p.exp().to(t.device)
+    ...     def dalpha(self, t):
+    ...         k = self.p.exp().to(t.device)
+    ...         return -k * t ** (k - 1)
+    ...     def inverse(self, alpha):
+    ...         return (1 - alpha) ** (-self.p).exp().to(alpha.device)
+    >>> Power().weight(torch.tensor([0.5])).requires_grad
+    True
+    """

@@ -1,0 +1,105 @@
+"""What a forward process is: q(z_t | x), q(z_s | z_t, x) and the prior, shared by objective and sampler.
+
+The two equations stand here once, for any prior pi over ids (the paper's section 3.1); `absorbing.py` and `uniform.py`
+say what pi is. A process of another kind (Gaussian states) implements the same three methods on floats.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from unmask.noise import Noise
+
+
+class Process(ABC):
+    """A forward process bound to a vocabulary and a noise schedule.
+
+    An objective makes it (`Objective.process`), with the schedule's learned parameters where it has any, and a sampler
+    gets the same object from the model's predictor: both sides of a model cannot disagree.
+
+    >>> from unmask.noise.log_linear import LogLinear
+    >>> from unmask.processes.absorbing import Absorbing
+    >>> Absorbing(LogLinear(), num_ids=3, mask_id=2).name
+    'absorbing'
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, noise: Noise, *, num_ids: int, mask_id: int) -> None:
+        self.noise, self.num_ids, self.mask_id = noise, num_ids, mask_id
+
+    @property
+    def num_tokens(self) -> int:
+        """V: ids that a text can hold, the mask not among them."""
+        return self.num_ids - 1
+
+    def level(self, t: Tensor) -> Tensor:
+        """1 - alpha(t) as numbers, where t is: what is noised and what a network is told carries no gradient."""
+        return self.noise.level(t).detach().to(t.device)
+
+    def alpha(self, t: Tensor) -> Tensor:
+        """alpha(t) as numbers, where t is."""
+        return self.noise.alpha(t).detach().to(t.device)
+
+    @abstractmethod
+    def prior(self, key_B: Tensor, open_BL: Tensor, tokens_BL: Tensor, *, offset: int = 0) -> Tensor:
+        """z_1 ~ pi at the open positions, tokens_BL elsewhere. offset: the absolute position of column 0."""
+
+    @abstractmethod
+    def corrupt(self, x_BL: Tensor, t: Tensor, key_B: Tensor, open_BL: Tensor) -> Tensor:
+        """z_t ~ q(z_t | x) at the open positions, x elsewhere; t [B], or [B, L] where it differs by position."""
+
+    @abstractmethod
+    def posterior(self, z_N: Tensor, x_hat_NI: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        """[N, I] q(z_s | z_t, x_hat): the law of the reverse step from t to s; s and t are [N] or one number."""
+
+
+def q_marginal(x_NI: Tensor, alpha_t: Tensor, pi_I: Tensor) -> Tensor:
+    """q(z_t | x) = Cat(alpha_t x + (1 - alpha_t) pi). x_NI is one-hot, or a distribution such as x_theta.
+
+    >>> q_marginal(torch.tensor([[1.0, 0.0]]), torch.tensor([0.25]), torch.tensor([0.0, 1.0]))
+    tensor([[0.2500, 0.7500]])
+    """
+    alpha_t = alpha_t[:, None]
+    return alpha_t * x_NI + (1 - alpha_t) * pi_I
+
+
+def q_posterior(z_N: Tensor, x_NI: Tensor, alpha_s: Tensor, alpha_t: Tensor, pi_I: Tensor) -> Tensor:
+    """q(z_s | z_t, x) ∝ [alpha_ts z_t + (1 - alpha_ts) 1 (pi·z_t)] ⊙ [alpha_s x + (1 - alpha_s) pi].
+
+    alpha_ts = alpha_t / alpha_s is the probability that what is visible at s is still visible at t.
+
+    >>> mask = torch.tensor([0.0, 1.0])
+    >>> q_posterior(torch.tensor([1]), torch.tensor([[1.0, 0.0]]), torch.tensor([0.5]), torch.tensor([0.0]), mask)
+    tensor([[0.5000, 0.5000]])
+    """
+    alpha_ts = (alpha_t / alpha_s)[:, None]
+    one_hot = F.one_hot(z_N, len(pi_I)).to(x_NI.dtype)
+    reached = alpha_ts * one_hot + (1 - alpha_ts) * pi_I[z_N][:, None]
+    joint = reached * q_marginal(x_NI, alpha_s, pi_I)
+    return joint / joint.sum(dim=-1, keepdim=True)
+
+
+class CategoricalProcess(Process):
+    """A process on ids that goes to a prior pi, position by position."""
+
+    @abstractmethod
+    def pi(self, like: Tensor) -> Tensor:
+        """[I] the prior, in the type and on the device of `like`."""
+
+    def posterior(self, z_N: Tensor, x_hat_NI: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        alpha_s, alpha_t = (self.alpha(time).to(x_hat_NI).expand(len(z_N)) for time in (s, t))
+        return q_posterior(z_N, x_hat_NI, alpha_s, alpha_t, self.pi(x_hat_NI))
+
+
+def per_position(t: Tensor) -> Tensor:
+    """Times [B] or [B, L] as something that broadcasts over [B, L].
+
+    >>> per_position(torch.zeros(2)).shape, per_position(torch.zeros(2, 3)).shape
+    (torch.Size([2, 1]), torch.Size([2, 3]))
+    """
+    return t[:, None] if t.ndim == 1 else t

@@ -1,0 +1,306 @@
+"""Everything a run holds, how it is made, looked at, kept and resumed; the steps themselves are in `loop`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import math
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unmask.config import RECIPE_FILE, RunConfig, to_dict
+from unmask.data.loader import Loader
+from unmask.data.packing import Rows, reading_bar, rows_of
+from unmask.data.tokenizers import Tokenizer, load_tokenizer, tokenizer_from_json
+from unmask.denoisers.network import Network
+from unmask.distributed.parallel import ParallelNetwork, whole
+from unmask.distributed.world import World
+from unmask.errors import UsageError
+from unmask.evaluation.bound import Bound
+from unmask.evaluation.evaluate import evaluate_rows
+from unmask.model import Model, load
+from unmask.storage.atomic import atomic_text
+from unmask.storage.model_folder import NoStart, load_weights, unshared
+from unmask.storage.untrusted import read_text
+from unmask.training.callbacks import Callback, MetricsFile, Sample, TensorBoard
+from unmask.training.checkpoint.files import Checkpoint
+from unmask.training.checkpoint.resume import STATE, check_same_run, find_checkpoint, read_run
+from unmask.training.checkpoint.saving import make_saver
+from unmask.training.compiling import compile_trunk
+from unmask.training.ema import Ema
+from unmask.training.held_out import held_out_sample
+from unmask.training.monitor import Guard
+from unmask.training.optim import Updater, empty_state, flatten_optimizer, make_optimizer, restore_optimizer
+from unmask.training.run_view import is_better
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A step whose numbers are on their way from the device."""
+
+    step: int
+    lr: float
+    indices: np.ndarray  # rows of the global batch
+    tokens: int  # of them, prompts included
+    numbers: Tensor
+    arrived: torch.cuda.Event | None
+
+
+NATS_PER_TOKEN = "valid_nats_per_token"  # what `best` is by default: every process knows it
+
+
+class RunState:
+    """Rows, network, average, optimizer, and where the run stands."""
+
+    def __init__(self, config: RunConfig, world: World, *, resume: bool, init: str | Path | None) -> None:
+        if resume and init is not None:
+            raise UsageError("a resumed run has its weights already: give --resume or --init, not both")
+        self.config, self.world, self.device = config, world, world.device
+        self.share = world.share(config.batch)
+        self.folder = Path(config.out)
+        checkpoint = find_checkpoint(config, world, resume=resume)
+        self.tokenizer = self._tokenizer(checkpoint is not None)
+        rows, valid_rows = self._build_rows()
+        self.labels = rows.class_words
+        self.rows, self.valid_rows = rows.classed(self.labels), valid_rows.classed(self.labels)
+        self.loader = Loader(self.rows, config.batch, config.seed)
+        torch.manual_seed(config.seed % (1 << 63))  # on the CPU, whatever is trained on: the same weights everywhere
+        with contextlib.nullcontext() if checkpoint is None else NoStart():
+            self.network = self._build_network().train()
+        for rows in (self.rows, self.valid_rows):
+            rows.check_labels(self.network.num_classes)
+        self.network.checkpoint_activations = config.checkpoint_activations
+        self.init_note = ""
+        if checkpoint is not None:
+            with checkpoint.holds(**STATE):
+                check_same_run(config, self._data(), checkpoint)
+        elif init is not None:
+            self._init_from(init)
+        self.parallel = self._parallel()
+        self.ema = Ema(self.network, config.optim.ema) if config.optim.ema else None
+        self.optimizer, self.names = make_optimizer(self.network, config.optim)
+        self.updater = Updater(self.optimizer, self.names, ema=self.ema, clip=config.optim.clip)
+        self.saver = make_saver(config, world, self.parallel.kind)
+        self.step, self.resumed = 0, 0
+        self.best = self._worst = math.inf if config.best_is == "least" else -math.inf
+        self.metrics: dict[str, float] = {}  # the newest of each name
+        self.logged: set[str] = set()  # names among them that callbacks gave
+        self.end_reason = ""  # why a callback wants the run to end, known to the first process
+        self.stopping, self.ending = False, False  # what all processes have read: to stop, to end early
+        self.ended = False  # early, and announced
+        self.guard = Guard(config.on_nonfinite, config.max_nonfinite)
+        self.unread: deque[Unread] = deque()
+        self.global_rows: tuple[np.ndarray, int] = (np.empty(0, dtype=np.int64), 0)
+        self.began = self.last_read = time.perf_counter()
+        self.skipped: list[str] = []
+        if checkpoint is not None:
+            with checkpoint.holds(**STATE):
+                self._restore(checkpoint)
+        if world.first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            atomic_text(self.folder / RECIPE_FILE, json.dumps(to_dict(config), indent=2) + "\n")
+            atomic_text(self.folder / "tokenizer.json", self.tokenizer.to_json())
+
+    def _parallel(self) -> ParallelNetwork:
+        """The network where it is trained: on its device, compiled, shared with the other processes."""
+        config, network = self.config, self.network
+        if config.parallel != "fsdp" or self.world.size == 1:
+            network.to(self.device)  # else each process takes its share alone
+        parallel = ParallelNetwork(network, self.world, config.parallel, bf16=config.precision == "bf16")
+        if config.compile and parallel.kind == "fsdp":
+            for part in network.parts():  # between two parts weights are fetched, which no graph holds
+                part.compile()
+        elif config.compile:
+            compile_trunk(network)
+        return parallel
+
+    # --- looking at the model ---
+
+    def validate(self) -> Bound:
+        """The bound of the averaged weights on held-out rows; the same rows, times and masks every time."""
+        config, world = self.config, self.world
+        with self._averaged(), self._autocast():
+            return self.parallel.look(
+                lambda network: evaluate_rows(
+                    network, config.objective, self.valid_rows, num_samples=1, max_rows=config.valid_rows, world=world
+                )
+            )
+
+    def note_best(self, bound: Bound, *, last: bool) -> bool:
+        """Keep the model folder where the metric that the recipe calls `best` is better than ever before.
+
+        A run that ends without ever having had that metric keeps what it ends with.
+        """
+        value: float | None = bound.nats_per_token
+        if self.config.best != NATS_PER_TOKEN:  # a callback's, known to the first process alone
+            value = self.world.from_first(lambda: self.metrics.get(self.config.best))
+        better = is_better(value, self.best, self.config.best_is)
+        if better and value is not None:
+            self.best = value
+        if not better and not (last and math.isinf(self.best)):
+            return False
+        with self._averaged():
+            weights = self._gathered(unshared(self.network))
+            if self.world.first:
+                self._model(self.network).save(self.folder / "model", weights=weights)
+            self.network.train()
+        return True
+
+    def copied_model(self, *, averaged: bool) -> Model:
+        """A model of its own with the weights as they are now, or their average."""
+        if self.parallel.kind == "fsdp":
+            raise UsageError("under fsdp no process holds the whole model: load it from the run's folder")
+        with torch.random.fork_rng(devices=[]), NoStart():
+            network = self._build_network()
+        weights = {name: tensor.detach().cpu() for name, tensor in unshared(self.network).items()}
+        if averaged and self.ema is not None:
+            weights |= {name: tensor.cpu() for name, tensor in self.ema.shadow.items()}
+        network.load_state_dict(weights, strict=False)
+        return self._model(network.to(self.device))
+
+    def sample(self) -> Sample:
+        """A text of the averaged weights, by the first process; the others take part where they hold some of them.
+
+        Where texts have prompts or labels it is asked for by those of a held-out row, at each sample of another.
+        """
+        if not self.world.first and self.parallel.kind != "fsdp":
+            return Sample("")
+        # fsdp hands the blocks their weights in the training's precision, so what goes in must be in it, too
+        precision = self._autocast() if self.parallel.kind == "fsdp" else contextlib.nullcontext()
+        with self._averaged(), precision:
+            sample = self.parallel.look(
+                lambda network: held_out_sample(self._model(network), self.valid_rows, self.step)
+            )
+            self.network.train()
+        return sample
+
+    def _model(self, network: Network) -> Model:
+        return Model(
+            denoiser=network,
+            tokenizer=self.tokenizer,
+            objective=self.config.objective,
+            length=self.config.data.length,
+            packing=self.config.data.packing,
+            anchor=self.config.anchor,
+            typical_length=self.rows.typical_length(),
+            drawing=self.config.drawing,
+            separator=self.config.data.train.prompt_end,
+            labels=self.labels,
+        )
+
+    def info(self) -> dict[str, Any]:
+        return {
+            "parameters": sum(p.numel() for p in self.network.parameters()),
+            "device": str(self.device),
+            "processes": self.world.size,
+            "parallel": self.parallel.kind,
+            "train": self.rows.report.sentence(),
+            "valid": self.valid_rows.report.sentence(),
+            "resumed_step": self.resumed,
+            "skipped": self.skipped,
+        }
+
+    def listeners(self) -> list[Callback]:
+        every = self.config.log_every
+        listeners: list[Callback] = [MetricsFile(self.folder / "metrics.jsonl", every, self.resumed)]
+        if importlib.util.find_spec("tensorboard"):
+            listeners.append(TensorBoard(self.folder / "tensorboard", every, self.resumed))
+        return listeners
+
+    # --- keeping and resuming ---
+
+    def save(self, *, best: bool) -> None:
+        optimizer, optimizer_state = flatten_optimizer(self.optimizer, self.names)
+        tensors = self._tensors(optimizer)
+        if self.saver.sharers is None:
+            tensors = {name: self._gathered(group) for name, group in tensors.items()}
+            if not self.world.first:
+                return
+        state = {
+            "config": to_dict(self.config),
+            "best": None if math.isinf(self.best) else self.best,
+            "ema_updates": self.ema.num_updates if self.ema else 0,
+            "optimizer": optimizer_state,
+            "data": self._data(),
+            "skipped_steps": self.guard.skipped,
+        }
+        self.saver.save(self.step, tensors, state, best=best)
+
+    def _tensors(self, optimizer: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        averages = {} if self.ema is None else {"ema": self.ema.shadow}
+        return {"model": unshared(self.network), "optimizer": optimizer, **averages}
+
+    def _gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors whole, on the first process; the others only give their shares."""
+        if self.parallel.kind != "fsdp":
+            return tensors
+        gathered = ((name, whole(tensor)) for name, tensor in tensors.items())  # one at a time on the device
+        return {name: tensor.cpu() if self.world.first else tensor.new_empty(0) for name, tensor in gathered}
+
+    def _data(self) -> list[dict[str, Any]]:
+        """What the rows are, to the last character: a run goes on with the same or not at all."""
+        return [{"key": rows.key} | asdict(rows.report) for rows in (self.rows, self.valid_rows)]
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        room = empty_state(self.optimizer, self.names, checkpoint.state["optimizer"])
+        read_run(checkpoint, self._tensors(room), self.world)
+        restore_optimizer(self.optimizer, self.names, checkpoint.tensors["optimizer"], checkpoint.state["optimizer"])
+        if self.ema is not None:
+            self.ema.load(checkpoint.tensors["ema"], checkpoint.state["ema_updates"])
+        self.step = self.resumed = checkpoint.step
+        self.best = self._worst if checkpoint.state["best"] is None else checkpoint.state["best"]
+        self.guard.skipped = checkpoint.state.get("skipped_steps", 0)
+        self.skipped = checkpoint.skipped
+
+    def _init_from(self, init: str | Path) -> None:
+        other = load(init, device="cpu")
+        if other.tokenizer.fingerprint() != self.tokenizer.fingerprint():
+            raise UsageError(f"{init} has another tokenizer than this run: set tokenizer = {str(init)!r} in the recipe")
+        if other.denoiser.num_classes and other.labels != self.labels:
+            raise UsageError(f"{init} has other labels than this run: give a corpus with the same, or leave out --init")
+        weights, own = unshared(other.denoiser), unshared(self.network)
+        parts = [{k: t.shape for k, t in tensors.items() if k.startswith("objective.")} for tensors in (weights, own)]
+        if parts[0] != parts[1]:  # another objective's are no start for this one's
+            weights = {k: t for k, t in weights.items() if k not in parts[0]} | {k: own[k] for k in parts[1]}
+            self.init_note = f"the parameters of the objective are not those of {init}: they begin anew"
+        load_weights(self.network, weights, str(init))
+
+    # --- making the parts ---
+
+    def _build_network(self) -> Network:
+        """The denoiser, and what the objective has built beside it."""
+        network = self.config.denoiser.build(num_ids=self.tokenizer.num_ids, mask_id=self.tokenizer.mask_id)
+        self.config.objective.attach(network)
+        return network
+
+    def _tokenizer(self, resuming: bool) -> Tokenizer:
+        path = self.folder / "tokenizer.json"
+
+        def text() -> str:
+            if resuming and path.exists():  # one trained from the corpus is not trained again
+                return read_text(path)
+            return load_tokenizer(self.config.tokenizer, self.config.data.train).to_json()
+
+        return tokenizer_from_json(self.world.from_first(text))
+
+    def _build_rows(self) -> tuple[Rows, Rows]:
+        with reading_bar() as bar:
+            how: dict[str, Any] = {"anchor": self.config.anchor, "progress": bar}
+            train = rows_of(self.config.data, self.tokenizer, "train", **how)
+            return train, rows_of(self.config.data, self.tokenizer, "valid", **how)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.config.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _averaged(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.ema is None else self.ema.applied()

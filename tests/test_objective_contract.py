@@ -1,0 +1,106 @@
+"""What an objective says of itself is what evaluation and server do with it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from unmask import objectives
+from unmask.data.batch import Batch, make_batch
+from unmask.denoisers.dit import DiT
+from unmask.denoisers.network import Network
+from unmask.evaluation.estimate import draws_of
+from unmask.objectives import Objective
+from unmask.objectives.mdlm import MDLM
+from unmask.rng import row_keys
+
+V, L = 7, 9
+
+
+def network(**options: Any) -> Network:
+    torch.manual_seed(0)
+    net = DiT(hidden=16, blocks=2, heads=2, **options).build(num_ids=V + 1, mask_id=V).double().eval()
+    for p in net.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    return net
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubled(MDLM):
+    """Counts every nat twice."""
+
+    def row_nats(self, denoiser: Network, batch: Batch) -> Tensor:
+        return 2 * super().row_nats(denoiser, batch)
+
+
+@pytest.mark.parametrize("estimator", [None, "count", "time", "T=3"])
+def test_a_subclass_is_evaluated_as_itself(estimator: str | None) -> None:
+    net, x_BL = network(), torch.randint(V, (3, L))
+    how: dict[str, Any] = {"seed": 4, "num_samples": 8, "estimator": estimator}
+    plain, doubled = MDLM().bound(net, x_BL, **how), Doubled().bound(net, x_BL, **how)
+    torch.testing.assert_close(doubled.nats_B, 2 * plain.nats_B)
+    assert type(Doubled().with_estimator("T=3")) is Doubled
+
+
+SCORED: list[tuple[Objective, dict[str, Any]]] = [
+    (objectives.MDLM(), {}),
+    (objectives.MDLM(form="count"), {}),
+    (objectives.MDLM(steps=3), {"conditioning": "level"}),
+    (objectives.MDLM(steps=3, zero_masking=False), {}),
+    (objectives.MDLM(steps=3, carry_over=False), {}),
+    (objectives.D3PM(steps=3), {"conditioning": "level"}),
+    (objectives.MDLM(), {"classes": 3}),
+    (objectives.AR(), {"causal": True}),
+]
+
+
+@pytest.mark.parametrize(("objective", "options"), SCORED, ids=lambda value: repr(value)[:60])
+def test_the_queries_of_a_score_add_up_to_the_bound(objective: Objective, options: dict[str, Any]) -> None:
+    """A row asked question by question: the same estimates as `bound`, and the same tokens as `position_nats`."""
+    net = network(**options)
+    objective = objective.with_estimator(objective.estimator(net))
+    x_1L, scored_1L = torch.randint(V, (1, L)), torch.arange(L)[None] >= 2
+    label_1 = torch.tensor([1]) if options.get("classes") else None
+    key_1 = row_keys(5, torch.tensor([3]))
+    batch = Batch(x_1L, None, scored_1L, key_1, key_1.double(), label_1)
+    parts = objective.score_queries(objective.process(net), batch, num_samples=8)
+    assert parts is not None
+    predictor, nats, by_position = objective.predictor(net), defaultdict(float), torch.zeros(L, dtype=torch.float64)
+    for part in parts:
+        nats_N = part.nats(predictor(part.query)) * part.share
+        nats[part.group] += float(nats_N.sum())
+        by_position.index_add_(0, part.position_N, nats_N)
+    how: dict[str, Any] = {"scored_BL": scored_1L, "seed": 5, "first_row": 3, "num_samples": 8, "label_B": label_1}
+    bound = objective.bound(net, x_1L, **how)
+    assert [nats[g] for g in sorted(nats)] == pytest.approx(bound.draws_BS[0].tolist(), rel=1e-6)
+    expected_L = torch.zeros(L, dtype=torch.float64)
+    for group in draws_of(objective, key_1, 8):
+        for key, time in group:
+            one = Batch(x_1L, None, scored_1L, key, time, label_1)
+            with torch.no_grad():
+                expected_L += objective.position_nats(net, one)[0] / len(group)
+    torch.testing.assert_close(by_position, expected_L, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("objective", "kind"),
+    [(objectives.MDLM(), "upper bound"), (objectives.D3PM(), "upper bound"), (objectives.AR(), "exact")],
+)
+def test_a_bound_says_what_it_is(objective: Objective, kind: str) -> None:
+    net = network(causal=kind == "exact")
+    assert objective.bound(net, torch.randint(V, (2, L))).kind == kind
+
+
+def test_rows_add_up_over_positions() -> None:
+    net = network()
+    batch = make_batch(torch.randint(V, (4, L)), seed=0, step=1)
+    with torch.no_grad():
+        for objective in (objectives.MDLM(), objectives.D3PM(steps=4)):
+            by_position = objective.position_nats(net, batch)
+            torch.testing.assert_close(by_position.sum(dim=1), objective.row_nats(net, batch))
+            assert by_position.shape == batch.x_BL.shape
