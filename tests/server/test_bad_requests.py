@@ -362,7 +362,7 @@ def test_our_own_names_are_not_hidden(client: TestClient) -> None:
     wrong = said(sampler="ancestral", options={"temperature_end": "hot"})
     assert wrong == "--temperature_end: expected float, got '…'"
     assert said(sampler="ancestral", options={"temperature_endd": 1}) == (
-        "the sampler Ancestral has no option --…; did you mean 'temperature-end'?"
+        "the sampler Ancestral has no option …; did you mean 'temperature_end'?"
     )
     wrong = said(constraints=[{"name": "regex", "pattern": "a", "over": "all"}])
     assert wrong == "constraints.over: '…' is not a choice; known: gap, text"

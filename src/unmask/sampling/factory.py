@@ -50,7 +50,10 @@ def make_sampler(
         outer |= options  # there is nothing to build of them: one that is left over is refused
     else:
         usual: type[Any] = type(own) if cls.own_inner else type(known["inner"].default)
-        inner = _build(room.get(inner) if inner else usual, options, own, drawing, window)
+        try:
+            inner = _build(room.get(inner) if inner else usual, options, own, drawing, window)
+        except UnknownOption as e:  # it may have been meant for the outer one
+            raise UnknownOption(e.cls, e.option, {*e.known, *known}) from None
     return _build(cls, outer | {"inner": inner}, own, drawing, window)
 
 
