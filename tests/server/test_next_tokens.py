@@ -193,7 +193,7 @@ def test_any_network_may_take_rows_together_and_none_must(causal: Model, kind: t
 
 
 def test_what_an_autoregressive_model_cannot_do_is_said(serve: Callable[[], Served]) -> None:
-    with pytest.raises(unmask.UsageError, match="guidance needs a masked diffusion model"):
+    with pytest.raises(unmask.UsageError, match="guidance needs a diffusion model"):
         serve().generate(1, 12, "ab", guidance=1.5)
     with pytest.raises(unmask.UsageError, match="constraints need a diffusion model"):
         serve().generate(1, 12, "ab", constraint=unmask.constraints.Regex(pattern="[a-f]+"))
