@@ -459,7 +459,7 @@ def test_an_autoregressive_model_fills_only_the_end(ar_model: Model) -> None:
             ar_model.fill(text)
     with pytest.raises(UsageError, match="cannot see what stands behind a gap"):
         ar_model.generate(prompt="the", suffix="end")
-    with pytest.raises(UsageError, match="use the left_to_right sampler"):
+    with pytest.raises(UsageError, match="use left_to_right"):
         ar_model.generate(sampler=Ancestral())
 
 
@@ -593,5 +593,5 @@ def test_guidance_follows_the_prompt_and_keeps_it(model: Model, trained_ar: Any)
     assert model.fill("the [MASK:3] sat", guidance=1.0)[0].endswith(" sat")
     with pytest.raises(UsageError, match="needs a condition"):
         model.generate(guidance=1.0)
-    with pytest.raises(UsageError, match="masked diffusion"):
+    with pytest.raises(UsageError, match="diffusion model"):
         load(trained_ar.folder, device="cpu").generate(1, 16, "the", guidance=1.0)

@@ -68,7 +68,7 @@ def test_the_queries_of_a_score_add_up_to_the_bound(objective: Objective, option
     label_1 = torch.tensor([1]) if options.get("classes") else None
     key_1 = row_keys(5, torch.tensor([3]))
     batch = Batch(x_1L, None, scored_1L, key_1, key_1.double(), label_1)
-    parts = objective.score_queries(objective.process(net), batch, num_samples=8)
+    parts = objective.score_queries(net, batch, num_samples=8)
     assert parts is not None
     predictor, nats, by_position = objective.predictor(net), defaultdict(float), torch.zeros(L, dtype=torch.float64)
     for part in parts:

@@ -28,6 +28,7 @@ class ScoreQuery:
 def token_nats_of(x_N: Tensor, weight: Tensor | float = 1.0) -> Callable[[Tensor], Tensor]:
     """The usual answer: weight x -log p[x], from lines of log-probabilities.
 
+    >>> import torch
     >>> token_nats_of(torch.tensor([1]), 2.0)(torch.tensor([[0.5, 0.5]]).log())
     tensor([1.3863], dtype=torch.float64)
     """

@@ -22,9 +22,11 @@ from unmask.sampling.canvas import Canvas
 from unmask.sampling.query import ask_about
 
 if TYPE_CHECKING:
-    from unmask.processes.base import Process
     from unmask.samplers import Sampler
     from unmask.sampling.predictor import Predictor
+
+
+MAX_NUMBERS = 1 << 26  # positions x vocabulary of one answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +58,14 @@ class AR(Objective):
         h_ND, x_N = self._positions(denoiser, batch)
         return at_positions(batch.scored_BL, token_nats(denoiser, h_ND, cross_entropy(x_N, denoiser.mask_id)))
 
-    def score_queries(self, process: Process | None, batch: Batch, *, num_samples: int) -> Iterator[ScoreQuery]:
+    def score_queries(self, denoiser: Network, batch: Batch, *, num_samples: int) -> Iterator[ScoreQuery]:
         canvas = Canvas(batch.x_BL, -1, batch.key_B, label_B=batch.label_B)
-        query = ask_about(canvas, batch.x_BL, batch.scored_BL, torch.zeros(1))
-        if query is not None:
-            position_N = batch.scored_BL[0].nonzero().squeeze(1)
+        # One reading answers all positions; of a long row and a large vocabulary several, as memory has its limits.
+        scored_N = batch.scored_BL[0].nonzero().squeeze(1)
+        for position_N in torch.split(scored_N, max(8, MAX_NUMBERS // denoiser.num_ids)):
+            wanted_BL = torch.zeros_like(batch.scored_BL).index_fill(1, position_N, True)
+            query = ask_about(canvas, batch.x_BL, wanted_BL, torch.zeros(1))
+            assert query is not None
             yield ScoreQuery(replace(query, writes=False), 0, 1.0, position_N, token_nats_of(batch.x_BL[0, position_N]))
 
     def predictor(self, denoiser: Network) -> Predictor:

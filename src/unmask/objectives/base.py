@@ -127,7 +127,7 @@ class Objective(ABC):
         how = {"seed": seed, "first_row": first_row, "num_samples": num_samples, "estimator": estimator}
         return estimate_bound(self, network, x_BL, valid_BL, scored_BL=scored_BL, label_B=label_B, **how)  # type: ignore[arg-type]
 
-    def score_queries(self, process: Process | None, batch: Batch, *, num_samples: int) -> Iterator[ScoreQuery] | None:
+    def score_queries(self, network: Network, batch: Batch, *, num_samples: int) -> Iterator[ScoreQuery] | None:
         """The questions that make up the score of the one row in `batch`, which a server asks beside those of others;
         batch.key_B is the row's key. None: it is scored by `bound` alone, in one piece.
         """

@@ -34,7 +34,6 @@ from unmask.objectives.chunked_loss import (
 )
 from unmask.objectives.terms import continuous_weight, count_weight, d3pm_nats, step_weight, subs_log_probs
 from unmask.processes.absorbing import Absorbing, position_uniforms
-from unmask.processes.base import Process
 from unmask.registry import check_fields
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.query import ask_about
@@ -213,8 +212,8 @@ class MDLM(Objective):
             )
         return nats_BL
 
-    def score_queries(self, process: Process | None, batch: Batch, *, num_samples: int) -> Iterator[ScoreQuery]:
-        assert isinstance(process, Absorbing)
+    def score_queries(self, denoiser: Network, batch: Batch, *, num_samples: int) -> Iterator[ScoreQuery]:
+        process = self.process(denoiser)
         for g, group in enumerate(bound_draws(batch.key_B, num_samples)):
             for key_1, time_1 in group:
                 draw = dataclasses.replace(batch, key_B=key_1, time_B=time_1)

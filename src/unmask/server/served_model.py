@@ -161,13 +161,13 @@ class Served(Model):
         scored = [scored_BL[i : i + 1, : x_1L.shape[1]].cpu() for i, x_1L in enumerate(rows)]
         form = self.objective.with_estimator(how["estimator"] or self.objective.estimator(self.denoiser))
         form.check(self.denoiser)
-        num_samples, process = how["num_samples"], form.process(self.denoiser)
+        num_samples = how["num_samples"]
         works = []
         for i, x_1L in enumerate(rows):
             key_1 = row_keys(how["seed"], torch.tensor([how["first_row"] + i]))
             label_1 = None if canvas.label_B is None else canvas.label_B[i : i + 1].cpu()
             parts = form.score_queries(
-                process, Batch(x_1L, None, scored[i], key_1, key_1.double(), label_1), num_samples=num_samples
+                self.denoiser, Batch(x_1L, None, scored[i], key_1, key_1.double(), label_1), num_samples=num_samples
             )
             if parts is None:  # the objective scores a row in one piece
                 return self._bound_alone(canvas, scored, **how)
