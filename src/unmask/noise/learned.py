@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
+from dataclasses import dataclass
+
+from torch import Tensor, nn
 
 from unmask.noise.base import Noise
 
@@ -29,3 +31,22 @@ class LearnedNoise(nn.Module, Noise):
     >>> Power().weight(torch.tensor([0.5])).requires_grad
     True
     """
+
+
+@dataclass(frozen=True)
+class Detached(Noise):
+    """A learned schedule as it is now, in numbers: no gradients, and the answer lies where the question does."""
+
+    learned: LearnedNoise
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return self.learned.alpha(t).detach().to(t.device)
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        return self.learned.dalpha(t).detach().to(t.device)
+
+    def inverse(self, alpha: Tensor) -> Tensor:
+        return self.learned.inverse(alpha).detach().to(alpha.device)
+
+    def level(self, t: Tensor) -> Tensor:
+        return self.learned.level(t).detach().to(t.device)
