@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained
 from unmask.sampling.factory import make_sampler
 from unmask.sampling.guidance import Guidance
-from unmask.sampling.loop import sample, steps
+from unmask.sampling.loop import accepts, sample, steps
 from unmask.sampling.particles import Score, particles
 from unmask.storage.atomic import atomic_folder, find_folder
 from unmask.storage.built_in import built_in_folder
@@ -137,6 +138,19 @@ class Model:
         own = self.objective.sampler()
         made = make_sampler(name, options, own=own, drawing=self.drawing, window=self.length)
         return made.bind(self.process)
+
+    def sampler_names(self) -> list[str]:
+        """The samplers that can follow this model, by name.
+
+        >>> model.sampler_names()  # of an autoregressive model  # doctest: +SKIP
+        ['left_to_right']
+        """
+        predictor, names = self.objective.predictor(self.denoiser), []
+        for name in Sampler.room.names():
+            with contextlib.suppress(UsageError):  # of one around another, where the other does not fit
+                if accepts(self.make_sampler(name), predictor):
+                    names.append(name)
+        return names
 
     @property
     def process(self) -> Process | None:

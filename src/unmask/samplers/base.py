@@ -234,6 +234,11 @@ class Sampler(ABC):
         """A state whose row b is a copy of row rows_B[b], drawn on with the keys of `canvas`; for particles."""
         raise UsageError(f"the sampler {type(self).__name__} cannot copy rows: use ancestral or left_to_right")
 
+    @property
+    def copies_rows(self) -> bool:
+        """Whether there is a `copy_rows`."""
+        return type(self).copy_rows is not Sampler.copy_rows
+
     def replayable(self, state: Any) -> tuple[Any, Any] | None:
         """The planned sampler and its state whose remaining rounds a GPU may run without asking; None: none."""
         return None
