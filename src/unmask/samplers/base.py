@@ -232,7 +232,10 @@ class Sampler(ABC):
 
     def copy_rows(self, state: Any, rows_B: np.ndarray, canvas: Canvas) -> Any:
         """A state whose row b is a copy of row rows_B[b], drawn on with the keys of `canvas`; for particles."""
-        raise UsageError(f"the sampler {type(self).__name__} cannot copy rows: use ancestral or left_to_right")
+        raise UsageError(
+            "the sampler {sampler} cannot copy rows: use ancestral or left_to_right",
+            sampler=Public(type(self).__name__),
+        )
 
     @property
     def copies_rows(self) -> bool:

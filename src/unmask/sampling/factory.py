@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unmask.config import Word, from_dict
-from unmask.errors import ConfigError, UsageError, did_you_mean
+from unmask.errors import ConfigError, Public, UsageError, did_you_mean
 from unmask.samplers import Sampler, room
 from unmask.samplers.drawing import Drawing
 
@@ -80,4 +80,6 @@ def _build(cls: type[Sampler], options: dict[str, Any], own: Sampler, drawing: D
     try:
         return cls(**usual | options)
     except TypeError as e:
-        raise ConfigError(f"the sampler {cls.__name__} needs more options: {e}") from None
+        raise ConfigError(
+            "the sampler {cls} needs more options: {reason}", cls=Public(cls.__name__), reason=e
+        ) from None
