@@ -18,7 +18,9 @@ class UnknownOption(UsageError):
     """An option that neither the sampler nor the one inside it has; known: those that the sampler has."""
 
     def __init__(self, cls: type[Sampler], option: str, known: set[str]) -> None:
-        super().__init__(f"the sampler {cls.__name__} has no option {option}; {did_you_mean(option, known)}")
+        hint = Public(did_you_mean(option, known))
+        name = Public(cls.__name__)
+        super().__init__("the sampler {sampler} has no option {option}; {hint}", sampler=name, option=option, hint=hint)
         self.cls, self.option, self.known = cls, option, known
 
 
