@@ -22,6 +22,8 @@ from unmask.server.app import make_app
 OBJECTIVES: dict[str, Objective] = {
     "mdlm": objectives.MDLM(),
     "udlm": objectives.UDLM(),
+    "sedd": objectives.SEDD(),
+    "sedd uniform": objectives.SEDD(state="uniform"),
 }
 DIGITS = constraints.Regex(pattern="[0-9]+")
 
@@ -39,24 +41,24 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
     "steps to watch": (lambda m: m.generate(1, 8, watch=lambda step: None, runners_up=2), {}),
     "guidance by a label": (
         lambda m: m.generate(1, 8, label=1, guidance=1.0),
-        {},
+        {"sedd": "guidance", "sedd uniform": "guidance"},
     ),
     "guidance by a prompt": (
         lambda m: m.generate(1, 8, "ab", guidance=1.0),
-        {"udlm": "uniform"},
+        {"udlm": "uniform", "sedd": "guidance", "sedd uniform": "guidance"},
     ),
     "a constraint": (
         lambda m: m.fill("ab[MASK:3]", constraint=DIGITS),
-        {"udlm": "constraint"},
+        {"udlm": "constraint", "sedd uniform": "constraint"},
     ),
-    "what masks hide": (lambda m: m.predict("he[MASK]lo"), {"udlm": "uniform"}),
+    "what masks hide": (lambda m: m.predict("he[MASK]lo"), {"udlm": "uniform", "sedd uniform": "uniform"}),
     "refining": (
         lambda m: m.refine("hello"),
-        {"udlm": "uniform_posterior"},
+        {"udlm": "uniform_posterior", "sedd": "tweedie", "sedd uniform": "tweedie"},
     ),
     "particles": (
         lambda m: m.particles(lambda z: torch.zeros(len(z)), 1, 8, crowd=2),
-        {"udlm": "particles"},
+        {"udlm": "particles", "sedd": "particles", "sedd uniform": "particles"},
     ),
 }
 ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
@@ -65,13 +67,13 @@ ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "log-probabilities of a prompt": (
         "/v1/completions",
         {"prompt": "ab", "max_tokens": 4, "logprobs": 1, "echo": True},
-        {"udlm": "uniform"},
+        {"udlm": "uniform", "sedd": "ratios", "sedd uniform": "uniform"},
     ),
     "gaps": ("/fill", {"text": "ab[MASK:3]"}, {}),
     "a constraint": (
         "/fill",
         {"text": "ab[MASK:3]", "regex": "[0-9]+"},
-        {"udlm": "constraint"},
+        {"udlm": "constraint", "sedd uniform": "constraint"},
     ),
     "an edit": ("/edit", {"text": "hello world", "replace": "world"}, {}),
     "a score": ("/score", {"texts": ["hello"], "num_samples": 4}, {}),
@@ -79,7 +81,7 @@ ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "a sampler of another process": (
         "/fill",
         {"text": "ab[MASK:3]", "sampler": "ancestral"},
-        {"udlm": "uniform_posterior"},
+        {"udlm": "uniform_posterior", "sedd": "tweedie", "sedd uniform": "tweedie"},
     ),
 }
 

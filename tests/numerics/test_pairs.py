@@ -22,6 +22,8 @@ MODELS: dict[str, Any] = {
     "d3pm": objectives.D3PM(steps=4),
     "ar": objectives.AR(),
     "udlm": objectives.UDLM(),
+    "sedd": objectives.SEDD(),
+    "sedd of uniform states": objectives.SEDD(state="uniform"),
 }
 ABSORBING_X0 = ("absorbing", "x0")
 ACCEPTS = {name: room.get(name).accepts for name in room.names()}
@@ -33,6 +35,8 @@ FITS = {
     "d3pm": {"posterior"},
     "ar": {"left_to_right"},
     "udlm": {"uniform_posterior"},
+    "sedd": {"tweedie", "euler"},
+    "sedd of uniform states": {"tweedie", "euler"},
 }
 
 
