@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,24 +24,19 @@ from unmask.evaluation.inspection import hidden, logits, predict
 from unmask.evaluation.score import score
 from unmask.objectives import Objective
 from unmask.processes.base import Process
-from unmask.rng import row_keys
 from unmask.samplers import Sampler, Step
 from unmask.samplers.drawing import Drawing
-from unmask.samplers.refine import Refine
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained
 from unmask.sampling.factory import make_sampler
 from unmask.sampling.guidance import Guidance
 from unmask.sampling.loop import accepts, sample, steps
-from unmask.sampling.particles import Score, particles
 from unmask.storage.atomic import atomic_folder, find_folder
 from unmask.storage.built_in import built_in_folder
 from unmask.storage.model_folder import FILES, read_folder, write_folder
-from unmask.text.arguments import check_constraint, check_sampler, check_texts, check_whole
+from unmask.text.arguments import check_constraint, check_sampler, check_whole
 from unmask.text.editing import edit, fill
-from unmask.text.prompts import Part, check_spelling, encode_fixed, filled_text, row_of_parts, until_end
-
-Watch = Callable[[Step], None]
+from unmask.text.generation import Watch, generate, particles, prompted, refine
 
 
 class Model:
@@ -158,7 +153,7 @@ class Model:
         return self.objective.process(self.denoiser)
 
     def class_of(self, label: int | str | None) -> int | None:
-        """The number of a class, which may be given by its word; what the model does not know is refused.
+        """The number of a class, which its word may name; what the model does not know is refused.
 
         >>> model.class_of("positive")  # of a model trained with the labels negative and positive  # doctest: +SKIP
         1
@@ -187,151 +182,10 @@ class Model:
         words = f" ({', '.join(self.labels[:8])}{', ...' if len(self.labels) > 8 else ''})" if self.labels else ""
         return f"it knows 0 to {self.denoiser.num_classes - 1}{words}"
 
-    # --- use ---
+    # --- use (what is long has a file of its own) ---
 
-    def generate(
-        self,
-        num: int = 1,
-        length: int | None = None,
-        prompt: str | Sequence[str] = "",
-        suffix: str = "",
-        *,
-        sampler: Sampler | None = None,
-        seed: int = 0,
-        constraint: Constraint | Sequence[Constraint] | None = None,
-        label: int | str | None = None,
-        guidance: float | None = None,
-        only: Sequence[int] | None = None,
-        separator: str | None = None,
-        continuation_only: bool = False,
-        watch: Watch | None = None,
-        runners_up: int = 0,
-    ) -> list[str]:
-        """Texts of at most `length` tokens, prompt and suffix included; `num` for each prompt.
-
-        None: what is typical of the texts the model was trained on, else its window.
-
-        End-of-text ends a text. A length beyond the model's window is written window by window.
-        A constraint always holds, of what is written behind the prompt or, with over="text", of the whole text.
-        label: the class of the texts, its number or its word (`Model.labels`), for a model trained with classes.
-        guidance > 0 follows prompt, suffix and label more closely than the model does by itself, at two calls a step.
-        only: of all these texts write those of these numbers; each is what it is among all the others.
-        separator: ends every prompt; None: the model's own, of the rows it was trained on. Prompt and suffix stay
-        letter by letter; continuation_only leaves them, and the separator, out.
-
-        >>> model.generate(2, 128, ["def ", "class "], seed=1)  # doctest: +SKIP
-        """
-        how: dict[str, Any] = {"seed": seed, "label": label, "only": only, "separator": separator}
-        canvas, parts = self.prompted(num, length, prompt, suffix, constraint, **how)
-        finished = self.run(canvas, sampler, guidance=guidance, watch=watch, runners_up=runners_up)
-        return self._texts(finished, parts, constraint, continuation_only=continuation_only)
-
-    def particles(
-        self,
-        score: Score,
-        num: int = 1,
-        length: int | None = None,
-        prompt: str | Sequence[str] = "",
-        suffix: str = "",
-        *,
-        crowd: int = 16,
-        threshold: float = 0.5,
-        greedy: bool = False,
-        sampler: Sampler | None = None,
-        seed: int = 0,
-        label: int | str | None = None,
-    ) -> list[str]:
-        """Texts from the model's law tilted by a score of partly masked rows of ids, p(x) exp(score(x)) / Z.
-
-        Each text is drawn among `crowd` particles; see `unmask.particles`. It takes no constraint and no guidance, and
-        works within one window.
-
-        >>> model.particles(lambda z: (z == 101).sum(dim=1), num=4, prompt="th", crowd=32)  # doctest: +SKIP
-        """
-        canvas, parts = self.prompted(num, length, prompt, suffix, seed=seed, label=label)
-        if canvas.tokens.shape[1] > self.length:
-            raise UsageError(
-                "particles work within one window: ask for at most {length} tokens", length=Public(self.length)
-            )
-        check_sampler(sampler)
-        check_whole(crowd=crowd)
-        sampler = sampler or self.sampler
-        options: dict[str, Any] = {"num": crowd, "threshold": threshold, "greedy": greedy, "objective": self.objective}
-        return self._texts(
-            self._rows(canvas, particles(self.denoiser, canvas, sampler, score, **options).tokens), parts
-        )
-
-    def prompted(
-        self,
-        num: int,
-        length: int | None,
-        prompt: str | Sequence[str],
-        suffix: str,
-        constraint: Constraint | Sequence[Constraint] | None = None,
-        *,
-        seed: int = 0,
-        label: int | str | None = None,
-        only: Sequence[int] | None = None,
-        separator: str | None = None,
-    ) -> tuple[Canvas, list[list[Part]]]:
-        """`num` rows for each prompt, or `only` some of them, and the parts of each: prompt with its gap, and suffix.
-
-        >>> canvas, parts = model.prompted(4, 64, ["def ", "class "])  # doctest: +SKIP
-        """
-        check_whole(num=num, length=length, seed=seed)
-        check_constraint(constraint)
-        prompts = check_texts(prompt, "prompt")
-        if num < 1 or not prompts:
-            raise UsageError(
-                "num must be at least 1 and there must be a prompt list of at least one, got num={num}", num=Public(num)
-            )
-        numbers = range(num * len(prompts)) if only is None else only
-        if not numbers or min(numbers) < 0 or max(numbers) >= num * len(prompts):
-            raise UsageError(
-                "only: at least one number from 0 to {most} must be given", most=Public(num * len(prompts) - 1)
-            )
-        length = (self.typical_length or self.length) if length is None else length
-        ending = Part(suffix, encode_fixed(suffix, self.tokenizer, "suffix"), 0)
-        begun: dict[int, list[Part]] = {}
-        for which in dict.fromkeys(number // num for number in numbers):
-            head = prompts[which] + (self.separator if separator is None else separator)
-            ids = encode_fixed(head, self.tokenizer, "prompt")
-            gap = length - len(self.begin) - len(ids) - len(ending.ids) - len(self.end)
-            if gap < 1:
-                raise UsageError(
-                    "the prompt takes {prompt} tokens and the suffix {suffix}, which leaves nothing of length {length}"
-                    ": give a larger length or a shorter prompt",
-                    prompt=Public(len(self.begin) + len(ids)),
-                    suffix=Public(len(ending.ids)),
-                    length=Public(length),
-                )
-            begun[which] = [Part(head, ids, gap), ending]
-        parts = [begun[number // num] for number in numbers]
-        for each in begun.values():
-            check_spelling(each, row_of_parts(each, self.tokenizer), self.tokenizer, constraint)
-        rows = [self.begin + row_of_parts(each, self.tokenizer) + self.end for each in parts]
-        key_B = row_keys(seed, torch.tensor(numbers))
-        # A suffix must stay part of the text, so nothing before it may end the text.
-        canvas = self.canvas(rows, constraint, may_end=not ending.ids, key_B=key_B, label=label)
-        return canvas, parts
-
-    def _texts(
-        self,
-        rows: list[list[int]],
-        parts: list[list[Part]],
-        constraint: Constraint | Sequence[Constraint] | None = None,
-        *,
-        continuation_only: bool = False,
-    ) -> list[str]:
-        texts = []
-        for row, (head, ending) in zip(rows, parts, strict=True):
-            given, ids = len(head.ids), self.unframed(row)
-            gap = until_end(ids[given : given + head.gap], self.tokenizer)
-            ids, written = [*ids[:given], *gap, *ending.ids], [head._replace(gap=len(gap)), ending]
-            check_spelling(written, ids, self.tokenizer, constraint)
-            text = filled_text(written, ids, self.tokenizer)
-            texts.append(text[len(head.text) : len(text) - len(ending.text)] if continuation_only else text)
-        return texts
+    generate = generate
+    particles = particles
 
     def fill(
         self,
@@ -352,7 +206,7 @@ class Model:
 
         >>> model.fill("for [MASK:4] in range([MASK:1..3]):")  # doctest: +SKIP
         """
-        found = fill(
+        filled = fill(
             self,
             text,
             sampler=sampler,
@@ -363,47 +217,11 @@ class Model:
             watch=watch,
             runners_up=runners_up,
         )
-        return [one.text for one in found]
+        return [one.text for one in filled]
 
-    edit = edit  # it is long: in a file of its own
-
-    def refine(
-        self,
-        text: str | Sequence[str],
-        *,
-        share: float = 0.1,
-        rounds: int = 2,
-        sampler: Sampler | None = None,
-        seed: int = 0,
-        watch: Watch | None = None,
-        runners_up: int = 0,
-    ) -> list[str]:
-        """Finished texts, in each of `rounds` rounds of which the least sure `share` of the tokens is written anew.
-
-        sampler: how it is written, the model's own by default. The number of tokens stays; no law is claimed.
-
-        >>> model.refine("the cat sta on the mat", share=0.2)  # doctest: +SKIP
-        """
-        check_sampler(sampler)
-        texts = check_texts(text, "text")
-        rows = [self.begin + encode_fixed(given, self.tokenizer, "text") + self.end for given in texts]
-        for given, row in zip(texts, rows, strict=True):
-            if not self.unframed(row):
-                raise UsageError("nothing to refine: give a text of at least one token")
-            if len(row) > self.length:
-                raise UsageError(
-                    "{text!r} has {tokens} tokens, more than the model's window of {length}",
-                    text=given[:40],
-                    tokens=Public(len(row)),
-                    length=Public(self.length),
-                )
-        if not rows:
-            raise UsageError("nothing to refine: give at least one text")
-        canvas = self.canvas(rows, may_end=False, seed=seed)
-        refiner = Refine(inner=sampler or self.sampler, share=share, rounds=rounds)
-        canvas = dataclasses.replace(canvas, draft_BL=canvas.given_BL)
-        finished = self.run(canvas, refiner, watch=watch, runners_up=runners_up)
-        return [self.tokenizer.decode(self.unframed(row)) for row in finished]
+    edit = edit
+    refine = refine
+    prompted = prompted
 
     def canvas(
         self,
@@ -464,7 +282,7 @@ class Model:
             for step in steps(self.denoiser, canvas, fitted, **how, runners_up=runners_up):
                 tokens = step.tokens_BL
                 watch(_unframed(step, canvas.frame))
-        return self._rows(canvas, tokens)
+        return canvas.rows_of(tokens)
 
     def check_possible(self, canvas: Canvas, sampler: Sampler | None = None) -> None:
         """Raise where no writing of the canvas's masks meets its constraint. No network is asked.
@@ -473,13 +291,8 @@ class Model:
         """
         constrained(self.fit_sampler(sampler, canvas.tokens.shape[1])).start(canvas)
 
-    @staticmethod
-    def _rows(canvas: Canvas, tokens_BL: Tensor) -> list[list[int]]:
-        """Each row up to its own end."""
-        return [row[:end] for row, end in zip(tokens_BL.tolist(), canvas.length_B.tolist(), strict=True)]
-
     def fit_sampler(self, sampler: Sampler | None, length: int) -> Sampler:
-        """The model's own sampler where none is given, and windows around it where the text is too long for one."""
+        """The model's own sampler for None, and windows around it where the text is too long for one."""
         check_sampler(sampler)
         sampler = self.sampler if sampler is None else sampler.bind(self.process)
         if sampler.context is not None and sampler.context > self.length:
@@ -500,14 +313,18 @@ class Model:
 
     # --- measure ---
 
-    score = score  # in files of their own as well
+    score = score
     logits = logits
     hidden = hidden
     predict = predict
 
-    def _bound(self, canvas: Canvas, scored_BL: Tensor, **how: Any) -> Bound:
-        given = (self.denoiser, canvas.tokens, canvas.valid_BL)
-        return self.objective.bound(*given, scored_BL=scored_BL, label_B=canvas.label_B, **how)
+    def canvas_bound(self, canvas: Canvas, scored_BL: Tensor, **how: Any) -> Bound:
+        """The objective's bound of a canvas's rows, over the positions in scored_BL; `score` asks for it.
+
+        >>> model.canvas_bound(canvas, canvas.valid_BL, num_samples=16).nats_B  # doctest: +SKIP
+        """
+        rows = (self.denoiser, canvas.tokens, canvas.valid_BL)
+        return self.objective.bound(*rows, scored_BL=scored_BL, label_B=canvas.label_B, **how)
 
     # --- keep ---
 
@@ -528,7 +345,7 @@ class Model:
 
 
 def _unframed(step: Step, frame: tuple[int, int]) -> Step:
-    """The step as it is shown: positions count from where the text begins."""
+    """The step as a watcher gets it: positions count from where the text begins."""
     begin, end = frame
     if not begin and not end:
         return step
@@ -540,7 +357,7 @@ def load(
 ) -> Model:
     """A model from its folder, from a training run's, or a built-in one by its name. Nothing in a folder is executed.
 
-    A folder of that name, seen from the current one, is taken before a built-in model.
+    A folder of that name, relative to the current one, is taken before a built-in model.
 
     >>> load("stories", device="cpu")  # doctest: +SKIP
     """
@@ -550,17 +367,17 @@ def load(
     if not folder.is_dir():
         folder = built_in_folder(str(name))
     on = pick_device(device)
-    held = read_folder(folder)
-    held.network.to(device=on, dtype=pick_dtype(dtype, on))
+    stored = read_folder(folder)
+    stored.network.to(device=on, dtype=pick_dtype(dtype, on))
     return Model(
-        denoiser=held.network,
-        tokenizer=held.tokenizer,
-        objective=held.objective,
-        length=held.length,
-        packing=held.packing,
-        anchor=held.anchor,
-        typical_length=held.typical_length,
-        drawing=held.drawing,
-        separator=held.separator,
-        labels=held.labels,
+        denoiser=stored.network,
+        tokenizer=stored.tokenizer,
+        objective=stored.objective,
+        length=stored.length,
+        packing=stored.packing,
+        anchor=stored.anchor,
+        typical_length=stored.typical_length,
+        drawing=stored.drawing,
+        separator=stored.separator,
+        labels=stored.labels,
     )

@@ -161,13 +161,13 @@ def test_guidance_is_counted_as_two_calls(client: TestClient) -> None:
 
 def test_a_text_is_scored_once(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
-    bound: Callable[..., Bound] = Served._bound
+    bound: Callable[..., Bound] = Served.canvas_bound
 
     def noted(self: Served, canvas: Any, *scored: Any, **how: Any) -> Bound:
         seen.extend(canvas.tokens.tolist())
         return bound(self, canvas, *scored, **how)
 
-    monkeypatch.setattr(Served, "_bound", noted)
+    monkeypatch.setattr(Served, "canvas_bound", noted)
     body = {"text": "a[MASK:1..2]b", "n": 3, "temperature": 0, "sampler": "left_to_right", "score": True}
     texts = client.post("/fill", json=body).json()["texts"]
     assert len({one["text"] for one in texts}) == 1

@@ -63,7 +63,7 @@ def score(
         some = slice(lo, lo + BATCH)
         canvas = model.canvas(rows[some], may_end=True, label=[each[i] for i in owner[some]])
         batches.append((lo, canvas, _scored(canvas, given[some])))
-    windows = join([model._bound(canvas, scored_BL, first_row=lo, **how) for lo, canvas, scored_BL in batches])
+    windows = join([model.canvas_bound(canvas, scored_BL, first_row=lo, **how) for lo, canvas, scored_BL in batches])
     owner_B = torch.tensor(owner)
     draws_BS = torch.zeros(len(texts), windows.draws_BS.shape[1], dtype=windows.draws_BS.dtype)
     return Bound(

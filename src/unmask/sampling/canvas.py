@@ -25,7 +25,7 @@ class Canvas:
 
     key_B: row i is driven by its key and nothing else. valid_BL: False after the end of a shorter row (None: none).
     forbidden: ids never written. offset: the absolute position of column 0, so that windows of one text differ.
-    end_id: end-of-text. Once it is written with no mask before it, the row is done; what follows is not shown.
+    end_id: end-of-text. Once it is written with no mask before it, the row is done; the rest is no part of the text.
     draft_BL: written, but a sampler that refines may write there anew; to all others it is fixed (None: nowhere).
     label_B: the class of each row, for a network trained with classes; -1 for none (None: none).
     frame: how many tokens at the beginning and at the end of each row anchor the text and are no part of it.
@@ -88,7 +88,7 @@ class Canvas:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Sequence[int]], *, mask_id: int, pad_id: int, seed: int = 0) -> Canvas:
-        """Rows of different lengths; what lies after a shorter row's end is neither seen nor written."""
+        """Rows of different lengths; what lies after a shorter row's end is neither attended to nor written."""
         length = max(len(row) for row in rows)
         tokens = torch.full((len(rows), length), pad_id)
         for i, row in enumerate(rows):
@@ -99,6 +99,15 @@ class Canvas:
         ends_B = torch.tensor([len(row) for row in rows])
         return replace(canvas, valid_BL=torch.arange(length) < ends_B[:, None])
 
+    def rows_of(self, tokens_BL: Tensor) -> list[list[int]]:
+        """The rows of a later state of this canvas, each up to its own end.
+
+        >>> canvas = Canvas.of_rows([[5], [5, 6]], mask_id=9, pad_id=0)
+        >>> canvas.rows_of(canvas.tokens)
+        [[5], [5, 6]]
+        """
+        return [row[:end] for row, end in zip(tokens_BL.tolist(), self.length_B.tolist(), strict=True)]
+
     @property
     def masked_BL(self) -> Tensor:
         """What is open and still masked."""
@@ -106,7 +115,7 @@ class Canvas:
 
     @property
     def given_BL(self) -> Tensor:
-        """What the user has given: fixed, and no part of the frame."""
+        """The user's own tokens: fixed, and no part of the frame."""
         position_L = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         begin, end = self.frame
         inside_BL = (position_L >= begin) & (position_L < self.length_B[:, None] - end)
@@ -120,8 +129,8 @@ class Canvas:
     def close_ended(self, tokens_BL: Tensor) -> Tensor:
         """A later state of this canvas, in which rows that have ended are filled up with end-of-text.
 
-        An end ends its row where it was written, not given, and nothing before it is still open: then what is shown
-        cannot change any more, whatever would be written after it.
+        An end ends its row where it was written, not part of the prompt, and nothing before it is still open: then the
+        text cannot change any more, whatever would be written after it.
 
         >>> canvas = Canvas(torch.tensor([[1, 9, 9], [9, 9, 9]]), 9, torch.zeros(2, dtype=torch.long), end_id=1)
         >>> canvas.close_ended(torch.tensor([[1, 9, 9], [1, 9, 9]])).tolist()

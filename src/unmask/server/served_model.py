@@ -14,7 +14,7 @@ from unmask.constraints import Constraint
 from unmask.data.batch import Batch
 from unmask.evaluation.bound import Bound, join
 from unmask.evaluation.estimate import draws_of
-from unmask.model import Model, Watch
+from unmask.model import Model
 from unmask.objectives.base import Kind
 from unmask.rng import row_keys
 from unmask.samplers import RunnersUp, Sampler, Step
@@ -27,6 +27,7 @@ from unmask.server.engine import Call, Engine, Progress
 from unmask.server.limits import Holding, Limits
 from unmask.server.rows import LONG, Calling, Scoring, Work, Writing, draws_at_once, row_of
 from unmask.server.turns import Turns
+from unmask.text.generation import Watch
 
 T = TypeVar("T")
 
@@ -154,7 +155,7 @@ class Served(Model):
         with self._waiting():
             return self.engine.do_beside(job, self.call)
 
-    def _bound(self, canvas: Canvas, scored_BL: Tensor, **how: Any) -> Bound:
+    def canvas_bound(self, canvas: Canvas, scored_BL: Tensor, **how: Any) -> Bound:
         num, length = canvas.tokens.shape
         self.limits.check(rows=num, length=length, calls=how["num_samples"])
         rows = [row_of(canvas.to("cpu"), i).tokens for i in range(num)]
@@ -186,8 +187,8 @@ class Served(Model):
         return join([work.result for work in works])
 
     def _bound_of_row(self, row: Canvas, scored_1L: Tensor, i: int, **how: Any) -> Callable[[], Bound]:
-        given = (row, scored_1L.to(row.tokens.device))
-        return lambda: super(Served, self)._bound(*given, **{**how, "first_row": how["first_row"] + i})
+        row_and_scored = (row, scored_1L.to(row.tokens.device))
+        return lambda: super(Served, self).canvas_bound(*row_and_scored, **{**how, "first_row": how["first_row"] + i})
 
     def _scored(self, works: Sequence[Scoring], first_row: int, kind: Kind) -> Bound:
         self._finish(works)
