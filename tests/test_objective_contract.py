@@ -14,8 +14,8 @@ from unmask import objectives
 from unmask.data.batch import Batch, make_batch
 from unmask.denoisers.dit import DiT
 from unmask.denoisers.network import Network
-from unmask.evaluation.estimate import draws_of
 from unmask.objectives import Objective
+from unmask.objectives.draws import draws_of
 from unmask.objectives.mdlm import MDLM
 from unmask.rng import row_keys
 

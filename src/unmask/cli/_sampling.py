@@ -133,8 +133,8 @@ def make_constraint(args: argparse.Namespace) -> list[Constraint] | None:
 
 
 def _read_constraint(text: str, over: dict[str, Any]) -> Constraint:
-    from unmask.config import from_dict
     from unmask.constraints import Constraint
+    from unmask.reader import from_dict
 
     try:
         data = json.loads(text) if text.lstrip().startswith("{") else {"name": text}

@@ -62,7 +62,7 @@ def _fields(plugin: type[Any]) -> list[Any]:
 def _option(field: Any) -> dict[str, Any]:
     import dataclasses
 
-    from unmask.config import to_dict
+    from unmask.reader import to_dict
 
     kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
     option = {"name": field.name, "type": kind}

@@ -1,18 +1,18 @@
-"""The bound of rows as the mean of an objective's estimates: which keys and times are drawn, and how they add up."""
+"""The bound of rows as the mean of an objective's estimates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from unmask.data.batch import DRAW_TIME, Batch
+from unmask.data.batch import Batch
 from unmask.denoisers.network import Network, evaluating
 from unmask.errors import UsageError
 from unmask.evaluation.bound import Bound
-from unmask.rng import fold, row_keys, uniform
+from unmask.objectives.draws import draws_of
+from unmask.rng import row_keys
 
 if TYPE_CHECKING:
     from unmask.objectives import Objective
@@ -52,24 +52,3 @@ def estimate_bound(
                 group_B += form.row_nats(network, batch).to(group_B) / len(group)
         groups.append(group_B)
     return Bound(draws_BS=torch.stack(groups, dim=1), tokens_B=scored_BL.sum(dim=1).cpu(), kind=form.kind)
-
-
-def draws_of(objective: Objective, key_B: Tensor, num_samples: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The keys and times of an objective's estimates; a likelihood is read once, since nothing of it is random."""
-    if objective.kind == "exact":
-        return iter([[(key_B, torch.ones(key_B.shape, dtype=torch.float64, device=key_B.device))]])
-    return bound_draws(key_B, num_samples)
-
-
-def bound_draws(key_B: Tensor, num_samples: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The draws of a bound, in groups: the rows' keys and times of each.
-
-    Times are spread evenly inside a group of a row's draws; groups and rows are independent of each other.
-
-    >>> [len(group) for group in bound_draws(torch.tensor([1]), 16)]
-    [4, 4, 4, 4]
-    """
-    strata = 4 if num_samples % 4 == 0 and num_samples >= 8 else 1  # two groups at least: one has no spread
-    for g in range(num_samples // strata):
-        u_B = uniform(fold(key_B, g), DRAW_TIME)
-        yield [(fold(key_B, g, j + 1), 1 - (u_B + j / strata) % 1) for j in range(strata)]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unmask.data.batch import Batch
 from unmask.denoisers.network import Network, evaluating
-from unmask.evaluation.estimate import draws_of
+from unmask.objectives.draws import draws_of
 from unmask.rng import row_keys
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from unmask.denoisers.network import Network
 from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
 from unmask.errors import UsageError
-from unmask.evaluation.score_queries import ScoreQuery, token_nats_of
 from unmask.objectives import Objective
 from unmask.objectives.chunked_loss import LossSum, at_positions, cross_entropy, token_nats, weighted_cross_entropy
+from unmask.objectives.score_queries import ScoreQuery, token_nats_of
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.query import ask_about
 

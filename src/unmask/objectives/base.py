@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from unmask.denoisers import Denoiser
     from unmask.denoisers.network import Network
     from unmask.evaluation.bound import Bound
-    from unmask.evaluation.score_queries import ScoreQuery
     from unmask.model import Model
     from unmask.objectives.chunked_loss import LossSum
+    from unmask.objectives.score_queries import ScoreQuery
     from unmask.processes.base import Process
     from unmask.samplers import Sampler
     from unmask.sampling.predictor import Predictor
 
-room = Room("unmask.objectives", base="Objective", helpers=("chunked_loss", "terms"))
+room = Room("unmask.objectives", base="Objective", helpers=("chunked_loss", "draws", "score_queries", "terms"))
 
 # What a number is: a likelihood, an upper bound of -log p, or neither (a pseudo-likelihood).
 Kind = Literal["exact", "upper bound", "pseudo"]

@@ -18,8 +18,6 @@ from unmask.denoisers.network import Network
 from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
 from unmask.errors import UsageError
-from unmask.evaluation.estimate import bound_draws
-from unmask.evaluation.score_queries import ScoreQuery, token_nats_of
 from unmask.noise import Noise
 from unmask.noise.log_linear import LogLinear
 from unmask.objectives import Objective
@@ -32,6 +30,8 @@ from unmask.objectives.chunked_loss import (
     token_nats,
     weighted_cross_entropy,
 )
+from unmask.objectives.draws import bound_draws
+from unmask.objectives.score_queries import ScoreQuery, token_nats_of
 from unmask.objectives.terms import continuous_weight, count_weight, d3pm_nats, step_weight, subs_log_probs
 from unmask.processes.absorbing import Absorbing, position_uniforms
 from unmask.registry import check_fields

@@ -8,8 +8,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from unmask.config import Word, from_dict
 from unmask.errors import ConfigError, Public, UsageError, did_you_mean
+from unmask.reader import Word, from_dict
 from unmask.samplers import Sampler, room
 from unmask.samplers.drawing import Drawing
 

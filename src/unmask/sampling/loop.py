@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from unmask.denoisers.network import Network
 from unmask.errors import NonFiniteError, Public, UsageError
-from unmask.objectives import Objective
 from unmask.samplers import Sampler, Step, fitting
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained
@@ -22,6 +21,9 @@ from unmask.sampling.cuda_graphs import can_replay, replay
 from unmask.sampling.guidance import Guidance, Guided
 from unmask.sampling.observe import Observer, RunnersUpObserver
 from unmask.sampling.predictor import Predictor
+
+if TYPE_CHECKING:
+    from unmask.objectives import Objective
 
 
 def steps(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,13 +12,15 @@ from torch import Tensor
 from unmask.data.batch import DRAW_PARTICLE
 from unmask.denoisers.network import Network
 from unmask.errors import UsageError
-from unmask.objectives import Objective
 from unmask.rng import categorical, fold, uniform
 from unmask.samplers import Sampler, Step
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.loop import bound, default_objective, drive
 from unmask.sampling.observe import Observer
 from unmask.sampling.predictor import Query
+
+if TYPE_CHECKING:
+    from unmask.objectives import Objective
 
 Score = Callable[[Tensor], Tensor]  # log-scores [B] of partly masked rows [B, L]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from unmask.config import from_dict
 from unmask.constraints import Constraint
 from unmask.constraints.json_schema import JsonSchema
 from unmask.constraints.regex import Regex
 from unmask.errors import Public, UsageError, did_you_mean
 from unmask.model import Model
+from unmask.reader import from_dict
 from unmask.samplers import Sampler, room
 from unmask.server.limits import Limits
 from unmask.server.schemas import Constrained, Sampling

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.evaluation.score_queries import ScoreQuery
+from unmask.objectives.score_queries import ScoreQuery
 from unmask.samplers import Sampler, Step
 from unmask.samplers.drawing import Drawing
 from unmask.sampling.canvas import Canvas

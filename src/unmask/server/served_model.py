@@ -13,9 +13,9 @@ from torch import Tensor
 from unmask.constraints import Constraint
 from unmask.data.batch import Batch
 from unmask.evaluation.bound import Bound, join
-from unmask.evaluation.estimate import draws_of
 from unmask.model import Model
 from unmask.objectives.base import Kind
+from unmask.objectives.draws import draws_of
 from unmask.rng import row_keys
 from unmask.samplers import RunnersUp, Sampler, Step
 from unmask.sampling.canvas import Canvas

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from unmask.config import from_dict, to_dict
 from unmask.corpora import MAX_SEPARATOR
 from unmask.data.packing import Anchor, Policy
 from unmask.data.tokenizers import Tokenizer, tokenizer_from_json
@@ -19,6 +18,7 @@ from unmask.denoisers import Denoiser
 from unmask.denoisers.network import Network
 from unmask.errors import ConfigError, ModelFolderError, UsageError
 from unmask.objectives import Objective
+from unmask.reader import from_dict, to_dict
 from unmask.samplers.drawing import Drawing
 from unmask.storage.atomic import write_file
 from unmask.storage.tensor_file import read_shapes, read_tensors, write_tensors

@@ -12,22 +12,24 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unmask.config import to_dict
 from unmask.constraints import Constraint
 from unmask.denoisers import Denoiser
+from unmask.distributed.stopping import stop_requests
 from unmask.distributed.world import World
 from unmask.errors import Stopped, UnmaskError, UsageError
-from unmask.model import Model
+from unmask.reader import to_dict
 from unmask.samplers import Sampler
 from unmask.storage.atomic import atomic_folder, atomic_text, clean
 from unmask.storage.model_folder import unshared
 from unmask.storage.untrusted import read_json, shown
 from unmask.text.arguments import check_whole
-from unmask.training.monitor import stop_requests
+
+if TYPE_CHECKING:
+    from unmask.model import Model
 
 MANIFEST = "generate.json"
 FORMAT_VERSION = 1

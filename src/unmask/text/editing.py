@@ -19,7 +19,6 @@ from unmask.constraints import Constraint
 from unmask.constraints.automaton import compile_constraints
 from unmask.constraints.leading_space import LeadingSpace
 from unmask.errors import Public, UsageError, did_you_mean
-from unmask.evaluation.bound import Bound
 from unmask.rng import fold, row_keys
 from unmask.samplers import Sampler, Step
 from unmask.sampling.constrained import Impossible, constrained
@@ -36,6 +35,7 @@ from unmask.text.prompts import (
 )
 
 if TYPE_CHECKING:
+    from unmask.evaluation.bound import Bound
     from unmask.model import Model
 
 MAX_CANDIDATES = 256  # they are written in one batch

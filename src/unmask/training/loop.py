@@ -16,6 +16,7 @@ from unmask.data.batch import Batch, batch_of
 from unmask.data.rows import RowBatch
 from unmask.denoisers.network import Network
 from unmask.devices import fast_attention, few_threads
+from unmask.distributed.stopping import stop_requests
 from unmask.distributed.world import join_world
 from unmask.evaluation.bound import Bound
 from unmask.model import Model, load
@@ -23,7 +24,7 @@ from unmask.reader import adopt_plugins
 from unmask.rng import row_keys
 from unmask.training.callbacks import Announcer, Callback, StepReport
 from unmask.training.checkpoint.resume import mark_begun, stopped
-from unmask.training.monitor import steady_gc, stop_requests
+from unmask.training.monitor import steady_gc
 from unmask.training.optim import learning_rate
 from unmask.training.run_lock import one_writer
 from unmask.training.run_view import RunView

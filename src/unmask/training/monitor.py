@@ -1,15 +1,13 @@
-"""What watches a training run: non-finite numbers, losses that jump, and requests to stop."""
+"""What watches a training run: non-finite numbers, and losses that jump."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import math
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -64,32 +62,6 @@ class Guard:
 def _short(rows: np.ndarray) -> str:
     listed = ", ".join(map(str, rows[:4].tolist()))
     return f"{listed}, … ({len(rows)} in all)" if len(rows) > 4 else listed
-
-
-@contextlib.contextmanager
-def stop_requests() -> Iterator[Callable[[], bool]]:
-    """SIGTERM, SIGUSR1 (SLURM's warning) and the first Ctrl-C only ask: the step is finished and saved.
-
-    A second Ctrl-C interrupts at once.
-    """
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-    signals = [s for name in ("SIGTERM", "SIGINT", "SIGUSR1") if (s := getattr(signal, name, None)) is not None]
-    old = {s: signal.getsignal(s) for s in signals}
-
-    def ask(number: int, frame: Any) -> None:
-        asked.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    for s in old:
-        signal.signal(s, ask)
-    try:
-        yield asked.is_set
-    finally:
-        for s, handler in old.items():
-            signal.signal(s, handler)
 
 
 @contextlib.contextmanager

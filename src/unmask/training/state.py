@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unmask.config import RECIPE_FILE, RunConfig, to_dict
+from unmask.config import RECIPE_FILE, RunConfig
 from unmask.data.loader import Loader
 from unmask.data.packing import Rows, reading_bar, rows_of
 from unmask.data.tokenizers import Tokenizer, load_tokenizer, tokenizer_from_json
@@ -27,6 +27,7 @@ from unmask.errors import UsageError
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.evaluate import evaluate_rows
 from unmask.model import Model, load
+from unmask.reader import to_dict
 from unmask.storage.atomic import atomic_text
 from unmask.storage.model_folder import NoStart, load_weights, unshared
 from unmask.storage.untrusted import read_text

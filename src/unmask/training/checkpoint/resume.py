@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.config import RunConfig, from_dict, option_paths
+from unmask.config import RunConfig, option_paths
 from unmask.data.packing import Rows
 from unmask.distributed.parallel import local
 from unmask.distributed.world import World
 from unmask.errors import ConfigError, DataError, ModelFolderError, Stopped, UsageError
+from unmask.reader import from_dict
 from unmask.samplers.drawing import Drawing
 from unmask.storage.atomic import atomic_text
 from unmask.storage.tensor_file import read_into
