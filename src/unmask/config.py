@@ -157,7 +157,7 @@ class RunConfig:
     @property
     def anchor(self) -> Anchor:
         """What frames the rows, with `data.anchor = "auto"` decided: relative positions need it where nothing else is
-        fixed; a causal denoiser knows where its rows begin, and must not be told where they end.
+        fixed; a causal denoiser knows where its rows begin, and must not see where they end.
 
         >>> RunConfig().anchor, RunConfig(data=DataConfig(packing="pad")).anchor
         ('none', 'both')
@@ -203,7 +203,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {e}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a recipe is a table of options")
-    return data if run is None else data | {"out": str(run)}  # a run is where it is found, also when it was moved
+    return data if run is None else data | {"out": str(run)}  # a run is where its folder is, also when it was moved
 
 
 def load_config(path: str | Path, overrides: dict[str, str] | None = None) -> RunConfig:
@@ -213,9 +213,9 @@ def load_config(path: str | Path, overrides: dict[str, str] | None = None) -> Ru
     """
     saved = (Path(path) / RECIPE_FILE).is_file()
     data = to_dict(from_dict(RunConfig, read_recipe(path), saved=saved))
-    given = {key.removesuffix(".name"): Word(value) for key, value in (overrides or {}).items()}
-    for key in sorted(given, key=lambda key: key.count(".")):
-        _set(data, key, given[key])
+    words = {key.removesuffix(".name"): Word(value) for key, value in (overrides or {}).items()}
+    for key in sorted(words, key=lambda key: key.count(".")):
+        _set(data, key, words[key])
     return typing.cast(RunConfig, from_dict(RunConfig, data))
 
 
@@ -262,14 +262,14 @@ def option_choices(config: RunConfig) -> dict[str, list[str]]:
     """
 
     def walk(value: Any, prefix: str) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        choices: dict[str, list[str]] = {}
         hints = typing.get_type_hints(type(value))
         for f in dataclasses.fields(value):
             if words := _choices(hints[f.name]):
-                found[prefix + f.name] = words
+                choices[prefix + f.name] = words
             if dataclasses.is_dataclass(inner := getattr(value, f.name)):
-                found |= walk(inner, f"{prefix}{f.name}.")
-        return found
+                choices |= walk(inner, f"{prefix}{f.name}.")
+        return choices
 
     return walk(config, "")
 

@@ -64,8 +64,8 @@ def examine(device: str | None = None, out: str = ".") -> Iterator[Finding]:
 
 def versions() -> Iterator[Finding]:
     names = ("unmask", "torch", "numpy", "safetensors", "tokenizers")
-    found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
-    yield Finding("versions", "ok", f"Python {platform.python_version()}, {found}, {platform.system()}")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    yield Finding("versions", "ok", f"Python {platform.python_version()}, {versions}, {platform.system()}")
     extras = {"pyarrow": "data", "zstandard": "data", "outlines_core": "constrain", "datasets": "hf"}
     extras |= {"uvicorn": "serve", "fastapi": "serve", "prometheus_client": "serve", "tensorboard": "log"}
     missing = sorted({extra for module, extra in extras.items() if importlib.util.find_spec(module) is None})
@@ -156,7 +156,7 @@ def network() -> Iterator[Finding]:
 
 
 NETWORK_SECONDS = 60
-# In processes of their own: one that hangs can be ended, and a group leaves nothing behind here.
+# In processes of their own: one that hangs can be ended, and a group leaves nothing here.
 _EXCHANGE = """
 import sys, torch, torch.distributed as dist
 port, backend, size, rank = sys.argv[1:]
@@ -182,10 +182,10 @@ def self_check(device: str | None) -> Iterator[Finding]:
 
     class Losses(Callback):
         def __init__(self) -> None:
-            self.seen: dict[int, float] = {}
+            self.losses: dict[int, float] = {}
 
         def on_step(self, report: StepReport) -> None:
-            self.seen[report.step] = report.loss
+            self.losses[report.step] = report.loss
 
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -205,7 +205,7 @@ def self_check(device: str | None) -> Iterator[Finding]:
         )
         plain, resumed = Losses(), Losses()
         train(whole, callbacks=[plain], device=device)
-        first, last = plain.seen[1], plain.seen[40]
+        first, last = plain.losses[1], plain.losses[40]
         if not last < 0.8 * first:
             yield Finding("training", "problem", f"40 steps took the loss from {first:.2f} to {last:.2f} only")
         else:
@@ -213,7 +213,7 @@ def self_check(device: str | None) -> Iterator[Finding]:
         half = dataclasses.replace(whole, out=str(Path(folder) / "half"))
         train(dataclasses.replace(half, steps=20), device=device)
         train(half, callbacks=[resumed], resume=True, device=device)
-        drift = max(abs(resumed.seen[step] - plain.seen[step]) for step in resumed.seen)
+        drift = max(abs(resumed.losses[step] - plain.losses[step]) for step in resumed.losses)
         if drift > 1e-3:
             yield Finding("resuming", "problem", f"a resumed run's loss is off by {drift:.1e}: saving or reading fails")
         elif drift > 0:

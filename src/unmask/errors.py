@@ -19,11 +19,11 @@ _ELLIPSIS = "…"
 class Public:
     """A value of a message that anybody may read: a limit, a count, a name of ours.
 
-    shown: its spelling where the message is redacted, if only a part of it is public.
+    redacted: its spelling where the message is redacted, if only a part of it is public.
     """
 
     value: object
-    shown: str | None = None
+    redacted: str | None = None
 
 
 class UnmaskError(Exception):
@@ -62,7 +62,7 @@ def _redacted(value: object, conversion: str | None, spec: str) -> str:
     if isinstance(value, UnmaskError):
         return value.redacted() or _ELLIPSIS
     if isinstance(value, Public):
-        return value.shown if value.shown is not None else _spelled(value.value, conversion, spec)
+        return value.redacted if value.redacted is not None else _spelled(value.value, conversion, spec)
     return f"'{_ELLIPSIS}'" if conversion == "r" else _ELLIPSIS
 
 
@@ -71,7 +71,7 @@ def _spelled(value: object, conversion: str | None, spec: str) -> str:
 
 
 class UsageError(UnmaskError, ValueError):
-    """The caller asked for something that cannot be: an unknown name, a bad value, a meaningless combination."""
+    """The caller asked for something that cannot be: an unknown name, an invalid value, a meaningless combination."""
 
     exit_code = 2
 

@@ -14,7 +14,7 @@ FLAG = "--plugin"
 HELP = f"{FLAG} MODULE registers the classes of a Python module, or of a file FILE.py; may be repeated."
 
 
-loaded: list[str] = []  # what this process was given: one that it starts is given the same
+loaded: list[str] = []  # in this process; one that it starts gets the same
 
 
 def split_plugins(words: list[str]) -> tuple[list[str], list[str]]:

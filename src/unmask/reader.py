@@ -37,7 +37,7 @@ def to_dict(value: Any) -> Any:
 
 
 def _head(value: Any) -> dict[str, str]:
-    """What names a plug-in; of one that is not unmask's own also its class, which whoever misses it is told."""
+    """What names a plug-in; of one that is not unmask's own also its class, for the error where it is missing."""
     if not hasattr(value, "room"):
         return {}
     room, cls = room_of(type(value)), type(value)
@@ -47,7 +47,7 @@ def _head(value: Any) -> dict[str, str]:
 
 def adopt_plugins(value: Any) -> None:
     """Register the plug-in classes of these dataclasses that nobody has registered yet, and refuse what no file could
-    give back: told before a run begins, not at its first save.
+    give back: refused before a run begins, not at its first save.
 
     >>> from unmask.noise import Polynomial
     >>> adopt_plugins(Polynomial(power=3.0))

@@ -1,4 +1,4 @@
-"""The registry: plug-ins by name. A room's own are files found by their names and imported only when used.
+"""The registry: plug-ins by name. A room's own are files known by their names and imported only when used.
 
 A room (`unmask.noise`, `unmask.samplers`, ...) is a package whose every public module holds one plug-in class, except
 `base`, which has the contract, and the helpers that the room names.
@@ -248,7 +248,7 @@ def _writable(kind: Any) -> bool:
 
 
 def snake_case(name: str) -> str:
-    """The name a class is registered by where none is given.
+    """The name a class is registered by unless a name is chosen.
 
     >>> snake_case("LogLinear"), snake_case("MDLM"), snake_case("MyGRU2")
     ('log_linear', 'mdlm', 'my_gru2')
@@ -294,7 +294,7 @@ def came_later(default: Any, *, before: Any) -> Any:
 
 
 def renamed(*old: str, default: Any) -> Any:
-    """A field that had other names: what a run or a model has saved is read by them, a recipe is told the new one.
+    """A field that had other names: what a run or a model has saved is read by them, a recipe gets a hint.
 
     >>> @dataclasses.dataclass
     ... class Options:
@@ -330,7 +330,7 @@ _NUMBERS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a 
 
 
 def _wanted(kind: Any, value: object) -> str | None:
-    """What a field of this type takes, where the value is none of it; types that are not checked take anything."""
+    """What a field of this type takes, where the value does not fit; types that are not checked take anything."""
     if kind in _NUMBERS:
         base, name = _NUMBERS[kind]
         return None if isinstance(value, base) and (kind is bool or not isinstance(value, bool)) else name

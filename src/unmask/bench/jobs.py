@@ -179,10 +179,10 @@ def profiled(job: Job, work: Callable[[], object]) -> list[tuple[str, int, float
         return []
     on_gpu = job.device.startswith("cuda")
     kind = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
-    with profile(activities=[kind]) as seen:
+    with profile(activities=[kind]) as trace:
         clocked(torch.device(job.device), work)
     spent: dict[str, tuple[int, float]] = {}
-    for event in seen.events() or []:
+    for event in trace.events() or []:
         if on_gpu and event.device_type.name != "CUDA":
             continue  # the host's side of a launch
         micros = event.device_time if on_gpu else event.self_cpu_time_total
@@ -213,7 +213,7 @@ def clocked(device: torch.device, work: Callable[[], object]) -> float:
 
 
 def memory(device: torch.device) -> int:
-    """The most that was held at a time: on a GPU by tensors, on a CPU by the process."""
+    """The most that was allocated at a time: on a GPU by tensors, on a CPU by the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -36,7 +36,7 @@ _NAMES = {
 
 
 class Wrong(UsageError):
-    """A pattern that is none, or that asks for what cannot be held. The message goes on from the pattern's name."""
+    """An invalid pattern, or one that asks for what cannot be enforced. The message goes on from the pattern's name."""
 
 
 def parsed(pattern: str) -> tuple[Any, int]:
@@ -58,7 +58,7 @@ class Builder:
         self.splices = {ord(character): dfa for character, dfa in splices.items()}
 
     def size(self, items: Any) -> int:
-        """How many characters and conditions it has with all counts written out. What cannot be held is refused."""
+        """How many characters and conditions it has with all counts written out. What cannot be enforced is refused."""
         total = 0
         for op, value in items:
             if op in _NAMES:

@@ -1,4 +1,4 @@
-"""Whether a JSON schema is one, and whether all of it can be held: what cannot is refused by name, in one sentence."""
+"""Whether a JSON schema is valid and all of it can be enforced: what cannot is refused by name, in one sentence."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from unmask.constraints._numbers import DIGITS
 from unmask.constraints.regex import regex_dfa
 from unmask.errors import Public, UsageError, did_you_mean
 
-# What says nothing about the value, and for each form of a schema what is held. All else is refused: a keyword that is
-# read over would give values that the schema does not allow.
+# What says nothing about the value, and for each form of a schema what is enforced. All else is refused: a keyword
+# that is read over would give values that the schema does not allow.
 NOTES = {"$schema", "$id", "$defs", "definitions", "$comment", "title", "description", "default", "examples"}
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 SUPPORTED = {
@@ -38,7 +38,7 @@ ONE_OF = ("$ref", "anyOf", "oneOf", "enum", "const")
 
 
 def check(data: Any, where: str = "schema") -> None:
-    """Refuse, by name, what would not be held."""
+    """Refuse, by name, what would not be enforced."""
     if not isinstance(data, dict):
         raise UsageError(
             "{where}: expected a JSON object that describes a value, got {value}",
@@ -86,8 +86,8 @@ def types_of(data: dict[str, Any], where: str = "schema") -> list[str]:
     >>> types_of({"type": ["string", "null"]})
     ['string', 'null']
     """
-    given = data.get("type")
-    kinds: list[Any] = given if isinstance(given, list) else [given]
+    declared = data.get("type")
+    kinds: list[Any] = declared if isinstance(declared, list) else [declared]
     if wrong := [kind for kind in kinds if not isinstance(kind, str) or kind not in SUPPORTED]:
         raise UsageError(
             "{where}: needs a type, {hint}",
@@ -108,16 +108,16 @@ def _table(data: Any, where: str) -> dict[str, Any]:
 
 
 def _list(data: dict[str, Any], key: str, where: str, of: str) -> list[Any]:
-    found = data.get(key, [])
-    if not isinstance(found, list):
+    values = data.get(key, [])
+    if not isinstance(values, list):
         raise UsageError(
             "{where}: {key} needs a list of {of}, got {value}",
             where=schema_path(where),
             key=Public(key),
             of=Public(of),
-            value=_quoted(found),
+            value=_quoted(values),
         )
-    return found
+    return values
 
 
 def schema_path(where: str) -> Public:

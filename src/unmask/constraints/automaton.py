@@ -40,7 +40,7 @@ class Automaton:
 
     @property
     def num_words(self) -> int:
-        """Ids of the vocabulary; what opens and closes a gap is none."""
+        """Ids of the vocabulary; the marks that open and close a gap are not among them."""
         return len(self.class_I) - 2 * (self.over == "both")
 
     @property
@@ -90,7 +90,7 @@ class Automaton:
         return bool(self.accept_S[state])
 
     def shortest(self, never: Sequence[int] = ()) -> int | None:
-        """How many tokens the shortest accepted row has, without the ids in `never`; None: there is none."""
+        """How many tokens the shortest accepted row has, without the ids in `never`; None: no row is accepted."""
         may_I = np.ones(len(self.class_I), dtype=bool)
         may_I[list(never)] = False
         classes = np.unique(self.class_I[may_I])

@@ -18,7 +18,7 @@ from unmask.constraints.automaton import Automaton
 class Tables:
     """An automaton as tensors of one device, see Transitions for P and U.
 
-    next_SC has -1 for no transition. set_P and to_P have one number more: a pair that is none, of weight 0.
+    next_SC has -1 for no transition. set_P and to_P have one number more: a padding pair of weight 0.
     sums_UC[u, c] is 1 where class c is in set u. by_state: states of similar numbers of transitions, and for each of
     them its pairs (P: none). class_I: of each id that may stand in a span, word_I: of those that a network predicts.
     """

@@ -1,4 +1,4 @@
-"""Labels as they stand in a corpus: class numbers, or words that are given numbers when all of them are known."""
+"""Labels as they stand in a corpus: class numbers, or words that get numbers when all of them are known."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ class Words:
     """
 
     def __init__(self) -> None:
-        self.found: dict[str, int] = {}
-        self._numbers = False
+        self.numbers: dict[str, int] = {}
+        self._has_numbers = False
 
     def number(self, label: int | str | None) -> int | None:
-        """Where the word stands in `found`; a class number is its own."""
+        """Where the word stands in `numbers`; a class number is its own."""
         if not isinstance(label, str):
-            self._numbers |= label is not None
-        elif label not in self.found:
-            if len(self.found) == MAX_WORDS:
+            self._has_numbers |= label is not None
+        elif label not in self.numbers:
+            if len(self.numbers) == MAX_WORDS:
                 raise DataError(
                     f"the labels are more than {MAX_WORDS:,} different words: name a label_field that holds classes"
                 )
-            self.found[label] = len(self.found)
-        if self._numbers and self.found:
-            word = next(iter(self.found))
+            self.numbers[label] = len(self.numbers)
+        if self._has_numbers and self.numbers:
+            word = next(iter(self.numbers))
             raise DataError(
                 f"some labels are numbers, others words such as {word!r}: write all of them as one or the other"
             )
-        return self.found[label] if isinstance(label, str) else label
+        return self.numbers[label] if isinstance(label, str) else label
 
 
 def class_words(words: tuple[str, ...]) -> tuple[str, ...]:

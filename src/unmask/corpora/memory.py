@@ -26,7 +26,7 @@ class Memory(Corpus):
     """
 
     texts: tuple[str | Document, ...] | None = field(default=None, metadata={UNWRITTEN: True})
-    sha256: str = ""  # of the texts; made where they are given
+    sha256: str = ""  # of the texts; computed from them
 
     def __post_init__(self) -> None:
         if self.texts is None:

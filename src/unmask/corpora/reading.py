@@ -13,7 +13,7 @@ from unmask.corpora.stdlib import Stdlib
 from unmask.errors import UsageError
 
 FIELDS = ("field", "prompt_field", "label_field")
-OPTIONS = (*FIELDS, "separator")  # that may be given beside a file
+OPTIONS = (*FIELDS, "separator")  # that may stand beside a file
 
 
 def read_like(path: str, like: Corpus | None = None, options: Mapping[str, str] | None = None) -> Corpus:

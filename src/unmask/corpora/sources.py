@@ -1,4 +1,4 @@
-"""Files of documents: found in a fixed order, read through their compression, never whole in memory."""
+"""Files of documents: listed in a fixed order, read through their compression, never whole in memory."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ _EDGE = 1 << 20
 
 
 def default_cache_dir() -> Path:
-    """Where caches go unless told otherwise: `UNMASK_CACHE`, else `unmask` in the user's cache folder."""
-    if told := os.environ.get("UNMASK_CACHE"):
-        return Path(told).expanduser()
+    """Where caches go: `UNMASK_CACHE`, else `unmask` in the user's cache folder."""
+    if folder := os.environ.get("UNMASK_CACHE"):
+        return Path(folder).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "unmask"
@@ -31,7 +31,7 @@ def default_cache_dir() -> Path:
 def cached(folder: Path, key: str, build: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """The manifest of folder/key, which `build` fills if it is not there or damaged.
 
-    `build` writes files into the folder it is given and returns the manifest; sizes and checksums are added to it.
+    `build` writes files into the folder that it gets and returns the manifest; sizes and checksums are added to it.
 
     >>> cached(Path("cache"), "abc", lambda tmp: {"made": (tmp / "x").write_text("hi")})["made"]  # doctest: +SKIP
     2
@@ -141,7 +141,7 @@ def _lock(path: Path) -> Iterator[bool]:
             os.close(handle)
             yield False
             return
-        # The holder before us removed the file it held: a lock on that one excludes nobody who comes later.
+        # The holder before us removed the file it had locked: a lock on that one excludes nobody who comes later.
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
             break
         os.close(handle)

@@ -1,6 +1,6 @@
 """Documents → rows of a fixed length, cached on disk as a memory map.
 
-Three policies: `wrap` chains all documents, each with end-of-text behind it, and cuts the chain into rows; `pad` gives
+Three policies: `wrap` chains all documents, each with end-of-text after it, and cuts the chain into rows; `pad` gives
 each document a row; `sentence` gives each line one. What does not fit a row is cut, and counted.
 """
 
@@ -145,10 +145,10 @@ class _Packer:
         lines: list[str] = []
         labels: list[int | None] = []
         for document in documents:
-            found = [line for line in document.text.replace("\r\n", "\n").split("\n") if line.strip()]
-            self._empty += not found
-            lines += found
-            labels += [self.words.number(document.label)] * len(found)
+            filled = [line for line in document.text.replace("\r\n", "\n").split("\n") if line.strip()]
+            self._empty += not filled
+            lines += filled
+            labels += [self.words.number(document.label)] * len(filled)
         bos = self._tokenizer.bos_id
         # Without an anchor a begin token is a token like any other: noised and scored.
         head = np.array([] if bos is None else [bos], dtype=np.int64) if self._anchor == "none" else self._begin
@@ -200,7 +200,7 @@ def pack_texts(
         raise DataError(f"there is no text to pack ({report.sentence()}); give at least one text that is not empty")
     kinds = dtypes(tokenizer.num_ids)
     parts = {name: np.frombuffer(file.getbuffer(), dtype=kinds[name]) for name, file in files.items()}
-    return Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids, list(packer.words.found))
+    return Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids, list(packer.words.numbers))
 
 
 def rows_of(
@@ -297,10 +297,10 @@ def _pack_corpus(
         files = {name: stack.enter_context((work / name).open("wb")) for name in (*FILES, LABELS)}
         packer = _Packer(tokenizer, policy, length, anchor, cast(dict[str, BinaryIO], files))
         for document in _read(corpus):
-            held = share is not None and _place(document) < share[1]
-            sides[held] += bool(document.text.strip())
+            valid = share is not None and _place(document) < share[1]
+            sides[valid] += bool(document.text.strip())
             packer.words.number(document.label)  # of both parts: their classes are the same
-            if share is None or held == (share[0] == "valid"):
+            if share is None or valid == (share[0] == "valid"):
                 packer.add(document)
             if progress is not None:
                 progress(len(document.text) + len(document.prompt))
@@ -318,7 +318,7 @@ def _pack_corpus(
             f"no rows for the part {share[0] if share else 'all'}: {report.sentence()}; change length or corpus"
         )
     manifest = {"format": FORMAT, "split_rows": split_rows, "report": dataclasses.asdict(report)}
-    return manifest | ({"words": list(packer.words.found)} if packer.words.found else {})
+    return manifest | ({"words": list(packer.words.numbers)} if packer.words.numbers else {})
 
 
 def _read(corpus: Corpus) -> Iterator[Document]:
@@ -336,7 +336,7 @@ def _place(document: Document) -> float:
 
 @contextmanager
 def reading_bar(label: str = "reading the corpus") -> Iterator[Progress | None]:
-    """A progress bar for `build_rows` on stderr; None, and nothing shown, where stderr is no terminal.
+    """A progress bar for `build_rows` on stderr; None where stderr is no terminal.
 
     >>> with reading_bar() as progress:  # doctest: +SKIP
     ...     rows = build_rows(corpus, tokenizer, progress=progress)

@@ -17,7 +17,7 @@ from unmask.errors import DataError, UsageError, did_you_mean
 Ints = NDArray[np.int64]
 Policy = Literal["wrap", "pad", "sentence"]
 Anchor = Literal["none", "begin", "both"]
-"""What frames each row's text, never noised, scored or shown: nothing, a begin token, or also an end marker.
+"""What frames each row's text, never noised, scored or part of the text: nothing, a begin token, or also an end marker.
 
 Relative positions alone give every position of an all-masked row the same law: a fixed token at an end breaks the tie.
 """

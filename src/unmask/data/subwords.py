@@ -19,7 +19,7 @@ from unmask.corpora import Corpus
 from unmask.data.tokenizers import EOT_TEXT, MASK_TEXT, Span, Tokenizer, lone_surrogate
 from unmask.errors import DataError, ModelFolderError, Public, UnmaskError
 
-# The file format has no room for "which id is the mask", so the roles are told by known spellings, best first.
+# The file format has no room for "which id is the mask", so the roles are recognised by known spellings, best first.
 # The last of mask and end of text is for vocabularies in which all the others are ordinary words.
 MASKS = (MASK_TEXT, "<mask>", "<|mask|>", "<|mdm_mask|>", "<MASK>", "<|unmask:mask|>")
 EOTS = (EOT_TEXT, "</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<EOS>", "[EOS]", "<|eos|>", "<|unmask:eot|>")
@@ -119,13 +119,13 @@ class Subwords(Tokenizer):
         if isinstance(self._inner.decoder, decoders.ByteLevel):
             words = [self._byte_level_word(id) for id in range(self.num_ids)]
             return words, words
-        # Other decoders join words by rules of their own: what an id adds is seen behind a token that is known.
+        # Other decoders join words by rules of their own: what an id adds shows after a token that is known.
         anchor = self.encode("a")[:1]
         base = self.decode(anchor)
         ids = range(self.num_ids)
         alone = self._inner.decode_batch([[id] for id in ids], skip_special_tokens=False)
-        behind = self._inner.decode_batch([[*anchor, id] for id in ids], skip_special_tokens=False)
-        inside = [text.removeprefix(base) if text.startswith(base) else None for text in behind]
+        after = self._inner.decode_batch([[*anchor, id] for id in ids], skip_special_tokens=False)
+        inside = [text.removeprefix(base) if text.startswith(base) else None for text in after]
         # A word at the start has no joining space; a piece that continues a word cannot stand there.
         first = [
             text if text in (whole, (whole or "").removeprefix(" ")) else None
@@ -184,17 +184,17 @@ class Subwords(Tokenizer):
 
 
 def _byte_of() -> dict[str, int]:
-    """Byte-level vocabularies spell a byte by its Latin-1 character where that can be seen, else by one from 256 up."""
-    seen = [b for b in range(256) if 0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or b >= 0xAE]
-    hidden = [b for b in range(256) if b not in seen]
-    return {chr(b): b for b in seen} | {chr(256 + i): b for i, b in enumerate(hidden)}
+    """Byte-level vocabularies spell a byte by its Latin-1 character if that is printable, else by one from 256 up."""
+    printable = [b for b in range(256) if 0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or b >= 0xAE]
+    hidden = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(hidden)}
 
 
 _BYTE_OF = _byte_of()
 
 
 def _whole(word: str | None) -> bytes | None:
-    """UTF-8, unless the token is a piece of a character, which cannot be told by itself."""
+    """UTF-8, unless the token is a piece of a character, which cannot be decoded by itself."""
     return None if word is None or "\ufffd" in word else word.encode()
 
 
@@ -213,18 +213,18 @@ def train_bpe(size: int, corpus: Corpus) -> Subwords:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    seen = 0
+    num_texts = 0
 
     def texts() -> Iterator[str]:
-        nonlocal seen
+        nonlocal num_texts
         for document in corpus.documents():
             for text in (document.prompt, document.text):
                 if text:
-                    seen += 1
+                    num_texts += 1
                     yield text.encode("utf-8", errors="replace").decode("utf-8")
 
     inner.train_from_iterator(texts(), trainer=trainer)
-    if not seen:
+    if not num_texts:
         raise DataError("the corpus is empty: there is nothing to train a tokenizer on")
     return Subwords(inner)
 
@@ -314,7 +314,7 @@ def _guard(kind: type[UnmaskError], what: str) -> Iterator[None]:
     except UnmaskError:
         raise
     except BaseException as e:
-        # A Rust panic is no Exception, so it is told by its name; anything else of that kind is not ours.
+        # A Rust panic is no Exception, so it is recognised by its name; anything else of that kind is not ours.
         if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
             raise
         reason = (str(e).strip() or type(e).__name__).splitlines()[0]

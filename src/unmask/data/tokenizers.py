@@ -17,7 +17,7 @@ from unmask.corpora import Corpus
 from unmask.errors import DataError, MissingExtraError, ModelFolderError, Public, UsageError, did_you_mean
 from unmask.storage.untrusted import parse_json, read_text
 
-MASK_TEXT = "[MASK]"  # how a mask is shown to people, whatever its spelling in the vocabulary
+MASK_TEXT = "[MASK]"  # how a mask is written for people, whatever its spelling in the vocabulary
 EOT_TEXT = "<|endoftext|>"
 
 Span = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -36,7 +36,7 @@ class Tokenizer(ABC):
 
     num_ids: int  # the width of the logits, mask included
     mask_id: int
-    eot_id: int  # behind every document
+    eot_id: int  # after every document
     bos_id: int | None = None  # before a sentence, where the vocabulary has such an id
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Tokenizer(ABC):
         """
 
     def spellings(self) -> tuple[list[bytes | None], list[bytes | None]]:
-        """The bytes that each id adds to a text: as its first token, and behind another one (None: none of its own).
+        """The bytes that each id adds to a text: as its first token, and after another one (None: it adds no bytes).
 
         >>> first, inside = load_tokenizer("bytes").spellings()
         >>> first[104], inside[257]
@@ -104,8 +104,8 @@ class Bytes(Tokenizer):
         return b"".join(self._bytes(i) for i in ids).decode("utf-8", errors="replace")
 
     def token_text(self, id: int) -> str:
-        shown = self._bytes(id).decode("utf-8", errors="replace")
-        return shown if id < 128 or id > 255 else f"<0x{id:02X}>"
+        text = self._bytes(id).decode("utf-8", errors="replace")
+        return text if id < 128 or id > 255 else f"<0x{id:02X}>"
 
     def spellings(self) -> tuple[list[bytes | None], list[bytes | None]]:
         words: list[bytes | None] = [*(bytes((b,)) for b in range(256)), None, None]

@@ -55,7 +55,7 @@ def launch(words: list[str], *, nproc: int, max_restarts: int = 0) -> None:
 
 
 def leave_note(code: int, message: str) -> bool:
-    """A started process's last words, for the one that started it; False where nobody did, or cannot be told."""
+    """A started process's last words, for the one that started it; False where nobody did, or the pipe is closed."""
     if NOTES not in os.environ:
         return False
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Watchdog:
-    """Each process counts what it does together with the others and posts the count; who stays behind is missing.
+    """Each process counts what it does together with the others and posts the count; a straggler is missing.
 
     A collective that never comes back cannot be interrupted, so the process ends with a line that says who is missing.
     """
@@ -48,22 +48,22 @@ class Watchdog:
         reached = time.monotonic()
         while not self._stop.wait(every):
             posts += 1
-            behind = ""
+            problem = ""
             try:
                 self.store.set(f"unmask/{self.rank}", json.dumps([self.count, posts]))
                 reached = time.monotonic()
                 if self.armed and reached - self.moved > self.timeout:
-                    behind = self._behind(3 * every)
+                    problem = self._stragglers(3 * every)
             except (RuntimeError, OSError):  # whoever keeps the store may be gone, and torchrun sees to that in time
                 now = time.monotonic()
                 if self.armed and now - max(reached, self.moved) > self.timeout:
-                    behind = "the process that keeps the group's store cannot be reached"
-            if behind:
-                sys.stderr.write(f"unmask: rank {self.rank}: no progress for {self.timeout:.0f} s; {behind}\n")
+                    problem = "the process that keeps the group's store cannot be reached"
+            if problem:
+                sys.stderr.write(f"unmask: rank {self.rank}: no progress for {self.timeout:.0f} s; {problem}\n")
                 sys.stderr.flush()
                 os._exit(1)
 
-    def _behind(self, silence: float) -> str:
+    def _stragglers(self, silence: float) -> str:
         """Who has done less than this process, or gives no more sign of life; asked again and again once it is late."""
         missing = []
         now = time.monotonic()

@@ -25,7 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from unmask.devices import pick_device
 from unmask.distributed.watchdog import Watchdog
 from unmask.errors import ModelFolderError, PeerError, UnmaskError, UsageError
-from unmask.storage.untrusted import shown
+from unmask.storage.untrusted import printable
 
 T = TypeVar("T")
 
@@ -107,10 +107,10 @@ class World:
             made = work()
         except Exception as e:
             error = e
-        said = None if error is None else (isinstance(error, ModelFolderError), shown(error, 400))
+        said = None if error is None else (isinstance(error, ModelFolderError), printable(error, 400))
         answers = self.gather((made, said))
         if isinstance(error, OSError) and not self.first:  # the first process's becomes a line where it leaves a folder
-            raise UnmaskError(shown(error, 400)) from error
+            raise UnmaskError(printable(error, 400)) from error
         if error is not None:
             raise error
         for rank, (_, other) in enumerate(answers):
@@ -200,7 +200,7 @@ def _join(backend: str, restarts: int, limit: datetime.timedelta) -> tuple[distr
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except (RuntimeError, ValueError) as e:
         why = (str(e).strip().splitlines() or ["no reason given"])[0]
-        raise PeerError(f"rank {os.environ['RANK']}: could not join the other processes: {shown(why, 200)}") from e
+        raise PeerError(f"rank {os.environ['RANK']}: could not join the other processes: {printable(why, 200)}") from e
     # From here on the watchdog names who is missing, which a collective's own limit cannot; and before the first step
     # one process may read a corpus for hours while the others wait.
     distributed_c10d._set_pg_timeout(datetime.timedelta(days=7))
@@ -211,7 +211,9 @@ def _number(name: str, default: int) -> int:
     try:
         return int(os.environ.get(name, default))
     except ValueError:
-        raise UsageError(f"{name}={shown(os.environ[name], 40)} is no number: torchrun sets it, or nobody") from None
+        raise UsageError(
+            f"{name}={printable(os.environ[name], 40)} is no number: torchrun sets it, or nobody"
+        ) from None
 
 
 def _end_threads() -> None:

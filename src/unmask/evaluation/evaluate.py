@@ -51,7 +51,7 @@ def evaluate(
     """Measure a model: its perplexity, or another metric by its name or as an object.
 
     data: texts, a corpus, a file or folder (as `unmask eval --data`), or packed rows. packing, length: None: as the
-    model was trained. options: the metric's, where it is not given as an object. about: more of the protocol, such as
+    model was trained. options: the metric's, where it is named, not an object. about: more of the protocol, such as
     what the data is called. world, progress: several processes share the work, where the metric can, and a bar.
 
     >>> print(unmask.evaluate(model, ["the cat sat", "on the mat"], num_samples=16))  # doctest: +SKIP
@@ -60,11 +60,11 @@ def evaluate(
     metric = make_metric(metric, options)
     rows, source = _packed(model, data, packing, length)
     rows = rows.classed(model.labels) if model.denoiser.num_classes else rows
-    # Only a metric that knows how is told of the other processes.
+    # Only a metric with a parameter for it gets the other processes.
     takes = inspect.signature(metric.measure).parameters
     shared = {"world": world, "progress": progress}
-    given: dict[str, Any] = {name: value for name, value in shared.items() if name in takes}
-    measured = metric.measure(model, rows, seed=seed, **given)
+    supported: dict[str, Any] = {name: value for name, value in shared.items() if name in takes}
+    measured = metric.measure(model, rows, seed=seed, **supported)
     exact = measured.kind == "exact"
     protocol = {
         "metric": repr(metric),
@@ -76,7 +76,7 @@ def evaluate(
         "tokenizer": f"{type(model.tokenizer).__name__.lower()} of {model.tokenizer.num_ids} ids",
         "seed": seed,
         "kind": measured.kind,
-        # Diffusion sees where padding begins, so a padded row is bounded given its length; autoregression is not told.
+        # Diffusion sees where padding begins, so a padded row is bounded given its length; autoregression does not.
         "given": "row lengths" if not exact and rows.report.policy != "wrap" else "nothing",
         "device": model.device.type,
         "dtype": str(next((p.dtype for p in model.denoiser.parameters()), torch.float32)).removeprefix("torch."),

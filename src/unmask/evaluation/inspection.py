@@ -55,7 +55,7 @@ def logits(model: Model, text: Looked, *, level: float | None = None, label: int
 
     A text gets what frames every row of the model, which is not part of the answer; ids are taken as they are.
     A causal network's line l is its prediction of token l from those before. level: the noise level that a conditioned
-    network is told; None: the share of the tokens that is masked.
+    network is conditioned on; None: the share of the tokens that is masked.
 
     >>> model.logits("The [MASK] sat").shape  # doctest: +SKIP
     """
@@ -158,7 +158,7 @@ def _ids(model: Model, text: Looked, label: int | str | None) -> tuple[Tensor, T
 
 
 def _level(model: Model, ids_BL: Tensor, level: float | None) -> Tensor:
-    """[B] the noise level that the network is told."""
+    """[B] the noise level that the network is conditioned on."""
     if level is not None:
         if not 0 <= level <= 1:
             raise UsageError(f"the noise level lies in [0, 1], got {level}")

@@ -51,18 +51,18 @@ def score(
     if not texts:
         raise UsageError("nothing to score: give at least one text")
     each = _labels(label, labels, len(texts))
-    rows, owner, given = [], [], []
+    rows, owner, prefix_lengths = [], [], []
     for i, (text, head) in enumerate(zip(texts, _heads(model, prompts, separator, len(texts)), strict=True)):
         for row in _windows(model, text, head):
             rows.append(row)
             owner.append(i)
-            given.append(len(head or ()))
+            prefix_lengths.append(len(head or ()))
     how: dict[str, Any] = {"seed": seed, "num_samples": num_samples, "estimator": estimator}
     batches: list[tuple[int, Canvas, Tensor]] = []
     for lo in range(0, len(rows), BATCH):
         some = slice(lo, lo + BATCH)
         canvas = model.canvas(rows[some], may_end=True, label=[each[i] for i in owner[some]])
-        batches.append((lo, canvas, _scored(canvas, given[some])))
+        batches.append((lo, canvas, _scored(canvas, prefix_lengths[some])))
     windows = join([model.canvas_bound(canvas, scored_BL, first_row=lo, **how) for lo, canvas, scored_BL in batches])
     owner_B = torch.tensor(owner)
     draws_BS = torch.zeros(len(texts), windows.draws_BS.shape[1], dtype=windows.draws_BS.dtype)
@@ -100,7 +100,7 @@ def _explained(
 def _heads(
     model: Model, prompts: str | Sequence[str] | None, separator: str | None, num: int
 ) -> list[list[int]] | list[None]:
-    """What stands before each text and is given, tokenized apart from it as packing does it; None: nothing."""
+    """The prompt before each text, not scored, tokenized apart from it as packing does it; None: nothing."""
     if prompts is None:
         return [None] * num if model.anchor == "none" else [list(model.begin)] * num
     prompts = [prompts] * num if isinstance(prompts, str) else list(prompts)
@@ -123,7 +123,7 @@ def _labels(label: int | str | None, labels: Sequence[int | str | None] | None, 
 
 
 def _windows(model: Model, text: str, head: list[int] | None) -> list[list[int]]:
-    """The rows of a text, each with what is given before and after it."""
+    """The rows of a text, each with its prompt and frame."""
     ids = [*([] if head else model.begin), *model.tokenizer.encode(text), model.tokenizer.eot_id]
     head = head or []
     room = model.length - len(head) - len(model.end)
@@ -136,8 +136,8 @@ def _windows(model: Model, text: str, head: list[int] | None) -> list[list[int]]
     return [[*head, *ids[lo : lo + room], *model.end] for lo in range(0, len(ids), room)]
 
 
-def _scored(canvas: Canvas, given: list[int]) -> Tensor:
-    """All but what is given before each row's text, what ends the row, and padding."""
+def _scored(canvas: Canvas, prefix_lengths: list[int]) -> Tensor:
+    """All but the prompt before each row's text, what ends the row, and padding."""
     position_L = torch.arange(canvas.tokens.shape[1], device=canvas.tokens.device)
-    first_B1 = torch.tensor(given, device=canvas.tokens.device)[:, None]
+    first_B1 = torch.tensor(prefix_lengths, device=canvas.tokens.device)[:, None]
     return (position_L >= first_B1) & (position_L < canvas.length_B[:, None] - canvas.frame[1])

@@ -1,4 +1,4 @@
-"""Schedules given by sigma(t) = -log alpha(t), rescaled so that alpha(0)=1 and alpha(1)=0 exactly.
+"""Schedules defined by sigma(t) = -log alpha(t), rescaled so that alpha(0)=1 and alpha(1)=0 exactly.
 
 alpha(t) = (e^-sigma(t) - e^-sigma(1)) / (e^-sigma(0) - e^-sigma(1)). Without the rescaling alpha(1) > 0,
 and the prior term KL(q(z_1|x) || all masks) would be infinite.

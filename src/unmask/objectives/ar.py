@@ -31,7 +31,7 @@ MAX_NUMBERS = 1 << 26  # positions x vocabulary of one answer
 
 @dataclass(frozen=True, kw_only=True)
 class AR(Objective):
-    """-log p(x) = sum over l of -log p(x_l | x_<l): exact, the opponent every diffusion figure is held against."""
+    """-log p(x) = sum over l of -log p(x_l | x_<l): exact, the baseline of every diffusion figure."""
 
     kind = "exact"
 

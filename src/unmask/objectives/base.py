@@ -96,7 +96,7 @@ class Objective(ABC):
         raise UsageError(f"{type(self).__name__} does not say which token its bound comes from")
 
     def estimator(self, network: Network | Denoiser) -> str:
-        """Which form `bound` takes unless told otherwise; part of the protocol that goes beside a number."""
+        """Which form `bound` takes by default; part of the protocol that goes beside a number."""
         return "exact" if self.kind == "exact" else "own"
 
     def with_estimator(self, name: str) -> Self:

@@ -153,8 +153,8 @@ class MDLM(Objective):
         flat_N = noised.masked_BL.flatten().nonzero().squeeze(1)  # counted where the batch is: on the host, in training
         row_N = flat_N // batch.x_BL.shape[1]
         device = denoiser.device_for(batch.x_BL)
-        given: dict[str, Any] = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
-        h_ND = vectors_at(denoiser, noised.z_BL, noised.level_B, flat_N, **given)
+        rows: dict[str, Any] = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
+        h_ND = vectors_at(denoiser, noised.z_BL, noised.level_B, flat_N, **rows)
         weight_N = noised.weight_B.to(row_N.device)[row_N]  # of a learned schedule it lies on the device
         x_N, weight_N, row_N = (put(t, device) for t in (batch.x_BL.flatten()[flat_N], weight_N, row_N))
         return h_ND, x_N, weight_N, row_N
@@ -179,8 +179,8 @@ class MDLM(Objective):
         """Without carry-over: -log x_theta(x, t=0)[x] at every scored position of the clean row."""
         flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)
         clean_B = torch.zeros_like(batch.time_B)
-        given: dict[str, Any] = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
-        h_ND = vectors_at(denoiser, batch.x_BL, clean_B, flat_N, **given)
+        rows: dict[str, Any] = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
+        h_ND = vectors_at(denoiser, batch.x_BL, clean_B, flat_N, **rows)
         x_N = put(batch.x_BL.flatten()[flat_N], h_ND.device)
         return h_ND, cross_entropy(x_N, denoiser.mask_id, self.zero_masking)
 

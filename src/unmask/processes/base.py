@@ -40,7 +40,7 @@ class Process(ABC):
 
     @property
     def schedule(self) -> Noise:
-        """The noise as plain numbers: what is noised, what a network is told and what is sampled carry no gradient."""
+        """The noise without gradients, for corruption, for the network's conditioning and for sampling."""
         return Detached(self.noise) if isinstance(self.noise, LearnedNoise) else self.noise
 
     def level(self, t: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class Uniform(CategoricalProcess):
         return torch.where(noised_BL, self._tokens(key_B, open_BL, 0), x_BL)
 
     def _tokens(self, key_B: Tensor, like_BL: Tensor, offset: int) -> Tensor:
-        """[B, L] uniform tokens; ids from the mask's on are one further, since it is none of them."""
+        """[B, L] uniform tokens; ids from the mask's on are one further: the mask is never drawn."""
         position_L = torch.arange(like_BL.shape[1], device=like_BL.device) + offset
         token_BL = (uniform(key_B[:, None], DRAW_STATE, position_L) * self.num_tokens).long()
         token_BL = token_BL.clamp(max=self.num_tokens - 1)  # 24 bits, where there are no more, may round up

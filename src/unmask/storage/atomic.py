@@ -91,7 +91,7 @@ def write_file(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[int, st
         for part in parts:
             rest = memoryview(part)
             while rest:
-                written = os.write(descriptor, rest[:_CHUNK])  # may take less than it is given
+                written = os.write(descriptor, rest[:_CHUNK])  # may write less than all of it
                 if not written:
                     raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
                 digest.update(rest[:written])
@@ -126,7 +126,7 @@ def find_folder(final: Path) -> Path:
     if final.exists() or not final.parent.is_dir():
         return final
     aside = [
-        path for path, found in left_behind(final.parent) if found["name"] == final.name and found["kind"] == "old"
+        path for path, match in left_behind(final.parent) if match["name"] == final.name and match["kind"] == "old"
     ]
     return max(aside, key=lambda path: path.stat().st_mtime, default=final)
 
@@ -197,11 +197,11 @@ def left_behind(folder: Path) -> list[tuple[Path, re.Match[str]]]:
 
 def clean(folder: Path, name: str | None = None) -> None:
     """Finish or undo what dead writers left, of one name or of all."""
-    for path, found in left_behind(folder):
-        if (name is not None and found["name"] != name) or _is_live(path.name, int(found["pid"])):
+    for path, match in left_behind(folder):
+        if (name is not None and match["name"] != name) or _is_live(path.name, int(match["pid"])):
             continue
-        final = folder / found["name"]
-        if found["kind"] == "old" and not final.exists():
+        final = folder / match["name"]
+        if match["kind"] == "old" and not final.exists():
             os.rename(path, final)
         elif path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

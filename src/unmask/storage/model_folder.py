@@ -22,7 +22,7 @@ from unmask.reader import from_dict, to_dict
 from unmask.samplers.drawing import Drawing
 from unmask.storage.atomic import write_file
 from unmask.storage.tensor_file import read_shapes, read_tensors, write_tensors
-from unmask.storage.untrusted import check_plain, parse_json, read_text, shown
+from unmask.storage.untrusted import check_plain, parse_json, printable, read_text
 from unmask.storage.weight_parts import joined, weight_files
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ def read_folder(folder: Path) -> Folder:
         objective = cast(Objective, from_dict(Objective, config["objective"], "objective", saved=True))
         drawing = cast(Drawing, from_dict(Drawing, config.get("drawing", {}), "drawing", saved=True))
     except ConfigError as e:
-        raise ModelFolderError(f"{folder / 'config.json'}: {shown(e, 300)}") from None
+        raise ModelFolderError(f"{folder / 'config.json'}: {printable(e, 300)}") from None
     if config["num_ids"] != tokenizer.num_ids or config["mask_id"] != tokenizer.mask_id:
         raise ModelFolderError(
-            f"{folder}: config.json says {shown(config['num_ids'])} ids with mask {shown(config['mask_id'])}, "
+            f"{folder}: config.json says {printable(config['num_ids'])} ids with mask {printable(config['mask_id'])}, "
             f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
         )
     network = _build(description, objective, tokenizer, folder)
@@ -134,9 +134,11 @@ def check_weights(network: Network, tensors: dict[str, Tensor], where: str) -> N
     """Refuse tensors that are not this network's, by name; the network may be on the meta device."""
     wanted = unshared(network)
     for name in sorted(wanted.keys() - tensors.keys()):
-        raise ModelFolderError(f"{where}: the tensor {shown(name)} is missing; the file belongs to another model")
+        raise ModelFolderError(f"{where}: the tensor {printable(name)} is missing; the file belongs to another model")
     for name in sorted(tensors.keys() - wanted.keys()):
-        raise ModelFolderError(f"{where}: the tensor {shown(name)} is unexpected; the file belongs to another model")
+        raise ModelFolderError(
+            f"{where}: the tensor {printable(name)} is unexpected; the file belongs to another model"
+        )
     for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
             raise ModelFolderError(
@@ -157,7 +159,7 @@ def _build(description: Denoiser, objective: Objective, tokenizer: Tokenizer, fo
         most = len(shapes) if name == "blocks" else max(1 << 16, sum(t.numel() for t in shapes.values()))
         if type(value) is int and value > most:
             raise ModelFolderError(
-                f"{folder / 'config.json'}: denoiser.{name} is {shown(value)}, far more than {where} holds"
+                f"{folder / 'config.json'}: denoiser.{name} is {printable(value)}, far more than {where} holds"
             )
     try:
         with torch.device("meta"), NoStart():  # names and shapes alone
@@ -192,10 +194,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = parse_json(read_text(path, MAX_CONFIG))
     except (ValueError, RecursionError) as e:
-        raise ModelFolderError(f"{path} is not valid JSON; the folder is damaged ({shown(e)})") from None
+        raise ModelFolderError(f"{path} is not valid JSON; the folder is damaged ({printable(e)})") from None
     version = config.get("format_version") if isinstance(config, dict) else None
     if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
-        raise ModelFolderError(f"{path}: format_version is {shown(repr(version))}, this unmask reads 1 and 2")
+        raise ModelFolderError(f"{path}: format_version is {printable(repr(version))}, this unmask reads 1 and 2")
     assert isinstance(config, dict)
     wanted = {
         "format_version": int,
@@ -210,10 +212,10 @@ def _read_config(path: Path) -> dict[str, Any]:
         if type(config.get(key)) is not kind:
             raise ModelFolderError(f"{path}: {key} is missing or not {kind.__name__}; the folder is damaged")
     if not 1 <= config["length"] <= MAX_LENGTH:
-        raise ModelFolderError(f"{path}: length is {shown(config['length'])}, not between 1 and {MAX_LENGTH}")
+        raise ModelFolderError(f"{path}: length is {printable(config['length'])}, not between 1 and {MAX_LENGTH}")
     typical = config.get("typical_length", 1)
     if type(typical) is not int or not 1 <= typical <= config["length"]:
-        raise ModelFolderError(f"{path}: typical_length is {shown(repr(typical))}, not between 1 and length")
+        raise ModelFolderError(f"{path}: typical_length is {printable(repr(typical))}, not between 1 and length")
     if type(config.get("drawing", {})) is not dict:
         raise ModelFolderError(f"{path}: drawing is not dict; the folder is damaged")
     separator = config.get("separator", "")
@@ -223,18 +225,18 @@ def _read_config(path: Path) -> dict[str, Any]:
     if type(labels) is not list or not all(type(word) is str for word in labels) or len(set(labels)) < len(labels):
         raise ModelFolderError(f"{path}: labels is not a list of different words; the folder is damaged")
     if others := config.keys() - wanted.keys() - {"typical_length", "drawing", "separator", "labels"}:
-        raise ModelFolderError(f"{path}: unknown key {shown(min(others))!r}")
+        raise ModelFolderError(f"{path}: unknown key {printable(min(others))!r}")
     config = _from_version_1(config) if version == 1 else config
     for key, choices in (("packing", get_args(Policy)), ("anchor", get_args(Anchor))):
         if config[key] not in choices:
-            raise ModelFolderError(f"{path}: {key} is {shown(config[key])!r}, not one of {', '.join(choices)}")
+            raise ModelFolderError(f"{path}: {key} is {printable(config[key])!r}, not one of {', '.join(choices)}")
     if config["packing"] == "wrap" and config["anchor"] != "none":
         raise ModelFolderError(f"{path}: anchor is {config['anchor']}, but rows of the packing wrap have none")
     return config
 
 
 def _from_version_1(config: dict[str, Any]) -> dict[str, Any]:
-    """There were no anchors, and the packing was not told: what it did shows in the other keys.
+    """There were no anchors, and the packing was not stored: what it did shows in the other keys.
 
     >>> _from_version_1({"bos": False, "typical_length": 174})["packing"]
     'pad'

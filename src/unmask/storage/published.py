@@ -323,7 +323,7 @@ def _strip(source: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _checked(source: Path, name: str, tensor: Any) -> Tensor:
-    """A plain float tensor with memory behind all of it: a pickle can describe a huge view of one number."""
+    """A plain float tensor with memory for all of it: a pickle can describe a huge view of one number."""
     if not isinstance(tensor, Tensor):
         raise ModelFolderError(f"{source}: {name[:80]} is a {type(tensor).__name__}, not a tensor")
     if tensor.layout is not torch.strided or not tensor.dtype.is_floating_point or tensor.device.type != "cpu":

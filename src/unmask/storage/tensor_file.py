@@ -14,7 +14,7 @@ from torch import Tensor
 from unmask.distributed.parallel import local, rows_here
 from unmask.errors import ModelFolderError, UsageError
 from unmask.storage.atomic import write_file
-from unmask.storage.untrusted import shown
+from unmask.storage.untrusted import printable
 
 # The format's names of what torch calls otherwise.
 DTYPES = {
@@ -95,13 +95,13 @@ def read_into(path: Path, into: Mapping[str, Tensor]) -> None:
     Traceback (most recent call last):
     unmask.errors.ModelFolderError: nowhere.safetensors is missing
     """
-    held = read_shapes(path)
-    if odd := sorted(held.keys() ^ into.keys()):
-        raise ModelFolderError(f"{path}: the tensor {shown(odd[0])} is missing or unexpected")
+    stored = read_shapes(path)
+    if odd := sorted(stored.keys() ^ into.keys()):
+        raise ModelFolderError(f"{path}: the tensor {printable(odd[0])} is missing or unexpected")
     for name, place in into.items():
-        if (held[name].shape, held[name].dtype) != (place.shape, place.dtype):
-            said = f"{tuple(held[name].shape)} of {held[name].dtype}"
-            raise ModelFolderError(f"{path}: {shown(name)} is {said}, not {tuple(place.shape)} of {place.dtype}")
+        if (stored[name].shape, stored[name].dtype) != (place.shape, place.dtype):
+            said = f"{tuple(stored[name].shape)} of {stored[name].dtype}"
+            raise ModelFolderError(f"{path}: {printable(name)} is {said}, not {tuple(place.shape)} of {place.dtype}")
     with safe_open(path, framework="pt", device="cpu") as file, torch.no_grad():
         for name, place in into.items():
             rows = rows_here(place)
@@ -122,5 +122,5 @@ def _tensors(path: Path, *, only_shapes: bool) -> Iterator[tuple[str, Tensor]]:
                     raise ValueError(f"{name[:80]} has dtype {part.get_dtype()}")
                 yield name, torch.empty(part.get_shape(), dtype=DTYPES[part.get_dtype()], device="meta")
     except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError, TypeError, MemoryError) as error:
-        reason = shown(error, 200)
+        reason = printable(error, 200)
         raise ModelFolderError(f"{path} is damaged or no safetensors file ({reason}); copy it again") from error

@@ -67,10 +67,10 @@ def parse_json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=_once)
 
 
-def shown(value: object, most: int = 80) -> str:
+def printable(value: object, most: int = 80) -> str:
     """The first of what a stranger wrote, for a message: one line, and nothing that moves a terminal's cursor.
 
-    >>> shown("a\\nb" + chr(27) + "[2J")
+    >>> printable("a\\nb" + chr(27) + "[2J")
     'a b?[2J'
     """
     line = " ".join(str(value).split())[:most]
@@ -78,28 +78,28 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    table = dict(pairs)
+    if len(table) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {shown(twice, 40)!r} is there twice")
-    return found
+        raise ValueError(f"the key {printable(twice, 40)!r} is there twice")
+    return table
 
 
 def _kind(path: Path, *, follow: bool) -> os.stat_result:
     try:
-        found = path.stat(follow_symlinks=follow)
+        info = path.stat(follow_symlinks=follow)
     except (FileNotFoundError, NotADirectoryError):
         raise ModelFolderError(f"{path} is missing") from None
     except (OSError, ValueError) as e:  # a link to itself, a name too long, a null in it
         raise ModelFolderError(f"cannot read {str(path)[:200]!r}: {_short(e)}") from None
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(info.st_mode):
         raise ModelFolderError(f"{path} is a symbolic link; put the file itself there")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(info.st_mode):
         raise ModelFolderError(f"{path} is no plain file")
-    return found
+    return info
 
 
 def _short(error: BaseException) -> str:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return shown(reason, 120) or type(error).__name__
+    return printable(reason, 120) or type(error).__name__

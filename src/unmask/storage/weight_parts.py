@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unmask.errors import ModelFolderError
 from unmask.storage.tensor_file import write_tensors
-from unmask.storage.untrusted import check_plain, shown
+from unmask.storage.untrusted import check_plain, printable
 
 WHOLE = "model.safetensors"
 _PART = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
@@ -48,7 +48,7 @@ def joined(read: Callable[[Path], Mapping[str, Tensor]], paths: Sequence[Path]) 
         for name, tensor in read(path).items():
             if name in tensors:
                 raise ModelFolderError(
-                    f"{path}: the tensor {shown(name)} is in an earlier part already; copy the folder again"
+                    f"{path}: the tensor {printable(name)} is in an earlier part already; copy the folder again"
                 )
             tensors[name] = tensor
     return tensors

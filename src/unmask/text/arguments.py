@@ -12,7 +12,7 @@ from unmask.samplers import Sampler
 
 
 def check_whole(**values: Any) -> None:
-    """Refuse what is no whole number; None is none given.
+    """Refuse what is no whole number; None: left out.
 
     >>> check_whole(num="2")
     Traceback (most recent call last):
@@ -37,12 +37,12 @@ def check_texts(value: Any, name: str) -> list[str]:
         raise UsageError(
             "{name} must be a text, or a list of texts, got {value}", name=Public(name), value=_quoted(value)
         )
-    found = list(several)
-    if not all(isinstance(one, str) for one in found):
+    texts = list(several)
+    if not all(isinstance(one, str) for one in texts):
         raise UsageError(
             "{name} must be a text, or a list of texts, got {value}", name=Public(name), value=_quoted(value)
         )
-    return found
+    return texts
 
 
 def check_sampler(value: Any) -> None:
@@ -63,7 +63,7 @@ def check_sampler(value: Any) -> None:
 
 
 def check_constraint(value: Any) -> None:
-    """Refuse what is neither a constraint nor a list of them; None is none.
+    """Refuse what is neither a constraint nor a list of them; None: no constraint.
 
     >>> check_constraint("[a-z]+")
     Traceback (most recent call last):

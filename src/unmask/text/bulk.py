@@ -25,7 +25,7 @@ from unmask.reader import to_dict
 from unmask.samplers import Sampler
 from unmask.storage.atomic import atomic_folder, atomic_text, clean
 from unmask.storage.model_folder import unshared
-from unmask.storage.untrusted import read_json, shown
+from unmask.storage.untrusted import printable, read_json
 from unmask.text.arguments import check_whole
 
 if TYPE_CHECKING:
@@ -280,4 +280,4 @@ def _json(manifest: dict[str, Any], *, complete: bool) -> str:
 
 
 def _quoted(manifest: dict[str, Any], key: str) -> str:
-    return shown(json.dumps(manifest.get(key)), 60)
+    return printable(json.dumps(manifest.get(key)), 60)

@@ -76,7 +76,7 @@ class Way:
 @dataclass(frozen=True)
 class Filled:
     """A text with its gaps filled. ways: where lengths were unknown, all that were tried, best first. row: see Edit.
-    ids: the text's own, those that were given and those that were written.
+    ids: the text's own, fixed and written.
 
     >>> Filled("a cat", row=0).ways
     []
@@ -89,7 +89,7 @@ class Filled:
 
 
 def find_span(text: str, span: str, occurrence: int | None = None) -> tuple[int, int]:
-    """Where the span stands: it must occur once, or its occurrence is given, counted from 1.
+    """Where the span stands: it must occur once, or its occurrence is named, counted from 1.
 
     >>> find_span("a cat and a cat", "cat", occurrence=2)
     (12, 15)
@@ -373,7 +373,7 @@ def _blamed(error: UsageError) -> float:
 
 
 def _may_lend(model: Model, sampler: Sampler | None, span: str) -> bool:
-    """Whether the space before a span can be asked of the gap: a token brings it, and a constraint can be held."""
+    """Whether the space before a span can be asked of the gap: a token brings it, and the sampler takes constraints."""
     tokenizer = model.tokenizer
     first = tokenizer.decode(tokenizer.encode(span)[:1])
     if model.denoiser.causal or not (first.startswith(" ") and first.strip()):

@@ -116,7 +116,7 @@ def check_spelling(
 
 def spelled(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int], prefix: str) -> str:
     """What the ids add after the prefix, whose own ids are those before. The prefix is never decoded into the result:
-    not every vocabulary gives back what it was given.
+    not every vocabulary decodes to what it encoded.
 
     >>> from unmask.data.tokenizers import load_tokenizer
     >>> spelled(load_tokenizer("bytes"), [97, 32], [98], "a ")
@@ -179,7 +179,7 @@ def encode_fixed(text: str, tokenizer: Tokenizer, what: str) -> list[int]:
 
 
 def to_text(ids: Sequence[int], tokenizer: Tokenizer, prompt_length: int = 0) -> str:
-    """The text of a finished row: end-of-text after the prompt ends it, and what follows is not shown."""
+    """The text of a finished row: end-of-text after the prompt ends it, and what follows is left out."""
     return tokenizer.decode([*ids[:prompt_length], *until_end(ids[prompt_length:], tokenizer)])
 
 

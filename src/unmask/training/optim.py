@@ -14,7 +14,7 @@ from unmask.config import OptimConfig
 from unmask.denoisers.network import Network
 from unmask.distributed.parallel import like, local, whole
 from unmask.errors import ModelFolderError, UsageError
-from unmask.storage.untrusted import shown
+from unmask.storage.untrusted import printable
 from unmask.training.ema import Ema
 from unmask.training.muon import muon_
 
@@ -154,7 +154,7 @@ class Updater:
             torch._foreach_lerp_(shadows, list(self.muons.values()), towards)
 
     def _begin(self) -> int:
-        """The optimizer's state as it makes it itself, where there is none yet; how many updates it has seen."""
+        """The optimizer's state as it makes it itself, where there is none yet; how many updates it has made."""
         for p in self.adamws:
             if p not in self.optimizer.state:
                 zero = torch.zeros((), device=p.device)
@@ -219,7 +219,7 @@ def empty_state(optimizer: torch.optim.Optimizer, names: list[str], state: Mappi
     for key in state["tensors"]:
         kind, _, name = key.partition("/")
         if name not in owned or kind not in ("step", "exp_avg", "exp_avg_sq", "momentum"):
-            raise ModelFolderError(f"the saved optimizer has other parameters or groups: {shown(key)}")
+            raise ModelFolderError(f"the saved optimizer has other parameters or groups: {printable(key)}")
         room[key] = torch.zeros(()) if kind == "step" else torch.zeros_like(owned[name], requires_grad=False)
     return room
 

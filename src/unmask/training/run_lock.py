@@ -15,7 +15,7 @@ from pathlib import Path
 from unmask.distributed.world import World
 from unmask.errors import UnmaskError, UsageError
 from unmask.storage.atomic import one_line_errors
-from unmask.storage.untrusted import shown
+from unmask.storage.untrusted import printable
 
 if sys.platform == "win32":
     import msvcrt
@@ -119,7 +119,7 @@ def _refusal(folder: Path, holder: bytes) -> str:
     who = "another process"
     with contextlib.suppress(ValueError, LookupError, TypeError):
         note = json.loads(holder)
-        who = f"process {int(note['pid'])} on {shown(note['host'], 80)}, since {shown(note['since'], 40)}"
+        who = f"process {int(note['pid'])} on {printable(note['host'], 80)}, since {printable(note['since'], 40)}"
     return f"{folder} is being written by {who}; wait for it, stop it, or give another --out"
 
 

@@ -32,7 +32,7 @@ from unmask.storage.atomic import (
     write_file,
 )
 from unmask.storage.tensor_file import read_tensors, write_tensors
-from unmask.storage.untrusted import check_plain, read_json, read_text, shown
+from unmask.storage.untrusted import check_plain, printable, read_json, read_text
 
 FORMAT_VERSION = 2  # 1: a manifest without a SHA-256 of its own
 
@@ -73,7 +73,7 @@ class Checkpoint:
         except UnmaskError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as e:
-            reason = shown(f"{type(e).__name__}: {e}", 120)
+            reason = printable(f"{type(e).__name__}: {e}", 120)
             raise ModelFolderError(f"{self.path} does not hold what a run writes ({reason})") from e
 
 
@@ -259,7 +259,9 @@ def _manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(path, _MAX_MANIFEST)
     version = manifest.get("format_version")
     if version not in (1, FORMAT_VERSION) or type(version) is not int:
-        raise ModelFolderError(f"{path} has format_version {shown(version, 20)}, this unmask reads {FORMAT_VERSION}")
+        raise ModelFolderError(
+            f"{path} has format_version {printable(version, 20)}, this unmask reads {FORMAT_VERSION}"
+        )
     seal = manifest.pop("sha256", None)
     kinds = {"format_version": int, "step": int, "best": bool, "files": dict}
     whole = (seal is None) if version == 1 else read_text(path, _MAX_MANIFEST) == _sealed(manifest)
@@ -269,7 +271,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _sealed(manifest: Mapping[str, Any]) -> str:
-    """The manifest's text, with a hash of itself: damage to it is told from damage to the files it speaks of."""
+    """The manifest's text, with a hash of itself: damage to it is distinguished from damage to the files it lists."""
     digest = hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest()
     return json.dumps({**manifest, "sha256": digest}, indent=1)
 
@@ -303,7 +305,7 @@ def _verify(folder: Path, rank: int, size: int) -> tuple[int, list[str]]:
     for i, (name, entry) in enumerate(files.items()):
         path = folder / name
         if not _NAME.fullmatch(name):
-            raise ModelFolderError(f"{folder / 'manifest.json'} names a file outside its folder: {shown(name)!r}")
+            raise ModelFolderError(f"{folder / 'manifest.json'} names a file outside its folder: {printable(name)!r}")
         check_plain(path)
         if not isinstance(entry, dict) or entry.keys() != {"size", "sha256"}:
             raise ModelFolderError(f"{folder / 'manifest.json'} is damaged: what it says of {name} is no size and hash")

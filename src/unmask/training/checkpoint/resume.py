@@ -1,4 +1,4 @@
-"""Where a run goes on: the checkpoint it continues, whether it is the same run, and how a stop is told."""
+"""Where a run goes on: the checkpoint it continues, whether it is the same run, and how a stop is reported."""
 
 from __future__ import annotations
 

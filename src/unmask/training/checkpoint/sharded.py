@@ -32,7 +32,7 @@ from unmask.distributed.world import World
 from unmask.errors import ModelFolderError, UnmaskError, UsageError
 from unmask.storage.atomic import check_space, sync
 from unmask.storage.tensor_file import write_tensors
-from unmask.storage.untrusted import shown
+from unmask.storage.untrusted import printable
 from unmask.training.checkpoint.files import MARGIN, SHARD, draft, place_of
 
 Groups = Mapping[str, Mapping[str, Tensor]]
@@ -151,11 +151,13 @@ def _check(folder: Path, flat: dict[str, Tensor]) -> None:
     """Refuse a checkpoint of other tensors than these, before any is read."""
     saved = _metadata(folder)
     if odd := sorted(saved.keys() ^ flat.keys()):
-        raise ModelFolderError(f"{folder}: the tensor {shown(odd[0])} is missing or unexpected")
+        raise ModelFolderError(f"{folder}: the tensor {printable(odd[0])} is missing or unexpected")
     for name, tensor in flat.items():
         if saved[name].size != tensor.shape or saved[name].properties.dtype != tensor.dtype:
             said = f"{tuple(saved[name].size)} of {saved[name].properties.dtype}"
-            raise ModelFolderError(f"{folder}: {shown(name)} is {said}, not {tuple(tensor.shape)} of {tensor.dtype}")
+            raise ModelFolderError(
+                f"{folder}: {printable(name)} is {said}, not {tuple(tensor.shape)} of {tensor.dtype}"
+            )
 
 
 def _metadata(folder: Path) -> dict[str, TensorStorageMetadata]:
@@ -166,7 +168,7 @@ def _metadata(folder: Path) -> dict[str, TensorStorageMetadata]:
     for name, meta in saved.items():
         assert isinstance(meta, TensorStorageMetadata)
         if not _is_whole(meta):
-            raise ModelFolderError(f"{folder}: the shares of {shown(name)} do not make up the whole")
+            raise ModelFolderError(f"{folder}: the shares of {printable(name)} do not make up the whole")
         checked[name] = meta
     return checked
 
@@ -194,9 +196,9 @@ def _one_line(folder: Path) -> Iterator[None]:
         reason = next(iter(e.failures.values()))[0]  # one process's failure, with its traceback
         if isinstance(reason, OSError | UnmaskError):
             raise reason from e
-        raise ModelFolderError(f"{folder}: {shown(reason, 200)}") from e
+        raise ModelFolderError(f"{folder}: {printable(reason, 200)}") from e
     except Exception as e:
-        raise ModelFolderError(f"{folder} is damaged: {shown(f'{type(e).__name__}: {e}', 200)}") from e
+        raise ModelFolderError(f"{folder} is damaged: {printable(f'{type(e).__name__}: {e}', 200)}") from e
 
 
 @contextlib.contextmanager
