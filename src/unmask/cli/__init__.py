@@ -154,7 +154,7 @@ def _split_overrides(words: list[str], parser: Parser) -> tuple[list[str], dict[
     The config gives them their types. They may stand anywhere, so an override's value is never taken for the recipe.
     """
     rest: list[str] = []
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     queue = iter(words)
     for word in queue:
         key, equals, value = word.removeprefix("--").partition("=")
@@ -167,5 +167,5 @@ def _split_overrides(words: list[str], parser: Parser) -> tuple[list[str], dict[
                 if close := parser.closest(word):
                     raise UsageError(f"{parser.prog} has no option {word}; did you mean {close!r}?")
                 raise UsageError(f"--{key} needs a value, as in --{key} VALUE")
-        found[key.replace("-", "_")] = value
-    return rest, found
+        options[key.replace("-", "_")] = value
+    return rest, options

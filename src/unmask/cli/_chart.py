@@ -150,8 +150,8 @@ def thinned(points: Points) -> Points:
 
 
 def _reach(curves: list[Curve], x_hi: float, log: bool) -> tuple[float, float]:
-    """The lowest and the highest value shown. How far a run falls at first would flatten all that follows: of its first
-    part only what lies within reach of the rest is shown, and the curve comes in from above."""
+    """The ends of the axis. How far a run falls at first would flatten all that follows: of its first part only
+    what lies within reach of the rest is drawn, and the curve comes in from above."""
     points = [p for curve in curves for p in (*thinned(smoothed(curve.loss)), *curve.valid)]
     later = [y for x, y in points if x >= 0.05 * x_hi] or [y for _, y in points]
     if log and min(y for _, y in points) <= 0:

@@ -21,7 +21,7 @@ def add_model_and_texts(parser: argparse.ArgumentParser, texts: str) -> None:
 
 
 def model_and_texts(arguments: list[str], what: str) -> tuple[str, list[str]]:
-    """The model's name and the texts. what: the text that is missing where there is none.
+    """The model's name and the texts. what: the text that is missing where no text stands.
 
     >>> model_and_texts(["Once upon [MASK] time"], "a text")
     ('stories', ['Once upon [MASK] time'])
@@ -39,6 +39,6 @@ def model_and_texts(arguments: list[str], what: str) -> tuple[str, list[str]]:
 
 
 def refuse_text(model: str, option: str) -> None:
-    """Whoever gives a text in the model's place is told which option it belongs to."""
+    """A text in the model's place is refused, with the option that it belongs to."""
     if " " in model and not os.path.isdir(model):
         raise UsageError(f"{model[:40]!r} is no model's name; give the text as {option}")

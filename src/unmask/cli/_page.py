@@ -23,10 +23,10 @@ class Page:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.rows: list[list[int]] = []  # as they were given
+        self.rows: list[list[int]] = []  # before anything was written
         self.steps: list[dict[str, Any]] = []
         self.before_BL = torch.empty(0)
-        self.chosen: list[int] = []  # rows that were shown as the result, where several were tried
+        self.chosen: list[int] = []  # rows that became the result, where several were tried
 
     def __call__(self, step: Step) -> None:
         if not self.rows:

@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--separator", metavar="TEXT", help="between prompt and text; of text files: between documents")
 
 
-def given(args: argparse.Namespace) -> dict[str, str]:
-    """The options of reading that were given."""
+def reading_options(args: argparse.Namespace) -> dict[str, str]:
+    """The options of reading on the command line."""
     from unmask.corpora.reading import OPTIONS
 
     return {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
@@ -36,7 +36,7 @@ def corpus_of(args: argparse.Namespace, model: Model, trained: DataConfig | None
     from unmask.corpora.reading import read_like
 
     like = None if trained is None else trained.valid or trained.train
-    options = given(args)
+    options = reading_options(args)
     if like is None and options.get("prompt_field") and model.separator:
         options.setdefault("separator", model.separator)  # a model's folder knows no more of how texts were read
     return read_like(args.data, like, options)

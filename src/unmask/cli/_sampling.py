@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from unmask.model import Model
     from unmask.samplers import Sampler, Step
 
-RUNNERS_UP = 4  # shown for each token
+RUNNERS_UP = 4  # printed for each token
 MAX_WINDOW = 1 << 20  # of a model that is not known yet
 _OPTIONS = ("steps", "temperature", "top_k", "top_p", "window", "stride")
 
@@ -115,21 +115,21 @@ def make_constraint(args: argparse.Namespace) -> list[Constraint] | None:
     from unmask import constraints
 
     over: dict[str, Any] = {"over": args.constrain}
-    found: list[Constraint] = []
-    found += [constraints.Regex(pattern=pattern, **over) for pattern in args.regex or ()]
-    found += [constraints.JsonSchema(schema=_read_schema(path), **over) for path in args.json_schema or ()]
-    found += [constraints.Choices(options=tuple(words.split(",")), **over) for words in args.choices or ()]
+    made: list[Constraint] = []
+    made += [constraints.Regex(pattern=pattern, **over) for pattern in args.regex or ()]
+    made += [constraints.JsonSchema(schema=_read_schema(path), **over) for path in args.json_schema or ()]
+    made += [constraints.Choices(options=tuple(words.split(",")), **over) for words in args.choices or ()]
     if args.must_contain is not None:
-        found.append(constraints.Contains(phrases=tuple(args.must_contain), **over))
+        made.append(constraints.Contains(phrases=tuple(args.must_contain), **over))
     forbid = tuple(word for words in args.forbid_words or () for word in words.split(","))
     allowed = [tuple(words.split(",")) for words in args.allow_words or ()]
     if allowed or forbid:
-        found.append(constraints.Words(allow=allowed[0] if allowed else None, forbid=forbid, **over))
-    found += [constraints.Words(allow=words, **over) for words in allowed[1:]]
+        made.append(constraints.Words(allow=allowed[0] if allowed else None, forbid=forbid, **over))
+    made += [constraints.Words(allow=words, **over) for words in allowed[1:]]
     if args.min_tokens is not None or args.max_tokens is not None:
-        found.append(constraints.Length(least=args.min_tokens or 0, most=args.max_tokens, **over))
-    found += [_read_constraint(text, over) for text in args.constraint or ()]
-    return found or None
+        made.append(constraints.Length(least=args.min_tokens or 0, most=args.max_tokens, **over))
+    made += [_read_constraint(text, over) for text in args.constraint or ()]
+    return made or None
 
 
 def _read_constraint(text: str, over: dict[str, Any]) -> Constraint:
@@ -191,7 +191,7 @@ def _check_sampler(args: argparse.Namespace) -> None:
 
 
 def make_sampler(args: argparse.Namespace, model: Model) -> Sampler:
-    """The model's own sampler, or the one named, with the options given (see `Model.make_sampler`)."""
+    """The model's own sampler, or the one named, with its options (see `Model.make_sampler`)."""
     with _flags_named(args):
         return model.make_sampler(args.sampler, **_options(args))
 
@@ -225,7 +225,7 @@ class View:
         self.trace: Trace | None = None
 
     def save(self, chosen: Iterable[int] = ()) -> None:
-        """chosen: the rows that were shown as the result, where several were tried."""
+        """chosen: the rows that became the result, where several were tried."""
         if self.recorder is not None:
             self.recorder.save(Path(self.args.svg))
         if self.page is not None:
@@ -236,7 +236,7 @@ class View:
 
 
 @contextmanager
-def shown(args: argparse.Namespace, model: Model) -> Iterator[View]:
+def viewing(args: argparse.Namespace, model: Model) -> Iterator[View]:
     """The view, while its terminal and trace are open."""
     from unmask.cli._page import Page
     from unmask.cli._picture import Recorder

@@ -87,7 +87,7 @@ def draw_news(step: Step, tokenizer: Tokenizer, most: int = 3) -> Text:
 
 @contextmanager
 def watching(tokenizer: Tokenizer, *, enabled: bool, pause: float = 0.0) -> Iterator[Callable[[Step], None] | None]:
-    """Shows the first row's masks opening; None, and nothing shown, without a terminal or when not asked for."""
+    """Shows the first row's masks opening; None without a terminal or when not asked for."""
     console = stderr()
     if not (enabled and console.is_terminal):
         yield None

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     find_span(text, args.replace, args.occurrence)
     model = load(args.model, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
-    with _sampling.shown(args, model) as view:
+    with _sampling.viewing(args, model) as view:
         edits = model.edit(
             text,
             args.replace,

@@ -72,7 +72,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     for flag in ("max_rows", "num_samples", "batch", "length"):
         if (value := getattr(args, flag)) is not None and value < 1:
             raise UsageError(f"--{flag.replace('_', '-')} must be at least 1, got {value}")
-    if args.data is None and (options := _reading.given(args)):
+    if args.data is None and (options := _reading.reading_options(args)):
         flag = f"--{min(options).replace('_', '-')}"
         raise UsageError(f"what a run held out is read as it was: leave out {flag}, or give --data")
     metric = _metric(args)
@@ -185,5 +185,5 @@ def _measured_on(
             "what a run held out is measured as it was packed: leave out --packing and --length, or give --data"
         )
     rows = rows_of(trained, model.tokenizer, "valid", anchor=anchor, progress=bar)
-    told = "" if check_held_out(Path(args.model), rows) else ", if the data is as it was: no checkpoint tells"
-    return trained.valid or trained.train, rows, f"held out by the run{told}"
+    caveat = "" if check_held_out(Path(args.model), rows) else ", if the data is as it was: no checkpoint tells"
+    return trained.valid or trained.train, rows, f"held out by the run{caveat}"

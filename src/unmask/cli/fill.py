@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     model = load(name, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
     texts = [_sampling.standard_input() if text == "-" else text for text in texts]
-    with _sampling.shown(args, model) as view:
+    with _sampling.viewing(args, model) as view:
         filled = fill(
             model,
             texts,

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     model = load(args.model, device=args.device, dtype=args.dtype)
     sampler = _sampling.make_sampler(args, model)
-    with _sampling.shown(args, model) as view:
+    with _sampling.viewing(args, model) as view:
         texts = model.generate(
             args.num,
             args.length,

@@ -30,7 +30,7 @@ METRICS = "metrics.jsonl"
 
 @dataclass
 class Point:
-    """A logged step, or a validation. tokens: seen so far, as far as logged steps tell; 0 where they do not."""
+    """A logged step, or a validation. tokens: trained on so far, from the logged steps; 0 where they do not say."""
 
     run: str
     step: int

@@ -43,25 +43,25 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--length must be at least 1, got {min(args.length)}")
     for name in args.name:
         room.get(name)
-    given = {"window": args.window} | ({} if args.steps is ... else {"steps": args.steps})
-    found = [
-        plugin | _facts(room.get(plugin["name"]), given, args.length)
+    common = {"window": args.window} | ({} if args.steps is ... else {"steps": args.steps})
+    described = [
+        plugin | _facts(room.get(plugin["name"]), common, args.length)
         for plugin in plugins_of("samplers")
         if not args.name or plugin["name"] in args.name
     ]
     if args.json:
-        print(json.dumps({"samplers": found}))
+        print(json.dumps({"samplers": described}))
     elif args.markdown:
-        print(_markdown(found, args.length))
+        print(_markdown(described, args.length))
     else:
-        print("\n\n".join(map(_text, found)))
+        print("\n\n".join(map(_text, described)))
     return 0
 
 
-def _facts(cls: type[Sampler], given: dict[str, Any], lengths: list[int]) -> dict[str, Any]:
+def _facts(cls: type[Sampler], common: dict[str, Any], lengths: list[int]) -> dict[str, Any]:
     facts: dict[str, Any] = {"law": _claim(cls, "law"), "cost": _claim(cls, "cost")}
     try:
-        sampler = _make(cls, given)
+        sampler = _make(cls, common)
         return facts | {"calls": {str(n): sampler.max_calls(n) for n in lengths}, "calls_unknown": None}
     except (UsageError, TypeError) as e:  # TypeError: an option without default that this command does not know
         return facts | {"calls": None, "calls_unknown": str(e)}
@@ -78,8 +78,8 @@ def _claim(cls: type[Sampler], name: str) -> str:
     return str(getattr(Sampler, name))
 
 
-def _make(cls: type[Sampler], given: dict[str, Any]) -> Sampler:
-    """One with its defaults; `given` where it needs an option, and steps wherever they are an option."""
+def _make(cls: type[Sampler], common: dict[str, Any]) -> Sampler:
+    """One with its defaults; `common` where it needs an option, and steps wherever they are an option."""
     import dataclasses
 
     from unmask.registry import fields_of
@@ -88,10 +88,10 @@ def _make(cls: type[Sampler], given: dict[str, Any]) -> Sampler:
     options: dict[str, Any] = {}
     for field in fields_of(cls):
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if field.name in given and (required or field.name == "steps"):
-            options[field.name] = given[field.name]
-        elif isinstance(field.default, Sampler) and "steps" in given:
-            options[field.name] = _make(type(field.default), given)
+        if field.name in common and (required or field.name == "steps"):
+            options[field.name] = common[field.name]
+        elif isinstance(field.default, Sampler) and "steps" in common:
+            options[field.name] = _make(type(field.default), common)
     return cls(**options)
 
 

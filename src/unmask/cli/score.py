@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace, texts: list[str]) -> None:
-    if others := [name for name in _reading.given(args) if name != "separator"]:
+    if others := [name for name in _reading.reading_options(args) if name != "separator"]:
         raise UsageError(f"--{others[0].replace('_', '-')} is for the texts of a file: give --data FILE")
     if not all(texts):
         raise UsageError("an empty text has no bits per byte: give one that holds something")

@@ -1,4 +1,4 @@
-"""What every denoiser module offers, what it is told about attention, and the wrapper that makes one of a function."""
+"""What every denoiser module offers, its attention pattern, and the wrapper that makes one of a function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Attend(NamedTuple):
 
     valid_BL: False at padding, which stands at the end of a row and which nobody sees. mask [L, L] or [B, L, L]: True
     where the position of the row may see the one of the column. blocks [L] or [B, L]: each position's block number; it
-    sees its own and earlier blocks. What is given holds together. A position always sees itself.
+    sees its own and earlier blocks. All of them hold at once. A position always sees itself.
 
     >>> Attend(blocks=torch.tensor([0, 0, 1])).allowed()[0, 0].int().tolist()
     [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
@@ -38,7 +38,7 @@ class Attend(NamedTuple):
     blocks: Tensor | None = None
 
     def allowed(self) -> Tensor | None:
-        """A boolean mask [1 or B, 1, 1 or L, L] for `scaled_dot_product_attention`; None: everything is seen."""
+        """A boolean mask [1 or B, 1, 1 or L, L] for `scaled_dot_product_attention`; None: everything is visible."""
         valid = None if self.valid_BL is None else self.valid_BL[:, None, None, :]
         if self.mask is None and self.blocks is None:
             return valid
@@ -79,7 +79,7 @@ class Network(nn.Module):
 
     num_ids: int
     mask_id: int
-    width: int = 0  # of the vectors h_ND; 0: not told
+    width: int = 0  # of the vectors h_ND; 0: unknown
     causal: bool = False
     uses_level: bool = False
     num_classes: int = 0  # classes that `cond` may name, a number for each row; -1 names none
@@ -229,7 +229,7 @@ def refuse_options(name: str, **options: object) -> None:
 
 
 def check_labels(label_B: Tensor | None, classes: int) -> Tensor | None:
-    """The classes of the rows, for a network that knows some; another is not to be given any.
+    """The classes of the rows, for a network that knows some; another must get none.
 
     >>> check_labels(torch.tensor([0]), 0)
     Traceback (most recent call last):
@@ -321,7 +321,7 @@ def as_denoiser(
     level_B comes in float64 to a plain function, in the parameters' type to a module.
     `uses_level=False` promises that f ignores the level, which makes the count form of the bound valid.
     With `classes`, f takes the rows' classes as a third argument, -1 for none.
-    An f with a parameter named valid_BL is told by it what is padding, so that rows of different lengths share a call.
+    An f with a parameter named valid_BL gets what is not padding, so that rows of different lengths share a call.
     Any other is called with the rows of one length at a time.
 
     >>> import torch

@@ -51,7 +51,7 @@ class ChainSampler(Drawing, Sampler):
 
     @property
     def redraws(self) -> bool:
-        """Every open position is drawn anew in each step: nothing is final, and no constraint can be held."""
+        """Every open position is drawn anew in each step: nothing is final, and no constraint can be enforced."""
         return self.state == "uniform"
 
     @property

@@ -42,7 +42,7 @@ class AdaptiveSampler(Drawing, Sampler):
 
     @abstractmethod
     def opens(self, state: State, score_RK: Tensor, place_RK: Tensor) -> Tensor:
-        """[R, K] what opens now, given each position's score and its place in its row's order (0: first).
+        """[R, K] what opens now, from each position's score and its place in its row's order (0: first).
 
         Padding has score -inf and the last places; what is said of it does not matter.
         """
@@ -80,7 +80,7 @@ class AdaptiveSampler(Drawing, Sampler):
 
 @dataclass(frozen=True, kw_only=True)
 class CountedSampler(AdaptiveSampler):
-    """An adaptive order that opens a given number: `tokens` a call, or so many that a row is done in `steps` calls.
+    """An adaptive order that opens a fixed number: `tokens` a call, or so many that a row is done in `steps` calls.
 
     With neither, one token a call.
     """

@@ -30,7 +30,7 @@ Accepts = tuple[tuple[str | None, str], ...]  # (process, what is predicted)
 
 @dataclass(frozen=True)
 class RunnersUp:
-    """What else the network found likely where a token was written, the likeliest first, and how likely that token was.
+    """What else was likely where a token was written, the likeliest first, and how likely that token was.
 
     These are the network's own probabilities, before temperature, cuts, forbidden ids and constraints.
     """
@@ -134,7 +134,7 @@ class Sampler(ABC):
 
     @property
     def context(self) -> int | None:
-        """How many tokens the network is shown at a time; None: the whole canvas."""
+        """How many tokens the network reads at a time; None: the whole canvas."""
         return None
 
     @property

@@ -18,7 +18,7 @@ from unmask.sampling.query import masked_share
 class Block(WindowedSampler):
     """Order: blocks of `size` from left to right, inside of each that of `inner`. Calls: blocks × the inner sampler's.
 
-    What lies after the block is shown as masks. A conditioned network is shown the masked share of the whole row as
+    What lies after the block is masked for the network. A conditioned network gets the masked share of the whole row as
     its level. Rows that have ended leave.
     """
 
@@ -41,7 +41,7 @@ class Block(WindowedSampler):
     def span(self) -> tuple[int, int]:
         return self.size, self.size
 
-    def shown(self, state: WindowedState, query: Query) -> Query:
+    def visible(self, state: WindowedState, query: Query) -> Query:
         tokens_BL = state.tokens_BL.clone()
         tokens_BL[:, state.lo : state.lo + self.size] = query.tokens_BL
         level_B = masked_share(state.canvas, tokens_BL)

@@ -80,7 +80,7 @@ class Drawing:
             if self.draw == "hybrid":
                 top_N, best_N = torch.softmax(log_p_NI, dim=-1).max(dim=-1)
                 token_N = torch.where(top_N >= self.sure, best_N, token_N)
-                # As at temperature 0, what is told of a token that was not drawn is the model's own probability.
+                # As at temperature 0, what a step reports of a token that was not drawn is the model's own probability.
                 law_NI = torch.where((top_N >= self.sure)[:, None], log_p_NI, law_NI)
             log_p_NI = law_NI
         log_p_NI = torch.log_softmax(log_p_NI, dim=-1)

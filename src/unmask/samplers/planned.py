@@ -23,7 +23,7 @@ from unmask.sampling.predictor import Query
 
 @dataclass
 class Plan:
-    """rank_BL: the round in which a position opens (-1: fixed). level_BL: the noise level shown to the network then."""
+    """rank_BL: the round in which a position opens (-1: fixed). level_BL: the network's noise level then."""
 
     rank_BL: np.ndarray
     level_BL: np.ndarray
@@ -64,7 +64,7 @@ def places(when_BL: np.ndarray, open_BL: np.ndarray) -> np.ndarray:
 def plan_by_place(canvas: Canvas, place_BL: np.ndarray, *, tokens: int | None, steps: int | None = None) -> Plan:
     """Positions in the order of their places: `tokens` a round (None: one), or each row evenly in `steps` rounds.
 
-    A conditioned denoiser is shown the share of the row that is masked when the round begins.
+    A conditioned denoiser gets the share of the row that is masked when the round begins.
     """
     open_BL = canvas.masked_BL.cpu().numpy()
     num_B1 = open_BL.sum(axis=1, keepdims=True)

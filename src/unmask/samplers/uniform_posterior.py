@@ -17,7 +17,7 @@ class UniformPosterior(ChainSampler):
     """Order: all open positions in every step. Calls: T. Law: that of the T-step reverse chain, exactly.
 
     z_1 is uniform; z_s is drawn from the general posterior with x_theta in the place of x. Temperature and cuts act on
-    x_theta. A token may change until the last step, so nothing is streamed and no constraint is held.
+    x_theta. A token may change until the last step, so nothing is streamed and no constraint is enforced.
     """
 
     law: ClassVar[str] = "exactly the T-step chain q(z_s | z_t, x_theta) of uniform states"

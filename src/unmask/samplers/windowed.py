@@ -30,8 +30,8 @@ class WindowedSampler(Wrapper):
     def span(self) -> tuple[int, int]:
         """How wide a window is, and how far the next one lies."""
 
-    def shown(self, state: WindowedState, query: Query) -> Query:
-        """What the network is shown of the canvas when the inner sampler asks about its window."""
+    def visible(self, state: WindowedState, query: Query) -> Query:
+        """What the network sees of the canvas when the inner sampler asks about its window."""
         return replace(query, lo=query.lo + state.lo)
 
     def max_calls(self, length: int) -> int:
@@ -63,7 +63,7 @@ class WindowedSampler(Wrapper):
             # Windows lie at multiples of the stride whatever the longest row: a row's text is its own affair.
             state.lo += stride
             state.inner = self.inner.start(self._window(state))
-        state.query = None if query is None else self.shown(state, query)
+        state.query = None if query is None else self.visible(state, query)
 
     def ask(self, state: WindowedState) -> Query | None:
         return state.query

@@ -70,7 +70,7 @@ class Lines:
     """A plan on the device, one line a round, and where what is drawn goes. `line` says which one is due.
 
     target [lines, N]: places in the flat text; u: a uniform for every place. token and log_prob [lines, N] keep a
-    record. The place behind the last token takes what is void.
+    record. The place after the last token takes what is void.
     """
 
     line: Tensor

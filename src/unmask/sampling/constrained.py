@@ -35,7 +35,7 @@ from unmask.sampling.query import lines_of
 @dataclass
 class ConstrainedState:
     """row_G: the row of each span that the automaton reads. column_GM: the columns of its tokens; OPENS and CLOSES
-    stand around a gap where the automaton is told of gaps, NONE after the span's end. span_BL: the span of each
+    stand around a gap where the automaton reads gaps, NONE after the span's end. span_BL: the span of each
     position, -1 for none. masked_BL: what is masked as the network is asked. wanted_BL: what it is asked about;
     row_N, position_N: of that, what the inner sampler asks about, in its order."""
 
@@ -155,7 +155,7 @@ class Constrained(Wrapper):
         how = self.inner.drawing
         how = replace(how, temperature=0.0) if how.takes_likeliest else how
         token_N, log_prob_N = draw(state.tables, log_p_NI.to(state.never.device), spans, how, state.never)
-        # Drawn from left to right in each row; told in the order in which the inner sampler has asked.
+        # Drawn from left to right in each row; returned in the order of the inner sampler's query.
         place_BL = np.full(opens_BL.shape, -1)
         place_BL[opens_BL] = np.arange(len(token_N))
         order_N = torch.from_numpy(place_BL[state.row_N[chosen_N], state.position_N[chosen_N]]).to(token_N.device)

@@ -19,7 +19,7 @@ from unmask.sampling.query import masked_share
 class Guidance:
     """How strongly the condition is followed: p ∝ p(x | c)^(1 + weight) p(x)^(-weight).
 
-    condition_BL says what the condition is; None: everything that is given. A row's label is always part of it.
+    condition_BL says what the condition is; None: all that is fixed. A row's label is always part of it.
     weight 0 changes nothing, -1 ignores it.
     """
 
@@ -69,7 +69,7 @@ class Guided:
         return torch.log_softmax(mixed, dim=-1)
 
     def _without(self, query: Query) -> Query:
-        """The same question where nothing is given. A conditioned network is told that more of the row is masked."""
+        """The same query without its condition. A conditioned network gets a higher level: more is masked."""
         query = dataclasses.replace(query, label_B=None)
         if self.condition_BL is None:
             return query

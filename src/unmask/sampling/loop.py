@@ -37,7 +37,7 @@ def steps(
 ) -> Iterator[Step]:
     """Run the sampler, a network call at a time (two with guidance). `objective` is what the denoiser was trained with.
 
-    runners_up: each step tells so many tokens that the network found likely besides those that were written.
+    runners_up: each step reports this many tokens that were likely besides those that were written.
 
     >>> import torch, unmask
     >>> coin = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)

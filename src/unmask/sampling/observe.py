@@ -1,4 +1,4 @@
-"""What there is to see in a step: what else the network found likely, and what was masked again."""
+"""What there is to see in a step: what else was likely to the network, and what was masked again."""
 
 from __future__ import annotations
 

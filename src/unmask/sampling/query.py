@@ -52,7 +52,7 @@ def lines_of(query: Query) -> tuple[Tensor, Tensor]:
 
 
 def masked_share(canvas: Canvas, tokens_BL: Tensor) -> Tensor:
-    """[B] the noise level shown to a conditioned network where a sampler has no clock: the masked share of the row."""
+    """[B] the noise level of a conditioned network where a sampler has no clock: the masked share of the row."""
     return (tokens_BL == canvas.mask_id).sum(dim=1) / canvas.length_B.clamp(min=1)
 
 

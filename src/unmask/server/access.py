@@ -132,7 +132,7 @@ def _digest(text: str) -> bytes:
 
 
 def _name(host: str) -> str | None:
-    """The name in a Host header, without its port; None where it is none.
+    """The name in a Host header, without its port; None where the header is malformed.
 
     >>> _name("LocalHost:8000"), _name("[::1]:80"), _name("a@b")
     ('localhost', '::1', None)

@@ -107,7 +107,7 @@ def _work(pipe: Connection, task: Task, tokenizer: Tokenizer, seconds: float) ->
             outcome = UsageError("{reason}", reason=e)
         except MemoryError:
             outcome = too_costly()
-        except Exception as e:  # it must be seen, but a client cannot fill the log with it
+        except Exception as e:  # it must be logged, but a client cannot fill the log with it
             place = traceback.extract_tb(e.__traceback__)[-1]
             cause = f"{type(e).__name__} in {place.name}, line {place.lineno}"
             print(f"unmask: a constraint could not be prepared: {cause}", file=sys.stderr, flush=True)

@@ -144,7 +144,7 @@ def _about(field: dict[str, Any], *, needed: bool) -> str:
 
 
 def _inner(routes: list[tuple[str, str, dict[str, Any]]], shelf: dict[str, Any]) -> list[str]:
-    """The parts that some shown table links to, in the order in which they are met."""
+    """The parts that a printed table links to, in the order in which they are met."""
     names: dict[str, None] = {}
     waiting: list[Any] = []
     for _, _, about in routes:

@@ -52,7 +52,7 @@ class Call:
     def __init__(self) -> None:
         self.cancelled = False
         self.steps = 0  # engine steps that it took part in
-        self.steps_reported = 0  # of them up to the last one that its owner has seen
+        self.steps_reported = 0  # of them up to the last one that its owner has received
         self.steps_at_end: int | None = None  # of them before it was cancelled
         self.tokens = 0
         self.spent = 0.0  # of the engine's work, from a beginning that all requests share
@@ -93,7 +93,7 @@ class _Ticket:
     waiting: deque[int]
     left: int  # rows that are not done
     quiet: bool  # its owner waits for the end alone
-    over: bool = False  # failed, or its owner has turned away
+    over: bool = False  # failed, or its owner has left
     events: queue.SimpleQueue[tuple[Progress, int] | BaseException | None] = field(default_factory=queue.SimpleQueue)
 
     @property

@@ -56,7 +56,7 @@ def from_error(error: UnmaskError) -> HTTPError:
 
 
 def public_message(error: UnmaskError) -> str:
-    """What anybody may be told of an error; of one without a template, what kind it is.
+    """What anybody may read of an error; of one without a template, what kind it is.
 
     >>> from unmask.errors import UsageError
     >>> public_message(UsageError(f"no gap in {'a secret'!r}"))
@@ -136,7 +136,7 @@ def _finite(spelled: str) -> float:
 
 
 def _depth(data: Any) -> int:
-    """How deeply it is nested, found without recursion."""
+    """How deeply it is nested, without recursion."""
     level, depth = [data], 0
     while level:
         depth += 1

@@ -31,7 +31,7 @@ def prompt_scores(
 ) -> list[list[Scored | None]]:
     """For each row, of its first `heads` tokens: their log-probabilities and the `num` likeliest ids beside each.
 
-    The begin token is none of them. None: the first token of an autoregressive model, before which nothing stands.
+    The begin token is left out. None: the first token of an autoregressive model, before which nothing stands.
 
     >>> prompt_scores(served, [[104, 105]], [2], num=1)[0][1][0]  # doctest: +SKIP
     -5.1
@@ -39,8 +39,8 @@ def prompt_scores(
     begin = len(served.begin)
     if 0 in (sizes := [head - begin for head in heads]):  # of an empty prompt there is nothing to say
         some = [i for i, tokens in enumerate(sizes) if tokens]
-        told = iter(prompt_scores(served, [rows[i] for i in some], [heads[i] for i in some], num) if some else ())
-        return [next(told) if tokens else [] for tokens in sizes]
+        scored = iter(prompt_scores(served, [rows[i] for i in some], [heads[i] for i in some], num) if some else ())
+        return [next(scored) if tokens else [] for tokens in sizes]
     longest = max(map(len, rows))
     if longest > served.length:
         raise UsageError(
@@ -54,13 +54,13 @@ def prompt_scores(
     if served.engine.predictor.left_to_right:
         read = [Reading(row[:head], num) for row, head in zip(rows, heads, strict=True)]
         served._finish(read)
-        return [[*work.found[begin:]] if begin else [None, *work.found[1:]] for work in read]
+        return [[*work.scores[begin:]] if begin else [None, *work.scores[1:]] for work in read]
     canvas = served.canvas([*rows], may_end=False).to("cpu")
     check_pair(served.engine.predictor, LeftToRight(), canvas)
     at_once = draws_at_once(longest, served.device)
     revealed = [Revealing(row_of(canvas, i), begin, head, num, at_once) for i, head in enumerate(heads)]
     served._finish(revealed)
-    return [[*work.found] for work in revealed]
+    return [[*work.scores] for work in revealed]
 
 
 def _scored(log_p_NI: Tensor, x_N: Tensor, num: int) -> list[Scored]:
@@ -75,14 +75,14 @@ class Reading(Work):
 
     def __init__(self, ids: list[int], num: int) -> None:
         self.x_L, self.num = torch.tensor(ids), num
-        self.found: list[Scored] = []
+        self.scores: list[Scored] = []
         canvas = Canvas(self.x_L[None], -1, torch.zeros(1, dtype=torch.long))
         query = ask_about(canvas, canvas.tokens, torch.ones_like(canvas.tokens, dtype=torch.bool), torch.zeros(1))
         assert query is not None
         self.questions = [replace(query, writes=False)]
 
     def take(self, predictions: list[Tensor]) -> None:
-        self.found, self.questions, self.done = _scored(predictions[0].cpu(), self.x_L, self.num), [], True
+        self.scores, self.questions, self.done = _scored(predictions[0].cpu(), self.x_L, self.num), [], True
 
 
 class Revealing(Work):
@@ -93,7 +93,7 @@ class Revealing(Work):
 
     def __init__(self, canvas: Canvas, first: int, last: int, num: int, at_once: int) -> None:
         self.canvas, self.num, self._at_once = canvas, num, at_once
-        self.found: list[Scored] = []
+        self.scores: list[Scored] = []
         self._left = iter(range(first, last))
         self._last = last
         self._ask()
@@ -115,5 +115,5 @@ class Revealing(Work):
 
     def take(self, predictions: list[Tensor]) -> None:
         for position, log_p_1I in zip(self._asked, predictions, strict=True):
-            self.found += _scored(log_p_1I, self.canvas.tokens[0, position : position + 1], self.num)
+            self.scores += _scored(log_p_1I, self.canvas.tokens[0, position : position + 1], self.num)
         self._ask()

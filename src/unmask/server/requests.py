@@ -39,18 +39,18 @@ def sampler_of(asked: Sampling, model: Model) -> Sampler:
 def constraints_of(asked: Constrained) -> list[Constraint] | None:
     """What the fields ask for; None where they ask for nothing."""
     over: dict[str, Any] = {"over": asked.over}
-    found: list[Constraint] = []
+    made: list[Constraint] = []
     if asked.regex is not None:
-        found.append(Regex(pattern=asked.regex, **over))
+        made.append(Regex(pattern=asked.regex, **over))
     if asked.json_schema is not None:
-        found.append(schema_of(asked.json_schema, **over))
+        made.append(schema_of(asked.json_schema, **over))
     if asked.choices is not None:
-        found.append(from_dict(Constraint, over | {"name": "choices", "options": asked.choices}))
-    for given in asked.constraints or ():
-        if len(json.dumps(given)) > MAX_SCHEMA:
+        made.append(from_dict(Constraint, over | {"name": "choices", "options": asked.choices}))
+    for options in asked.constraints or ():
+        if len(json.dumps(options)) > MAX_SCHEMA:
             raise UsageError("a constraint may have {most} characters: use a shorter one", most=Public(MAX_SCHEMA))
-        found.append(from_dict(Constraint, over | given, "constraints"))
-    return found or None
+        made.append(from_dict(Constraint, over | options, "constraints"))
+    return made or None
 
 
 def schema_of(schema: dict[str, Any], **over: Any) -> JsonSchema:

@@ -201,7 +201,7 @@ def _samplers_for_constraints(model: Model) -> list[str]:
 
 
 def tokenize(served: Served, asked: schemas.Tokenize) -> dict[str, Any]:
-    """The tokens with their places in the text; with spans, also the text with these turned into gaps."""
+    """The tokens with their places in the text; with spans, also the text with gaps in their place."""
     tokenizer = served.tokenizer
     served.limits.check_length(len(tokenizer.encode(asked.text)))
     answer: dict[str, Any] = {"tokens": spans(asked.text, tokenizer)}
@@ -278,7 +278,7 @@ def _written(served: Served, asked: schemas.Fill, observer: _Observer, filled: l
         row = served.unframed(served.rows[done.row])
         known = [observer.by_place.get((done.row, begin + k), {}) for k in range(len(row))]
         one: dict[str, Any] = {"text": done.text, "row": done.row}
-        # Of a constrained text beyond the window the network was shown a part, which is no row of the text.
+        # Of a constrained text beyond the window the network read a part, which is no row of the text.
         if asked.text is None or row == done.ids:
             one["tokens"] = [token | more for token, more in zip(observer.as_tokens(row), known, strict=True)]
         if done.ways:

@@ -78,7 +78,7 @@ class _Choice:
     def sent_tokens(self, row: list[int]) -> list[int]:
         """The tokens of what was sent; of what a stop cut, the last may reach beyond it."""
         ids = self.settled(row)
-        if not self.stops or (self.finish is not None and not self.cut):  # nothing is held back
+        if not self.stops or (self.finish is not None and not self.cut):  # nothing is kept back
             return ids
 
         def sent(num: int) -> int:
@@ -215,7 +215,7 @@ def _of_prompt(choice: _Choice, scores: list[Scored | None], wanted: int) -> dic
     places = spans(choice.prompt, tokenizer)
     if [place["token"] for place in places] == ids:
         offsets = [place["start"] for place in places]
-    else:  # given as ids that nobody spells like this
+    else:  # ids that no text encodes to
         offsets = [*itertools.accumulate(map(len, names), initial=0)][:-1]
     about = [
         {} if score is None else _about_token(tokenizer, id, *score, wanted)

@@ -138,10 +138,10 @@ def draw_together(works: Sequence[Work], predictions: Sequence[list[Tensor] | No
     """The tokens of rows that draw alike, by their place among the works. A draw is a matter of its own line alone:
     many at once cost little more than one, and give what each by itself would."""
     alike: dict[Any, list[int]] = {}
-    for i, (work, given) in enumerate(zip(works, predictions, strict=True)):
-        if given is not None and isinstance(work, Writing) and (law := work.law) is not None:
+    for i, (work, prediction) in enumerate(zip(works, predictions, strict=True)):
+        if prediction is not None and isinstance(work, Writing) and (law := work.law) is not None:
             alike.setdefault(law, []).append(i)
-    found: dict[int, Drawn] = {}
+    drawn: dict[int, Drawn] = {}
     for (drawing, never), several in alike.items():
         lines = [predictions[i][0] for i in several]  # type: ignore[index]
         key_N, position_N = (torch.cat(parts) for parts in zip(*(works[i].lines for i in several), strict=True))  # type: ignore[attr-defined]
@@ -151,8 +151,8 @@ def draw_together(works: Sequence[Work], predictions: Sequence[list[Tensor] | No
             continue
         counts = [len(part) for part in lines]
         both = zip(torch.split(token_N, counts), torch.split(log_prob_N, counts), strict=True)
-        found |= dict(zip(several, both, strict=True))
-    return found
+        drawn |= dict(zip(several, both, strict=True))
+    return drawn
 
 
 def draws_at_once(length: int, device: torch.device) -> int:

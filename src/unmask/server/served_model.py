@@ -51,7 +51,7 @@ class Served(Model):
         self._has_turn = False
         self._looked = 0  # what it has cost so far to see whether constraints can hold
         self.rows: list[list[int]] = []  # that the last run wrote
-        self.on_canvas: Callable[[Canvas], None] | None = None  # told of each canvas before it is written
+        self.on_canvas: Callable[[Canvas], None] | None = None  # called with each canvas before it is written
 
     def canvas(
         self,
@@ -85,23 +85,23 @@ class Served(Model):
         holding = self._holding(canvas, fitted)
         self.limits.check(rows=num, length=length, calls=self.calls(fitted, length, guidance), holding=holding)
         check_pair(self.engine.predictor, fitted, canvas)
-        held = fitted if canvas.constraint is None else constrained(fitted)
+        runner = fitted if canvas.constraint is None else constrained(fitted)
         if fitted.planned:
             canvas = canvas.to("cpu")  # it has few numbers to look at, and a GPU's small steps are slow
         how: dict[str, Any] = {"guidance": guidance, "runners_up": runners_up if watch else 0}
-        works = [self._begun(row_of(canvas, i), held, holding, **how) for i in range(num)]
+        works = [self._begun(row_of(canvas, i), runner, holding, **how) for i in range(num)]
         if self.on_canvas is not None:
             self.on_canvas(canvas)
         tokens_BL = canvas.tokens.clone()
         ended: dict[int, list[int]] = {}
-        for told in self._done(works, quiet=watch is None and enough is None):
-            told = [(i, step) for i, step in told if i not in ended]  # the engine may be a step ahead
-            for i, step in told:
+        for progress in self._done(works, quiet=watch is None and enough is None):
+            progress = [(i, step) for i, step in progress if i not in ended]  # the engine may be a step ahead
+            for i, step in progress:
                 assert step is not None
                 tokens_BL[i, : step.tokens_BL.shape[1]] = step.tokens_BL[0]
-            if watch is not None and told:
-                watch(together(told, tokens_BL.clone()))
-            for i, step in told:
+            if watch is not None and progress:
+                watch(together(progress, tokens_BL.clone()))
+            for i, step in progress:
                 assert step is not None
                 row = step.tokens_BL[0].tolist()
                 if enough is not None and enough(i, row):
@@ -205,10 +205,10 @@ class Served(Model):
         events = self.engine.run(works, self.call, quiet=quiet)
         while True:
             with self._waiting():
-                told = next(events, None)
-            if told is None:
+                progress = next(events, None)
+            if progress is None:
                 return
-            yield told
+            yield progress
 
     def in_turn(self, job: Callable[[Served], Any]) -> Any:
         """The job, done when it is this request's turn."""
@@ -228,9 +228,9 @@ class Served(Model):
             self.turns.acquire()
 
 
-def together(told: Progress, tokens_BL: Tensor) -> Step:
+def together(progress: Progress, tokens_BL: Tensor) -> Step:
     """What several rows of one canvas wrote in the same engine step, as one step of the canvas."""
-    steps = [(i, step) for i, step in told if step is not None]
+    steps = [(i, step) for i, step in progress if step is not None]
 
     def cat(parts: list[Tensor]) -> Tensor:
         return torch.cat([part.to(tokens_BL.device) for part in parts])

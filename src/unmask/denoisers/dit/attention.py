@@ -1,6 +1,6 @@
 """How a block's positions see each other: one class for each way of driving the network in plain torch.
 
-`project` makes rotated queries, keys and values of the normed stream; `look` makes of them what each position has seen.
+`project` makes rotated queries, keys and values of the normed stream; `look` makes of them what each position reads.
 Between the two stands what all ways share (`attend` in block.py). fused.py has the ways that use kernels.
 """
 

@@ -183,7 +183,7 @@ class FusedStream:
     """The residual stream x_MD and what is still to be added to it; `block` says whose constants hold.
 
     Without conditioning a product adds itself to x directly; its bias is the same for every row, so it is only
-    remembered, and given to whoever reads x. With conditioning the next norm's kernel adds the gated output.
+    remembered, and passed to whoever reads x. With conditioning the next norm's kernel adds the gated output.
     """
 
     def __init__(self, constants: Constants, x_MD: Tensor, rows_per_cond: int) -> None:

@@ -1,4 +1,4 @@
-"""A number that a network is told, as a vector."""
+"""A number that a network is conditioned on, as a vector."""
 
 from __future__ import annotations
 
