@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from unmask.data.tokenizers import Tokenizer, load_tokenizer
 from unmask.errors import DataError, UsageError
-from unmask.text.prompts import MAX_GAP, encode_fixed, filled_text, parse_gaps, split_gaps, to_text
+from unmask.text.prompts import MAX_GAP, encode_fixed, filled_text, parse_gaps, split_gaps, until_end
 
 BYTES = load_tokenizer("bytes")
 CHARS = load_tokenizer("chars")
@@ -77,12 +77,11 @@ def test_a_character_the_tokenizer_does_not_know() -> None:
         encode_fixed("A", CHARS, "prompt")
 
 
-def test_end_of_text_ends_the_text_behind_the_prompt() -> None:
+def test_end_of_text_ends_the_text() -> None:
     eot = BYTES.eot_id
-    assert to_text([97, 98, eot, 99, eot], BYTES) == "ab"
-    assert to_text([97, eot, 98, eot, 99], BYTES, prompt_length=2) == "a<|endoftext|>b"
-    assert to_text([97, 98], BYTES) == "ab"
-    assert to_text([eot, 97], BYTES) == ""
+    assert until_end([97, 98, eot, 99, eot], BYTES) == [97, 98]
+    assert until_end([97, 98], BYTES) == [97, 98]
+    assert until_end([eot, 97], BYTES) == []
 
 
 # --- what was typed stays ---------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from unmask.sampling.canvas import Canvas
 from unmask.sampling.observe import step_as_dict
 from unmask.sampling.predictor import Query
 from unmask.sampling.query import ask_about
+from unmask.text.prompts import until_end
 
 Capture = pytest.CaptureFixture[str]
 BYTES = load_tokenizer("bytes")
@@ -216,8 +217,8 @@ def test_the_trace_has_one_line_a_step_and_the_text_in_it(trained: Any, tmp_path
         assert line["remasked"] == []
     assert all(sorted(row) == list(range(4, 20)) for row in rows)
     for row, text in zip(rows, texts, strict=True):
-        ids = [*b"the ", *(row[i] for i in range(4, 20))]
-        assert unmask.text.prompts.to_text(ids, trained.model.tokenizer, 4) == text
+        written = until_end([row[i] for i in range(4, 20)], trained.model.tokenizer)
+        assert trained.model.tokenizer.decode([*b"the ", *written]) == text
 
 
 def a_step(**changes: Any) -> Step:

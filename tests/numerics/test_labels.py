@@ -137,10 +137,10 @@ def test_labels_of_json_lines_are_cached_and_checked(tmp_path: Path) -> None:
 
 def test_a_share_of_the_rows_forgets_its_label_whatever_the_batch() -> None:
     batch = make_batch(torch.zeros(4000, 2, dtype=torch.long), seed=0, step=0, label_B=torch.ones(4000).long())
-    lost = batch.forgetting(0.25).label_B
+    lost = batch.drop_labels(0.25).label_B
     assert lost is not None
     assert abs(float((lost == -1).float().mean()) - 0.25) < 0.03
-    part = batch.rows(1000, 1500).forgetting(0.25).label_B
+    part = batch.rows(1000, 1500).drop_labels(0.25).label_B
     assert part is not None
     assert part.equal(lost[1000:1500])
 

@@ -221,7 +221,7 @@ def test_an_autoregressive_score_asks_for_few_lines_at_a_time(monkeypatch: pytes
     head = model.denoiser.head
     monkeypatch.setattr(model.denoiser, "head", lambda h_ND: (lines.append(len(h_ND)), head(h_ND))[1])
     for module in ("objectives.ar", "server.batching"):
-        monkeypatch.setattr(f"unmask.{module}.MAX_NUMBERS", 9 * model.denoiser.num_ids)
+        monkeypatch.setattr(f"unmask.{module}.MAX_ANSWER", 9 * model.denoiser.num_ids)
     with TestClient(make_app(model), base_url="http://localhost") as client:
         [one] = client.post("/score", json={"texts": ["some words and more"]}).json()["texts"]
     assert one["nats"] == pytest.approx(wanted, rel=1e-5)

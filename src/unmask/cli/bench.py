@@ -41,9 +41,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import sys
 
-    from unmask.bench import Job, Result, flops, run_job
-    from unmask.denoisers.dit import DiT
+    from unmask.bench import Job, Result, run_job
     from unmask.devices import pick_device
+
+    _check(args)
+    device = pick_device(args.device)
+    on_gpu = device.type == "cuda"
+    common = _options(args, str(device), on_gpu=on_gpu)
+    results: dict[str, Result] = {}
+    for version in ("peak", "unmask") if args.no_textbook else ("peak", "textbook", "unmask"):
+        print(f"measuring {version} ...", file=sys.stderr)
+        compiled = version == "unmask" and args.task == "train" and on_gpu and not args.no_compile
+        wanted = args.profile and version == "unmask"
+        results[version] = run_job(Job(version=version, compile=compiled, profile=wanted, **common))
+    ceiling = results.pop("peak")
+    flops_per_second = ceiling.flops / min(ceiling.seconds)
+    rows = {name: summary(r, flops_per_second) for name, r in results.items()}
+    if args.json:
+        print(json.dumps({"options": common, "peak_tflops": flops_per_second / 1e12, **rows}))
+        return 0
+    _print_options(args, common, device_name(device), flops_per_second / 1e12)
+    _print_table(rows)
+    for name, result in results.items():
+        if result.note:
+            print(f"{name}: {result.note}")
+    if args.profile:
+        print_profile(results["unmask"].profile)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
     from unmask.errors import UsageError
 
     for name in ("length", "vocab", "batch", "steps", "total", "stride", "repeats", "calls"):
@@ -52,15 +79,19 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--{name} must be at least 1, got {value}")
     if args.task == "semi-ar" and args.stride > args.length:
         raise UsageError(f"--stride {args.stride} is beyond the window of --length {args.length}")
-    device = pick_device(args.device)
+
+
+def _options(args: argparse.Namespace, device: str, *, on_gpu: bool) -> dict[str, Any]:
+    """What all versions are measured with."""
+    from unmask.denoisers.dit import DiT
+
     sizes = {"hidden": args.hidden, "blocks": args.blocks, "heads": args.heads}
     if args.hidden and not args.heads:
         sizes["heads"] = max(1, args.hidden // 64)
     hidden, blocks, heads = DiT(size=args.size or "small", **sizes).dims
-    on_gpu = device.type == "cuda"
-    common: dict[str, Any] = {
+    return {
         "task": args.task,
-        "device": str(device),
+        "device": device,
         "hidden": hidden,
         "blocks": blocks,
         "heads": heads,
@@ -76,24 +107,22 @@ def run(args: argparse.Namespace) -> int:
         "repeats": args.repeats,
         "calls": args.calls,
     }
-    results: dict[str, Result] = {}
-    for version in ("peak", "unmask") if args.no_textbook else ("peak", "textbook", "unmask"):
-        print(f"measuring {version} ...", file=sys.stderr)
-        compiled = version == "unmask" and args.task == "train" and on_gpu and not args.no_compile
-        wanted = args.profile and version == "unmask"
-        results[version] = run_job(Job(version=version, compile=compiled, profile=wanted, **common))
-    ceiling = results.pop("peak")
-    rows = {name: summary(r, ceiling.flops / min(ceiling.seconds)) for name, r in results.items()}
-    if args.json:
-        print(json.dumps({"options": common, "peak_tflops": ceiling.flops / min(ceiling.seconds) / 1e12, **rows}))
-        return 0
+
+
+def _print_options(args: argparse.Namespace, common: dict[str, Any], device: str, ceiling: float) -> None:
+    """What was measured, and the device's own matrix product in TFLOP/s."""
+    from unmask.bench import flops
+
     formula = {"train": flops.TRAIN, "ar": flops.DECODE}.get(args.task, flops.DENOISE)
     sampled = f", T {args.steps}" if args.task in ("sample", "semi-ar") else ""
-    size = f"DiT {hidden}×{blocks}×{heads}, L {args.length}, V {args.vocab}"
+    dims = "×".join(str(common[name]) for name in ("hidden", "blocks", "heads"))
+    size = f"DiT {dims}, L {args.length}, V {args.vocab}"
     print(f"{args.task}: {size}, batch {common['batch']}{sampled}")
-    rate = ceiling.flops / min(ceiling.seconds) / 1e12
-    print(f"on {device_name(device)}, {common['precision']}; MFU is against a large matrix product, {rate:.3g} TFLOP/s")
+    print(f"on {device}, {common['precision']}; MFU is against a large matrix product, {ceiling:.3g} TFLOP/s")
     print(f"FLOP = {formula}\n")
+
+
+def _print_table(rows: dict[str, dict[str, Any]]) -> None:
     head = f"{'':<10}{'seconds':>10}{'(range)':>18}{'tok/s':>12}{'TFLOP/s':>9}{'MFU':>7}{'peak GB':>9}{'warm-up s':>11}"
     print(head)
     for name, row in rows.items():
@@ -106,12 +135,6 @@ def run(args: argparse.Namespace) -> int:
         plain, ours = rows["textbook"], rows["unmask"]
         memory = f", {ours['peak_gb'] / plain['peak_gb']:.2f}× the memory" if plain["peak_gb"] else ""
         print(f"\nunmask: {plain['seconds'] / ours['seconds']:.2f}× the speed{memory}")
-    for name, result in results.items():
-        if result.note:
-            print(f"{name}: {result.note}")
-    if args.profile:
-        print_profile(results["unmask"].profile)
-    return 0
 
 
 def print_profile(entries: list[tuple[str, int, float]], most: int = 25) -> None:

@@ -163,8 +163,8 @@ def possible(tables: Tables, spans: Spans, never: Tensor) -> Tensor:
     M = spans.token_GM.shape[1]
     masked_GM = spans.line_GM >= 0
     inside_GM = torch.arange(M, device=masked_GM.device) < spans.length_G[:, None]
-    seen_GM = spans.token_GM.masked_fill(masked_GM, -1).masked_fill(~inside_GM, -2)
-    kinds_GM, kind_G = torch.unique(seen_GM, dim=0, return_inverse=True)
+    fixed_GM = spans.token_GM.masked_fill(masked_GM, -1).masked_fill(~inside_GM, -2)
+    kinds_GM, kind_G = torch.unique(fixed_GM, dim=0, return_inverse=True)
     possible = []
     num = max(1, CELLS // _cells(tables, 1))
     for lo in range(0, len(kinds_GM), num):
@@ -326,8 +326,8 @@ def _best(tables: Tables, log_p_NI: Tensor, spans: Spans, drawing: Drawing, neve
                 ahead_GC = block.beta_MGS[m - block.lo + 1][g].gather(1, to_GC)
                 x_GI, _ = tempered(log_p_NI[line_G], 0.0, never)
                 token_GM[g, m] = (x_GI + ahead_GC[:, tables.word_I]).argmax(dim=1)
-                told_GI = log_p_NI[line_G].double().log_softmax(dim=1)
-                log_prob_GM[g, m] = told_GI.gather(1, token_GM[g, m, None]).squeeze(1)
+                log_x_theta_GI = log_p_NI[line_G].double().log_softmax(dim=1)
+                log_prob_GM[g, m] = log_x_theta_GI.gather(1, token_GM[g, m, None]).squeeze(1)
             # After a shorter span's end the state does not matter any more.
             to_G = tables.after(tables.next_SC[state_G, tables.class_I[token_GM[:, m]]])
             state_G = to_G.clamp(max=tables.num_states - 1)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, cast
 from unmask.errors import UsageError
 from unmask.registry import Room
 
-room = Room("unmask.corpora", base="Corpus", helpers=("labels", "reading", "sources"))
+room = Room("unmask.corpora", base="Corpus", helpers=("labels", "reading", "records", "sources"))
 
 
 @dataclass(frozen=True)

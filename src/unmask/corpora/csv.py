@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unmask.corpora import Corpus, Document, check_separator, sources
+from unmask.corpora import Document, sources
 from unmask.corpora.labels import check_label
+from unmask.corpora.records import Records
 from unmask.errors import DataError, UsageError, did_you_mean
 
 MAX_FIELD = 1 << 27  # characters; a quote that is never closed would else take the whole file for one text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Csv(Corpus):
+class Csv(Records):
     """A CSV or TSV file, or a folder's, one document a row; blank lines are skipped.
 
     delimiter: a tab in files ending in .tsv or .tab, else a comma. quoted: a field in double quotes may hold the
@@ -25,32 +26,20 @@ class Csv(Corpus):
     >>> Csv(path="reviews.csv.gz", field="review", label_field="sentiment").documents()  # doctest: +SKIP
     """
 
-    path: str
-    field: str = "text"
-    prompt_field: str | None = None
-    label_field: str | None = None  # a word, or a whole number from 0; empty for none
-    separator: str = ""  # between prompt and text
+    endings = sources.TABLES
+
     delimiter: str | None = None
     quoted: bool = True
 
     def __post_init__(self) -> None:
-        check_separator(self.separator, self.prompt_field)
+        super().__post_init__()
         if self.delimiter is not None and (self.delimiter != r"\t" and len(self.delimiter) != 1):
             raise UsageError(f"the delimiter must be one character, or \\t for a tab; got {self.delimiter!r}")
         if self.delimiter is not None and self.delimiter in '"\r\n':
             raise UsageError("the delimiter cannot be a quote or a line break: give a comma, a semicolon or \\t")
 
-    def documents(self) -> Iterator[Document]:
-        any_documents = False
-        for file in sources.find(self.path, sources.TABLES):
-            for document in self._file(file):
-                any_documents = True
-                yield document
-        if not any_documents:
-            raise sources.is_empty(self.path)
-
     def fingerprint(self) -> str:
-        files = sources.find(self.path, sources.TABLES)
+        files = self.files()
         options = ["csv", self.field, self.prompt_field, self.label_field, self.separator, self.quoted]
         return sources.digest([*options, *map(self._delimiter, files)], files)
 
@@ -59,7 +48,7 @@ class Csv(Corpus):
             return "\t" if self.delimiter == r"\t" else self.delimiter
         return "\t" if sources.ending(file) in (".tsv", ".tab") else ","
 
-    def _file(self, file: Path) -> Iterator[Document]:
+    def read(self, file: Path) -> Iterator[Document]:
         rows = self._rows(file)
         names = [name.strip() for name in next(rows, (0, []))[1]]
         if not names:

@@ -8,42 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unmask.corpora import Corpus, Document, check_separator, sources
+from unmask.corpora import Document, sources
 from unmask.corpora.labels import check_label
+from unmask.corpora.records import Records
 from unmask.errors import DataError, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
-class Jsonl(Corpus):
+class Jsonl(Records):
     """A file of JSON lines, or a folder's, one document a line; blank lines are skipped.
 
     >>> Jsonl(path="pairs.jsonl.gz", field="answer", prompt_field="question").documents()  # doctest: +SKIP
     """
 
-    path: str
-    field: str = "text"
-    prompt_field: str | None = None
-    label_field: str | None = None  # a word, or a whole number from 0; null for none
-    separator: str = ""  # between prompt and text
+    endings = sources.JSONL
 
-    def __post_init__(self) -> None:
-        check_separator(self.separator, self.prompt_field)
-
-    def documents(self) -> Iterator[Document]:
-        any_documents = False
-        for file in sources.find(self.path, sources.JSONL):
-            for number, line in sources.lines(file):
-                if line.strip():
-                    any_documents = True
-                    yield self._document(file, number, line)
-        if not any_documents:
-            raise sources.is_empty(self.path)
-
-    def fingerprint(self) -> str:
-        options = ["jsonl", self.field, self.prompt_field]
-        options += [] if self.label_field is None else [self.label_field]
-        separator = [{"separator": self.separator}] if self.separator else []  # so that older caches stay known
-        return sources.digest([*options, *separator], sources.find(self.path, sources.JSONL))
+    def read(self, file: Path) -> Iterator[Document]:
+        for number, line in sources.lines(file):
+            if line.strip():
+                yield self._document(file, number, line)
 
     def _document(self, file: Path, number: int, line: str) -> Document:
         try:

@@ -6,48 +6,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from unmask.corpora import Corpus, Document, check_separator, sources
+from unmask.corpora import Document, sources
 from unmask.corpora.labels import check_label
+from unmask.corpora.records import Records
 from unmask.errors import DataError, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parquet(Corpus):
+class Parquet(Records):
     """A Parquet file, or a folder's, one document a row, read a batch of rows at a time.
 
     >>> Parquet(path="shards/", field="content").documents()  # doctest: +SKIP
     """
 
-    path: str
-    field: str = "text"
-    prompt_field: str | None = None
-    label_field: str | None = None  # a word, or a whole number from 0; null for none
-    separator: str = ""  # between prompt and text
+    endings = sources.PARQUET
 
-    def __post_init__(self) -> None:
-        check_separator(self.separator, self.prompt_field)
-
-    def documents(self) -> Iterator[Document]:
+    def read(self, file: Path) -> Iterator[Document]:
         arrow = sources.optional("pyarrow", "pyarrow", "data", "reading Parquet")
         sources.optional("pyarrow.parquet", "pyarrow", "data", "reading Parquet")
-        any_documents = False
-        for file in sources.find(self.path, sources.PARQUET):
-            try:
-                for document in self._file(arrow, file):
-                    any_documents = True
-                    yield document
-            except (OSError, arrow.ArrowException) as e:
-                raise DataError(f"cannot read {file} as Parquet: {str(e).splitlines()[0]}") from None
-        if not any_documents:
-            raise sources.is_empty(self.path)
+        try:
+            yield from self._rows(arrow, file)
+        except (OSError, arrow.ArrowException) as e:
+            raise DataError(f"cannot read {file} as Parquet: {str(e).splitlines()[0]}") from None
 
-    def fingerprint(self) -> str:
-        options = ["parquet", self.field, self.prompt_field]
-        options += [] if self.label_field is None else [self.label_field]
-        separator = [{"separator": self.separator}] if self.separator else []  # so that older caches stay known
-        return sources.digest([*options, *separator], sources.find(self.path, sources.PARQUET))
-
-    def _file(self, arrow: object, file: Path) -> Iterator[Document]:
+    def _rows(self, arrow: object, file: Path) -> Iterator[Document]:
         texts = [self.field] if self.prompt_field is None else [self.field, self.prompt_field]
         names = list(dict.fromkeys(texts if self.label_field is None else [*texts, self.label_field]))
         with arrow.parquet.ParquetFile(file) as table:  # type: ignore[attr-defined]

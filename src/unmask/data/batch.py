@@ -40,8 +40,8 @@ class Batch:
         rest = (t[lo:hi] for t in (self.scored_BL, self.key_B, self.time_B))
         return replace(Batch(self.x_BL[lo:hi], valid_BL, *rest), label_B=label_B)
 
-    def forgetting(self, share: float) -> Batch:
-        """The same rows, of which about this share has lost its label: so a network learns to do without one, too."""
+    def drop_labels(self, share: float) -> Batch:
+        """The same rows, about this share of them without a label: what classifier-free guidance trains with."""
         if self.label_B is None or not share:
             return self
         lost_B = uniform(self.key_B, DRAW_LABEL) < share

@@ -19,14 +19,12 @@ from unmask.objectives import Objective
 from unmask.objectives.chunked_loss import LossSum, at_positions, cross_entropy, token_nats, weighted_cross_entropy
 from unmask.objectives.score_queries import ScoreQuery, token_nats_of
 from unmask.sampling.canvas import Canvas
+from unmask.sampling.predictor import MAX_ANSWER
 from unmask.sampling.query import ask_about
 
 if TYPE_CHECKING:
     from unmask.samplers import Sampler
     from unmask.sampling.predictor import Predictor
-
-
-MAX_NUMBERS = 1 << 26  # positions x vocabulary of one answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ class AR(Objective):
         canvas = Canvas(batch.x_BL, -1, batch.key_B, label_B=batch.label_B)
         # One reading answers all positions; of a long row and a large vocabulary several, as memory has its limits.
         scored_N = batch.scored_BL[0].nonzero().squeeze(1)
-        for position_N in torch.split(scored_N, max(8, MAX_NUMBERS // denoiser.num_ids)):
+        for position_N in torch.split(scored_N, max(8, MAX_ANSWER // denoiser.num_ids)):
             wanted_BL = torch.zeros_like(batch.scored_BL).index_fill(1, position_N, True)
             query = ask_about(canvas, batch.x_BL, wanted_BL, torch.zeros(1))
             assert query is not None

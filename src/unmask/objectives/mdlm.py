@@ -111,7 +111,7 @@ class MDLM(Objective):
 
     def loss(self, denoiser: Network, batch: Batch) -> LossSum:
         self.check(denoiser)
-        batch = batch.forgetting(denoiser.label_dropout)
+        batch = batch.drop_labels(denoiser.label_dropout)
         noised = self.noised(batch, self.process(denoiser))
         if self.zero_masking:
             nats = weighted_cross_entropy(denoiser, *self._masked_vectors(denoiser, batch, noised)[:3])

@@ -64,7 +64,7 @@ class SEDD(Objective):
 
     def loss(self, network: Network, batch: Batch) -> LossSum:
         self.check(network)
-        batch = batch.forgetting(network.label_dropout)
+        batch = batch.drop_labels(network.label_dropout)
         h_ND, term, _ = self._positions(network, batch, self._nats)
         return LossSum(summed_nats(network, h_ND, term), batch.num_tokens)
 

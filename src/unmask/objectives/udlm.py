@@ -61,7 +61,7 @@ class UDLM(Objective):
 
     def loss(self, network: Network, batch: Batch) -> LossSum:
         self.check(network)
-        batch = batch.forgetting(network.label_dropout)
+        batch = batch.drop_labels(network.label_dropout)
         return LossSum(summed_nats(network, *self._positions(network, batch)), batch.num_tokens)
 
     def position_nats(self, network: Network, batch: Batch) -> Tensor:

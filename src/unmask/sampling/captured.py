@@ -158,7 +158,7 @@ class Denoise(Captured):
         self.valid = torch.ones(rows, length, dtype=torch.bool, device=device) if padded else None
         pool = graphs_of(denoiser).pool
         self.one = self.capture(partial(self._round, denoiser), pool)
-        self.many = self.capture(partial(self._round, denoiser), pool, AT_ONCE)
+        self.several_rounds = self.capture(partial(self._round, denoiser), pool, AT_ONCE)
 
     def _round(self, denoiser: Network) -> None:
         line = self.lines.line
@@ -187,9 +187,9 @@ class Denoise(Captured):
             self.valid.copy_(valid_RL)
 
     def replay(self, rounds: int = 1) -> None:
-        many, ones = divmod(rounds, AT_ONCE)
-        for _ in range(many):
-            self.many.replay()
+        calls, ones = divmod(rounds, AT_ONCE)
+        for _ in range(calls):
+            self.several_rounds.replay()
         for _ in range(ones):
             self.one.replay()
 

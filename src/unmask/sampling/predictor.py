@@ -12,6 +12,8 @@ from unmask.denoisers.network import Cache, Network, read_on
 from unmask.objectives.terms import subs_log_probs
 from unmask.processes.base import Process
 
+MAX_ANSWER = 1 << 26  # lines × vocabulary of one answer
+
 
 @dataclass(frozen=True)
 class Query:

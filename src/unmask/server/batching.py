@@ -12,11 +12,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from unmask.sampling.predictor import Predictor, Query
+from unmask.sampling.predictor import MAX_ANSWER, Predictor, Query
 
 LEAST = 8  # positions asked of a row, and lines answered in a call
 MAX_POSITIONS = 1 << 15  # rows × length of one call
-MAX_NUMBERS = 1 << 26  # lines × vocabulary of one call
 
 
 def bucket(length: int) -> int:
@@ -44,7 +43,7 @@ def groups(lengths: Sequence[int], wanted: Sequence[int], num_ids: int, *, padde
         widest = 0
         for i in several:
             widest = max(widest, wanted[i])
-            full = (len(part) + 1) * length > MAX_POSITIONS or (len(part) + 1) * widest * num_ids > MAX_NUMBERS
+            full = (len(part) + 1) * length > MAX_POSITIONS or (len(part) + 1) * widest * num_ids > MAX_ANSWER
             if part and full:
                 yield part
                 part, widest = [], wanted[i]

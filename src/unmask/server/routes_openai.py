@@ -121,14 +121,12 @@ def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dic
     tail = encode_fixed(asked.suffix or "", tokenizer, "suffix")
     stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     choices: list[_Choice] = []
-    rows: list[list[int]] = []
     for prompt, ids in prompts:
         parts, head = [Part(prompt, ids, num), Part(asked.suffix or "", tail, 0)], served.begin + ids
         served.limits.check_length(len(head) + num + len(tail) + len(served.end))
         check_spelling(parts, row_of_parts(parts, tokenizer), tokenizer, constraint)
-        for _ in range(each):
-            choices.append(_Choice(len(choices), prompt, ids, head, num, stops, tokenizer))
-            rows.append([*head, *[tokenizer.mask_id] * num, *tail, *served.end])
+        choices += [_Choice(len(choices) + i, prompt, ids, head, num, stops, tokenizer) for i in range(each)]
+    rows = [[*choice.head, *[tokenizer.mask_id] * num, *tail, *served.end] for choice in choices]
     envelope = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
     envelope["model"] = asked.model or "unmask"
     sampler = sampler_of(asked, served)

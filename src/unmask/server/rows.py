@@ -89,7 +89,7 @@ class Writing(Work):
     ) -> None:
         self.canvas, self.sampler, self.runners_up, self.extra = canvas, sampler, runners_up, extra
         self._relay = _Relay(predictor)
-        self._seen_by: Predictor = self._relay if guidance is None else Guided(self._relay, canvas, guidance)
+        self._predictor: Predictor = self._relay if guidance is None else Guided(self._relay, canvas, guidance)
         self.tokens_1L = canvas.tokens
         self._state = sampler.start(begun(predictor, canvas))
         self._ask()
@@ -97,7 +97,7 @@ class Writing(Work):
     @property
     def law(self) -> tuple[Drawing, tuple[int, ...]] | None:
         """Rows for which this is the same draw their tokens alike; None: in a way of its own."""
-        plain = isinstance(self._seen_by, _Relay)
+        plain = isinstance(self._predictor, _Relay)
         if not plain or not self.sampler.planned or self.sampler.drawing.temperature_end is not None:
             return None
         return self.sampler.drawing, self.canvas.never
@@ -114,14 +114,14 @@ class Writing(Work):
         self._relay.asked = []
         self.done = self._query is None
         if self._query is not None:
-            self._seen_by(self._query)  # with guidance two questions come of one
+            self._predictor(self._query)  # with guidance two questions come of one
         self.questions = self._relay.asked
 
     def take(self, predictions: list[Tensor], drawn: Drawn | None = None) -> Step:
         """drawn: the tokens, where they were drawn together with those of other rows."""
         assert self._query is not None
         self._relay.answers = list(predictions)
-        prediction = self._seen_by(self._query)
+        prediction = self._predictor(self._query)
         if drawn is not None:
             step = self.sampler.write(self._state, self.sampler.select(self._state, prediction), *drawn)
         else:

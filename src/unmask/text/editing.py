@@ -170,25 +170,8 @@ def edit(
     lends = constraint is None and text[:start].endswith(" ") and _may_lend(model, sampler, f" {replace}")
     first = start - 1 if lends else start
     lengths = length_range(with_length, len(tokenizer.encode(text[first:stop])))
-    if num < 1 or num * len(lengths) > MAX_CANDIDATES:
-        raise UsageError(
-            "{num} of each of {lengths} lengths: give at least 1, and at most {most} in all",
-            num=Public(num),
-            lengths=Public(len(lengths)),
-            most=Public(MAX_CANDIDATES),
-        )
-    if rank not in get_args(Rank):
-        raise UsageError("unknown rank {rank!r}; {hint}", rank=rank, hint=Public(did_you_mean(rank, get_args(Rank))))
     before, after = tokenizer.encode(text[:first]), tokenizer.encode(text[stop:])
-    needed = len(model.begin) + len(before) + lengths[-1] + len(after) + len(model.end) + 1
-    if needed > model.length:
-        raise UsageError(
-            "the text takes {needed} tokens with a replacement of {longest} and its end, the model's window "
-            "holds {window}: give a shorter text or replacement",
-            needed=Public(needed),
-            longest=Public(lengths[-1]),
-            window=Public(model.length),
-        )
+    _check_candidates(model, num, lengths, rank, fixed=len(before) + len(after))
     plan = [(length, i) for length in lengths for i in range(num)]
     rows = [[*model.begin, *before, *[tokenizer.mask_id] * length, *after, *model.end] for length, _ in plan]
     # A candidate's draws depend on its own length and number alone, so that other lengths do not change it.
@@ -207,6 +190,29 @@ def edit(
     bound = bounds(model, pieces, label)
     edits = [Edit(t, piece, n, bound[t].nats, bound[t].tokens, row) for t, (piece, n, row) in pieces.items()]
     return sorted(edits, key=lambda e: e.nats if rank == "text" else e.nats_per_token)[:num]
+
+
+def _check_candidates(model: Model, num: int, lengths: range, rank: str, *, fixed: int) -> None:
+    """Refuse more candidates than are written at once, an unknown rank, and texts beyond the window. fixed: tokens of
+    the text that stay."""
+    if num < 1 or num * len(lengths) > MAX_CANDIDATES:
+        raise UsageError(
+            "{num} of each of {lengths} lengths: give at least 1, and at most {most} in all",
+            num=Public(num),
+            lengths=Public(len(lengths)),
+            most=Public(MAX_CANDIDATES),
+        )
+    if rank not in get_args(Rank):
+        raise UsageError("unknown rank {rank!r}; {hint}", rank=rank, hint=Public(did_you_mean(rank, get_args(Rank))))
+    needed = len(model.begin) + fixed + lengths[-1] + len(model.end) + 1
+    if needed > model.length:
+        raise UsageError(
+            "the text takes {needed} tokens with a replacement of {longest} and its end, the model's window "
+            "holds {window}: give a shorter text or replacement",
+            needed=Public(needed),
+            longest=Public(lengths[-1]),
+            window=Public(model.length),
+        )
 
 
 def fill(

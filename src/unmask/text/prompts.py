@@ -178,11 +178,6 @@ def encode_fixed(text: str, tokenizer: Tokenizer, what: str) -> list[int]:
     return tokenizer.encode(text)
 
 
-def to_text(ids: Sequence[int], tokenizer: Tokenizer, prompt_length: int = 0) -> str:
-    """The text of a finished row: end-of-text after the prompt ends it, and what follows is left out."""
-    return tokenizer.decode([*ids[:prompt_length], *until_end(ids[prompt_length:], tokenizer)])
-
-
 def until_end(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     """The ids before the first end-of-text.
 
