@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from unmask.noise.base import Noise
 
@@ -29,3 +30,37 @@ class LearnedNoise(nn.Module, Noise):
     >>> Power().weight(torch.tensor([0.5])).requires_grad
     True
     """
+
+    room = None  # type: ignore[assignment]  # no plug-in: that is the description, whose `build` makes it
+
+    def detached(self) -> Noise:
+        return _Detached(self)
+
+
+class _Detached(Noise):
+    """A learned schedule as numbers, of its parameters as they are when it is asked."""
+
+    room = None  # type: ignore[assignment]
+
+    def __init__(self, learned: LearnedNoise) -> None:
+        self._learned = learned
+
+    @torch.no_grad()
+    def alpha(self, t: Tensor) -> Tensor:
+        return self._learned.alpha(t)
+
+    @torch.no_grad()
+    def dalpha(self, t: Tensor) -> Tensor:
+        return self._learned.dalpha(t)
+
+    @torch.no_grad()
+    def inverse(self, alpha: Tensor) -> Tensor:
+        return self._learned.inverse(alpha)
+
+    @torch.no_grad()
+    def level(self, t: Tensor) -> Tensor:
+        return self._learned.level(t)
+
+    @torch.no_grad()
+    def weight(self, t: Tensor) -> Tensor:
+        return self._learned.weight(t)

@@ -168,10 +168,11 @@ class Sampler(ABC):
 
     @property
     def schedule(self) -> Noise:
-        """Its noise; log-linear where it has none and was bound to no model."""
+        """Its noise, as numbers; log-linear where it has none and was bound to no model."""
         from unmask.noise.log_linear import LogLinear
 
-        return getattr(self, "noise", None) or LogLinear()
+        noise: Noise = getattr(self, "noise", None) or LogLinear()
+        return noise.detached()
 
     # --- a run ---
 
