@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unmask.denoisers.network import Network
-from unmask.errors import NonFiniteError, UsageError
+from unmask.errors import NonFiniteError, Public, UsageError
 from unmask.objectives import Objective
 from unmask.samplers import Sampler, Step, fitting
 from unmask.sampling.canvas import Canvas
@@ -157,8 +157,12 @@ mask of an absorbing process: use posterior
     pair = (None if predictor.process is None else predictor.process.name, predictor.gives)
     if pair not in sampler.accepts:
         names = fitting(*pair)
-        which = f"use {', '.join(names)}" if names else "no sampler here can"
-        raise UsageError(f"the sampler {type(sampler).__name__} cannot follow this model, {_said(*pair)}: {which}")
+        raise UsageError(
+            "the sampler {name} cannot follow this model, {said}: {which}",
+            name=Public(type(sampler).__name__),
+            said=Public(_said(*pair)),
+            which=Public(f"use {', '.join(names)}" if names else "no sampler here can"),
+        )
     if not predictor.left_to_right:
         return
     if canvas.constraint is not None:
