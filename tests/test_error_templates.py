@@ -21,8 +21,13 @@ KINDS = {
     *("Wrong", "Busy", "ConstraintTooCostly"),
 }
 # Whatever these raise may be the answer to a request.
-REACHABLE = ("constraints", "noise", "samplers", "server", "text")
-LOCAL = {"server/lifecycle.py", "text/bulk.py"}  # these speak to whoever runs the program
+REACHABLE = ("constraints", "noise", "reader", "samplers", "sampling", "server", "text")
+LOCAL = {
+    "sampling/canvas.py",
+    "sampling/particles.py",
+    "server/lifecycle.py",
+    "text/bulk.py",
+}  # these speak to whoever runs the program
 
 
 def raised() -> Iterator[tuple[str, ast.Call]]:

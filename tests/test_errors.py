@@ -129,7 +129,7 @@ CASES: list[tuple[str, int, str]] = [
     ("eval model --data lines.txt --max-rows 0", 2, "--max-rows"),
     ("eval model --data lines.txt --estimator cuont", 2, "'cuont'"),
     ("eval model --data lines.txt --packing wrapp", 2, "'wrap'"),
-    ("eval ar --data lines.txt --estimator count", 2, "likelihood"),
+    ("eval ar --data lines.txt --estimator count", 2, "estimator"),
     # --- models
     ("generate gone", 1, "'gone'"),
     ("generate folder", 1, "folder/config.json"),

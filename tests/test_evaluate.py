@@ -83,7 +83,7 @@ def test_masked_accuracy_counts_masked_tokens_whose_argmax_is_right() -> None:
         seen.clear()
         measured = unmask.evaluate(only_e(seen), [text], metric=MaskedAccuracy(rate=0.25, batch=batch), seed=1)
         rows = pack_texts([text], load_tokenizer("bytes"), "wrap", 64)
-        x_BL = torch.from_numpy(rows.take(torch.arange(len(rows)).numpy())[0])
+        x_BL = torch.from_numpy(rows.take(torch.arange(len(rows)).numpy()).x)
         mask_id = load_tokenizer("bytes").mask_id
         z_BL = torch.cat([z for z, _ in seen])
         masked_BL = z_BL == mask_id

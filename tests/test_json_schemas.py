@@ -19,8 +19,8 @@ from unmask.config import from_dict
 from unmask.constraints import Constraint, JsonSchema
 from unmask.constraints._dfa import Dfa
 from unmask.constraints._numbers import integers, numbers
-from unmask.constraints._schema_check import SUPPORTED
-from unmask.constraints.json_schema import WORDS, schema_dfa
+from unmask.constraints._schema_check import FORMATS, NOTES, ONE_OF, SUPPORTED
+from unmask.constraints.json_schema import schema_dfa
 from unmask.constraints.regex import regex_dfa
 from unmask.errors import UsageError
 
@@ -160,6 +160,7 @@ SCALARS = st.one_of(
     st.floats(-3, 3),
     st.sampled_from(["", "a", "null", "#/$defs/a", "[", "date"]),
 )
+WORDS = {*NOTES, *ONE_OF, *FORMATS, *SUPPORTED}.union(*SUPPORTED.values())  # of a schema's own language
 KEYS = st.sampled_from([*sorted(WORDS - {"$id", "$schema"}), "a", "not"])  # of those two the judge wants to know more
 VALUES = st.recursive(
     SCALARS | st.sampled_from(["string", "integer", "array", "object", "number"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained
 from unmask.sampling.factory import make_sampler
 from unmask.sampling.guidance import Guidance
-from unmask.sampling.loop import sample, steps
+from unmask.sampling.loop import accepts, sample, steps
 from unmask.sampling.particles import Score, particles
 from unmask.storage.atomic import atomic_folder, find_folder
 from unmask.storage.built_in import built_in_folder
@@ -138,6 +139,19 @@ class Model:
         made = make_sampler(name, options, own=own, drawing=self.drawing, window=self.length)
         return made.bind(self.process)
 
+    def sampler_names(self) -> list[str]:
+        """The samplers that can follow this model, by name.
+
+        >>> model.sampler_names()  # of an autoregressive model  # doctest: +SKIP
+        ['left_to_right']
+        """
+        predictor, names = self.objective.predictor(self.denoiser), []
+        for name in Sampler.room.names():
+            with contextlib.suppress(UsageError):  # of one around another, where the other does not fit
+                if accepts(self.make_sampler(name), predictor):
+                    names.append(name)
+        return names
+
     @property
     def process(self) -> Process | None:
         """The forward process that it reverses, with its noise; None for an autoregressive model."""
@@ -154,11 +168,17 @@ class Model:
                 return self.labels.index(label)
             if not is_number(label):
                 hint = did_you_mean(label, self.labels) if self.labels else self._known_classes()
-                raise UsageError(f"the label {label[:40]!r} is not among this model's classes: {hint}")
+                raise UsageError(
+                    "the label {label!r} is not among this model's classes: {hint}", label=label[:40], hint=Public(hint)
+                )
             label = int(label)
         check_whole(label=label)
         if label is not None and not 0 <= label < self.denoiser.num_classes:
-            raise UsageError(f"the label {label} is not among this model's classes: {self._known_classes()}")
+            raise UsageError(
+                "the label {label} is not among this model's classes: {hint}",
+                label=label,
+                hint=Public(self._known_classes()),
+            )
         return label
 
     def _known_classes(self) -> str:
@@ -230,7 +250,9 @@ class Model:
         """
         canvas, parts = self.prompted(num, length, prompt, suffix, seed=seed, label=label)
         if canvas.tokens.shape[1] > self.length:
-            raise UsageError(f"particles work within one window: ask for at most {self.length} tokens")
+            raise UsageError(
+                "particles work within one window: ask for at most {length} tokens", length=Public(self.length)
+            )
         check_sampler(sampler)
         check_whole(crowd=crowd)
         sampler = sampler or self.sampler
@@ -260,10 +282,14 @@ class Model:
         check_constraint(constraint)
         prompts = check_texts(prompt, "prompt")
         if num < 1 or not prompts:
-            raise UsageError(f"num must be at least 1 and there must be a prompt list of at least one, got num={num}")
+            raise UsageError(
+                "num must be at least 1 and there must be a prompt list of at least one, got num={num}", num=Public(num)
+            )
         numbers = range(num * len(prompts)) if only is None else only
         if not numbers or min(numbers) < 0 or max(numbers) >= num * len(prompts):
-            raise UsageError(f"only: at least one number from 0 to {num * len(prompts) - 1} must be given")
+            raise UsageError(
+                "only: at least one number from 0 to {most} must be given", most=Public(num * len(prompts) - 1)
+            )
         length = (self.typical_length or self.length) if length is None else length
         ending = Part(suffix, encode_fixed(suffix, self.tokenizer, "suffix"), 0)
         begun: dict[int, list[Part]] = {}
@@ -365,7 +391,12 @@ class Model:
             if not self.unframed(row):
                 raise UsageError("nothing to refine: give a text of at least one token")
             if len(row) > self.length:
-                raise UsageError(f"{given[:40]!r} has {len(row)} tokens, more than the model's window of {self.length}")
+                raise UsageError(
+                    "{text!r} has {tokens} tokens, more than the model's window of {length}",
+                    text=given[:40],
+                    tokens=Public(len(row)),
+                    length=Public(self.length),
+                )
         if not rows:
             raise UsageError("nothing to refine: give at least one text")
         canvas = self.canvas(rows, may_end=False, seed=seed)
@@ -453,12 +484,18 @@ class Model:
         sampler = self.sampler if sampler is None else sampler.bind(self.process)
         if sampler.context is not None and sampler.context > self.length:
             raise UsageError(
-                f"a window of {sampler.context} is beyond the {self.length} tokens the model was trained on"
+                "a window of {context} is beyond the {length} tokens the model was trained on",
+                context=sampler.context,
+                length=Public(self.length),
             )
         if length <= self.length or sampler.context is not None:
             return sampler
         if sampler.left_to_right:
-            raise UsageError(f"length {length} is beyond the model's window of {self.length} tokens; ask for less")
+            raise UsageError(
+                "length {length} is beyond the model's window of {window} tokens; ask for less",
+                length=Public(length),
+                window=Public(self.length),
+            )
         return self.make_sampler("semi_ar", inner=sampler)
 
     # --- measure ---

@@ -14,7 +14,7 @@ import types
 import typing
 from typing import Any, Literal, Union
 
-from unmask.errors import ConfigError, UsageError, did_you_mean
+from unmask.errors import ConfigError, Public, UsageError, did_you_mean
 from unmask.registry import BEFORE, RENAMED, UNWRITTEN, check_class, class_path, room_of
 
 CLASS = "class"  # beside a registered plug-in's name: where its class was defined, for the sentence that misses it
@@ -70,10 +70,13 @@ def adopt_plugins(value: Any) -> None:
         written = json.dumps(to_dict(value))
         same = json.dumps(to_dict(from_dict(room.base, json.loads(written), saved=True))) == written
     except (ConfigError, TypeError, ValueError, RecursionError) as e:
-        raise UsageError(f"{cls.__name__} cannot be written to a file and read again: {e}") from None
+        raise UsageError(
+            "{cls} cannot be written to a file and read again: {reason}", cls=Public(cls.__name__), reason=e
+        ) from None
     if not same:
         raise UsageError(
-            f"{cls.__name__} is another one when it was written to a file and read again: check its fields"
+            "{cls} is another one when it was written to a file and read again: check its fields",
+            cls=Public(cls.__name__),
         )
 
 
@@ -105,7 +108,12 @@ def from_dict(kind: Any, data: Any, where: str = "", *, default: Any = None, sav
         choices = typing.get_args(kind)
         if data in choices:
             return choices[choices.index(data)]
-        raise ConfigError(f"{where}: {data!r} is not a choice; {did_you_mean(str(data), map(str, choices))}")
+        raise ConfigError(
+            "{where}: {data!r} is not a choice; {hint}",
+            where=Public(where),
+            data=data,
+            hint=Public(did_you_mean(str(data), map(str, choices))),
+        )
     if origin is tuple:
         return _tuple(kind, data, where)
     if origin is dict and isinstance(data, dict):
@@ -134,7 +142,7 @@ def _union(kind: Any, data: Any, where: str, default: Any, saved: bool) -> Any:
     if len(likely) == 1:
         raise errors[likely[0]]
     wanted = " or ".join([*map(_spelled, members), *(["none"] if optional else [])])
-    raise ConfigError(f"{where}: expected {wanted}, got {data!r}")
+    raise ConfigError("{where}: expected {wanted}, got {data!r}", where=Public(where), wanted=Public(wanted), data=data)
 
 
 def _is_table(kind: Any) -> bool:
@@ -152,26 +160,33 @@ def _plugin(kind: Any, data: Any, where: str, default: Any, saved: bool) -> Any:
     if isinstance(data, dict) and "name" not in data and default is not None and not saved:
         data = {"name": kind.room.name_of(default)} | data
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
-        raise ConfigError(f"{where}: needs a name, one of {', '.join(kind.room.names())}")
+        raise ConfigError(
+            "{where}: needs a name, one of {names}", where=Public(where), names=Public(", ".join(kind.room.names()))
+        )
     name, home = data["name"], data.get(CLASS)
     named = isinstance(home, str) and _CLASS_PATH.fullmatch(home) is not None
     options = {k: v for k, v in data.items() if k != "name" and not (k == CLASS and named)}
     if named and name not in kind.room.names():
         module, _, cls = str(home).rpartition(".")
         raise ConfigError(
-            f"{where + ': ' if where else ''}the {kind.room.noun} {name!r} is the class {cls} of the module {module}, "
-            f"which this process does not know: call unmask.register({cls}) first, or give --plugin {module}"
+            "{value}the {noun} {name!r} is the class {cls} of the module {module}, which this process does "
+            "not know: call unmask.register({cls}) first, or give --plugin {module}",
+            value=Public(where + ": " if where else ""),
+            noun=Public(kind.room.noun),
+            name=Public(name),
+            cls=cls,
+            module=module,
         )
     try:
         plugin = kind.room.get(name)
     except UsageError as e:
-        raise ConfigError(f"{where}: {e}" if where else str(e)) from None
+        raise ConfigError("{where}{reason}", where=Public(f"{where}: " if where else ""), reason=e) from None
     return _dataclass(plugin, options, where, saved)
 
 
 def _dataclass(kind: type, data: Any, where: str, saved: bool) -> Any:
     if not isinstance(data, dict):
-        raise ConfigError(f"{where}: expected a table of options, got {data!r}")
+        raise ConfigError("{where}: expected a table of options, got {data!r}", where=Public(where), data=data)
     hints = typing.get_type_hints(kind)
     known = {f.name: f for f in dataclasses.fields(kind)}
     today = {old: f.name for f in known.values() for old in f.metadata.get(RENAMED, ())}
@@ -180,10 +195,12 @@ def _dataclass(kind: type, data: Any, where: str, saved: bool) -> Any:
         path = f"{where}.{key}" if where else key
         if key in today and key not in known:
             if not saved:
-                raise ConfigError(f"unknown key {path!r}; did you mean {today[key]!r}? It was renamed")
+                raise ConfigError(
+                    "unknown key {path!r}; did you mean {value!r}? It was renamed", path=path, value=Public(today[key])
+                )
             key = today[key]
         if key not in known:
-            raise ConfigError(f"unknown key {path!r}; {did_you_mean(key, known)}")
+            raise ConfigError("unknown key {path!r}; {hint}", path=path, hint=Public(did_you_mean(key, known)))
         default = None if known[key].default is dataclasses.MISSING else known[key].default
         values[key] = from_dict(hints[key], value, path, default=default, saved=saved)
     for f in known.values():
@@ -191,11 +208,16 @@ def _dataclass(kind: type, data: Any, where: str, saved: bool) -> Any:
             values[f.name] = f.metadata[BEFORE]
         required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and f.name not in values:
-            raise ConfigError(f"{where + '.' if where else ''}{f.name} is missing: {kind.__name__} needs it")
+            raise ConfigError(
+                "{where}{name} is missing: {kind} needs it",
+                where=Public(where + "." if where else ""),
+                name=Public(f.name),
+                kind=Public(kind.__name__),
+            )
     try:
         return kind(**values)
     except UsageError as e:
-        raise ConfigError(f"{where}: {e}" if where else str(e)) from None
+        raise ConfigError("{where}{reason}", where=Public(f"{where}: " if where else ""), reason=e) from None
 
 
 def _tuple(kind: Any, data: Any, where: str) -> tuple[Any, ...]:
@@ -204,11 +226,16 @@ def _tuple(kind: Any, data: Any, where: str) -> tuple[Any, ...]:
     if isinstance(parts, str) and args == (str, ...):
         parts = [parts]  # one text is a list of one
     if not isinstance(parts, list | tuple):
-        raise ConfigError(f"{where}: expected a list, got {data!r}")
+        raise ConfigError("{where}: expected a list, got {data!r}", where=Public(where), data=data)
     if args[-1] is Ellipsis:
         args = (args[0],) * len(parts)
     if len(parts) != len(args):
-        raise ConfigError(f"{where}: expected {len(args)} values, got {len(parts)}")
+        raise ConfigError(
+            "{where}: expected {wanted} values, got {got}",
+            where=Public(where),
+            wanted=Public(len(args)),
+            got=Public(len(parts)),
+        )
     return tuple(from_dict(a, p, where) for a, p in zip(args, parts, strict=True))
 
 
@@ -216,7 +243,8 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def _plain(kind: Any, data: Any, where: str) -> Any:
-    wrong = ConfigError(f"{where}: expected {getattr(kind, '__name__', str(kind))}, got {data!r}")
+    name = Public(getattr(kind, "__name__", str(kind)))
+    wrong = ConfigError("{where}: expected {kind}, got {data!r}", where=Public(where), kind=name, data=data)
     if kind is bool:
         if isinstance(data, bool):
             return data

@@ -25,7 +25,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast
 
-from unmask.errors import UsageError, did_you_mean
+from unmask.errors import Public, UsageError, did_you_mean
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
@@ -69,7 +69,8 @@ class Room:
             return self._registered[name]
         modules = self._modules()
         if name not in modules:
-            raise UsageError(f"unknown {self.noun} {name!r}; {did_you_mean(name, self.names())}")
+            hint = Public(did_you_mean(name, self.names()))
+            raise UsageError("unknown {noun} {name!r}; {hint}", noun=Public(self.noun), name=name, hint=hint)
         module = importlib.import_module(modules[name])
         for value in vars(module).values():
             own = isinstance(value, type) and issubclass(value, self.base) and value.__module__ == module.__name__
@@ -318,9 +319,12 @@ def check_fields(plugin: object) -> None:
             continue
         choices = [c for inner in kinds if typing.get_origin(inner) is Literal for c in typing.get_args(inner)]
         if choices and len(wanted) == 1:
-            raise UsageError(f"{name} is {value!r}; {did_you_mean(str(value), map(str, choices))}")
+            hint = Public(did_you_mean(str(value), map(str, choices)))
+            raise UsageError("{name} is {value!r}; {hint}", name=Public(name), value=value, hint=hint)
         either = " or ".join([*(str(each) for each in wanted), *(["None"] if type(None) in kinds else [])])
-        raise UsageError(f"{name} must be {either}, got {value!r}")
+        raise UsageError(
+            "{name} must be {either}, got {value!r}", name=Public(name), either=Public(either), value=value
+        )
 
 
 _NUMBERS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a number"), bool: (bool, "True or False")}

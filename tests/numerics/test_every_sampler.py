@@ -62,7 +62,8 @@ def test_no_sampler_is_left_out_and_each_says_its_law() -> None:
     for name in samplers.room.names():
         cls = samplers.room.get(name)
         if cls.__module__.startswith("unmask."):
-            assert name in here
+            # what is run here draws from log x_theta of absorbing states; others have tests of their own
+            assert name in here or (isinstance(cls.accepts, tuple) and ("absorbing", "x0") not in cls.accepts)
             assert cls.law
             assert "\n" not in cls.law
             assert {"law", "cost"} <= vars(cls).keys()

@@ -22,8 +22,12 @@ MODELS: dict[str, Any] = {
     "d3pm": objectives.D3PM(steps=4),
     "ar": objectives.AR(),
 }
+# What an absorbing process's log x_theta serves: those that say so, and wrappers, which accept what their inner one does.
+SUBS = {
+    name for name in room.names() if not isinstance(it := room.get(name).accepts, tuple) or ("absorbing", "x0") in it
+}
 FITS = {
-    "mdlm": {*room.names()},
+    "mdlm": SUBS,
     "mdlm without zero masking": {"posterior"},
     "d3pm": {"posterior"},
     "ar": {"left_to_right"},

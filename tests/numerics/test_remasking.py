@@ -13,7 +13,7 @@ import torch
 from chains import World, data_world, fits
 from torch import Tensor
 
-from unmask import samplers
+from unmask import objectives, samplers
 from unmask.denoisers.network import as_denoiser
 from unmask.errors import UsageError
 from unmask.noise import Cosine, LogLinear
@@ -21,7 +21,6 @@ from unmask.samplers import Sampler
 from unmask.samplers.remasking import Move, RemaskingSampler, largest_sigma
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.loop import sample, steps
-from unmask.sampling.predictor import XTheta
 
 NUM = 30_000
 P_MIN = 1e-4
@@ -148,7 +147,7 @@ def test_as_many_are_visible_as_the_schedule_says(sampler: RemaskingSampler) -> 
     """The sampler itself, move by move: the visible share is alpha_s, within five standard errors."""
     world = World.random(seed=1)
     state = sampler.start(Canvas.blank(num=NUM, length=3, mask_id=2, seed=8))
-    predictor = XTheta(world.denoiser())
+    predictor = objectives.MDLM().predictor(world.denoiser())
     while (query := sampler.ask(state)) is not None:
         alpha = state.moves[state.at].alpha_s
         visible = float((sampler.tell(state, predictor(query)).tokens_BL != 2).double().mean())

@@ -515,8 +515,8 @@ def test_a_sampler_that_holds_no_constraint_is_named_before_anything_is_pressed(
     expect(fit).to_have_text("This can fit.")
     written: list[str] = []
     page.on("request", lambda request: written.append(request.url) if request.url.endswith("/trace") else None)
-    page.select_option("#sampler", "predictor_corrector")
-    sentence = "The sampler “predictor corrector” can hold no constraint. Choose another, such as “ancestral”, or"
+    page.select_option("#sampler", "refine")
+    sentence = "The sampler “refine” can hold no constraint. Choose another, such as “ancestral”, or"
     expect(fit).to_contain_text(sentence)
     expect(fit).to_have_class("fit no")
     part(panel(page, tab), "go").click()

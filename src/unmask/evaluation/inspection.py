@@ -116,9 +116,9 @@ def ask_masks(
     """
     predictor = model.objective.predictor(model.denoiser)
     process = predictor.process
-    if process is None or process.name != "absorbing" or not predictor.gives.startswith("x0"):
-        reason = "reads from left to right" if process is None else f"predicts no masks: its process is {process.name}"
-        raise UsageError(f"this model {reason}, so it cannot be asked about masks: use Model.logits")
+    if process is None or process.name != "absorbing":
+        reason = "reads from left to right" if process is None else f"knows no masks: its process is {process.name}"
+        raise UsageError(f"this model {reason}, so it cannot be asked about them: use Model.logits")
     canvas = Canvas(z_BL, model.denoiser.mask_id, torch.zeros_like(z_BL[:, 0]), valid_BL=valid_BL, label_B=label_B)
     query = ask_about(canvas, z_BL, masked_BL, level_B)
     if query is None:

@@ -52,7 +52,3 @@ class Noise(ABC):
         name `noise` in what its own `build` returns.
         """
         return None
-
-    def detached(self) -> Noise:
-        """The same schedule without gradients, as samplers read it."""
-        return self

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
+
 from torch import Tensor, nn
 
 from unmask.noise.base import Noise
@@ -33,34 +34,21 @@ class LearnedNoise(nn.Module, Noise):
 
     room = None  # type: ignore[assignment]  # no plug-in: that is the description, whose `build` makes it
 
-    def detached(self) -> Noise:
-        return _Detached(self)
 
+@dataclass(frozen=True)
+class Detached(Noise):
+    """A learned schedule as it is now, in numbers: no gradients, and the answer lies where the question does."""
 
-class _Detached(Noise):
-    """A learned schedule as numbers, of its parameters as they are when it is asked."""
+    learned: LearnedNoise
 
-    room = None  # type: ignore[assignment]
-
-    def __init__(self, learned: LearnedNoise) -> None:
-        self._learned = learned
-
-    @torch.no_grad()
     def alpha(self, t: Tensor) -> Tensor:
-        return self._learned.alpha(t)
+        return self.learned.alpha(t).detach().to(t.device)
 
-    @torch.no_grad()
     def dalpha(self, t: Tensor) -> Tensor:
-        return self._learned.dalpha(t)
+        return self.learned.dalpha(t).detach().to(t.device)
 
-    @torch.no_grad()
     def inverse(self, alpha: Tensor) -> Tensor:
-        return self._learned.inverse(alpha)
+        return self.learned.inverse(alpha).detach().to(alpha.device)
 
-    @torch.no_grad()
     def level(self, t: Tensor) -> Tensor:
-        return self._learned.level(t)
-
-    @torch.no_grad()
-    def weight(self, t: Tensor) -> Tensor:
-        return self._learned.weight(t)
+        return self.learned.level(t).detach().to(t.device)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unmask.noise import Noise
+from unmask.noise.learned import Detached, LearnedNoise
 
 
 class Process(ABC):
@@ -37,13 +38,18 @@ class Process(ABC):
         """V: ids that a text can hold, the mask not among them."""
         return self.num_ids - 1
 
+    @property
+    def schedule(self) -> Noise:
+        """The noise as plain numbers: what is noised, what a network is told and what is sampled carry no gradient."""
+        return Detached(self.noise) if isinstance(self.noise, LearnedNoise) else self.noise
+
     def level(self, t: Tensor) -> Tensor:
-        """1 - alpha(t) as numbers, where t is: what is noised and what a network is told carries no gradient."""
-        return self.noise.level(t).detach().to(t.device)
+        """1 - alpha(t), as numbers."""
+        return self.schedule.level(t)
 
     def alpha(self, t: Tensor) -> Tensor:
-        """alpha(t) as numbers, where t is."""
-        return self.noise.alpha(t).detach().to(t.device)
+        """alpha(t), as numbers."""
+        return self.schedule.alpha(t)
 
     @abstractmethod
     def prior(self, key_B: Tensor, open_BL: Tensor, tokens_BL: Tensor, *, offset: int = 0) -> Tensor:
@@ -61,6 +67,7 @@ class Process(ABC):
 def q_marginal(x_NI: Tensor, alpha_t: Tensor, pi_I: Tensor) -> Tensor:
     """q(z_t | x) = Cat(alpha_t x + (1 - alpha_t) pi). x_NI is one-hot, or a distribution such as x_theta.
 
+    >>> import torch
     >>> q_marginal(torch.tensor([[1.0, 0.0]]), torch.tensor([0.25]), torch.tensor([0.0, 1.0]))
     tensor([[0.2500, 0.7500]])
     """
@@ -73,6 +80,7 @@ def q_posterior(z_N: Tensor, x_NI: Tensor, alpha_s: Tensor, alpha_t: Tensor, pi_
 
     alpha_ts = alpha_t / alpha_s is the probability that what is visible at s is still visible at t.
 
+    >>> import torch
     >>> mask = torch.tensor([0.0, 1.0])
     >>> q_posterior(torch.tensor([1]), torch.tensor([[1.0, 0.0]]), torch.tensor([0.5]), torch.tensor([0.0]), mask)
     tensor([[0.5000, 0.5000]])
@@ -99,6 +107,7 @@ class CategoricalProcess(Process):
 def per_position(t: Tensor) -> Tensor:
     """Times [B] or [B, L] as something that broadcasts over [B, L].
 
+    >>> import torch
     >>> per_position(torch.zeros(2)).shape, per_position(torch.zeros(2, 3)).shape
     (torch.Size([2, 1]), torch.Size([2, 3]))
     """

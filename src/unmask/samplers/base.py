@@ -160,7 +160,7 @@ class Sampler(ABC):
         known = {field.name for field in fields(cast(Any, self))} if is_dataclass(type(self)) else set()
         changes: dict[str, Any] = {}
         if "noise" in known and getattr(self, "noise", None) is None:
-            changes["noise"] = self.schedule if process is None else process.noise
+            changes["noise"] = self.schedule if process is None else process.schedule
         inner = getattr(self, "inner", None) if "inner" in known else None
         if isinstance(inner, Sampler) and (bound := inner.bind(process)) is not inner:
             changes["inner"] = bound
@@ -168,11 +168,10 @@ class Sampler(ABC):
 
     @property
     def schedule(self) -> Noise:
-        """Its noise, as numbers; log-linear where it has none and was bound to no model."""
+        """Its noise; log-linear where it has none and was bound to no model."""
         from unmask.noise.log_linear import LogLinear
 
-        noise: Noise = getattr(self, "noise", None) or LogLinear()
-        return noise.detached()
+        return getattr(self, "noise", None) or LogLinear()
 
     # --- a run ---
 
@@ -233,7 +232,15 @@ class Sampler(ABC):
 
     def copy_rows(self, state: Any, rows_B: np.ndarray, canvas: Canvas) -> Any:
         """A state whose row b is a copy of row rows_B[b], drawn on with the keys of `canvas`; for particles."""
-        raise UsageError(f"the sampler {type(self).__name__} cannot copy rows: use ancestral or left_to_right")
+        raise UsageError(
+            "the sampler {sampler} cannot copy rows: use ancestral or left_to_right",
+            sampler=Public(type(self).__name__),
+        )
+
+    @property
+    def copies_rows(self) -> bool:
+        """Whether there is a `copy_rows`."""
+        return type(self).copy_rows is not Sampler.copy_rows
 
     def replayable(self, state: Any) -> tuple[Any, Any] | None:
         """The planned sampler and its state whose remaining rounds a GPU may run without asking; None: none."""

@@ -33,7 +33,7 @@ class Block(WindowedSampler):
     def __post_init__(self) -> None:
         check_fields(self)
         if self.size < 1:
-            raise UsageError(f"size is the number of tokens in a block, at least 1; got {self.size}")
+            raise UsageError("size is the number of tokens in a block, at least 1; got {size}", size=self.size)
         if self.inner.context is not None:
             raise UsageError("a block lies inside a window: put block into semi_ar, not semi_ar into block")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.rng import row_keys
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Canvas:
         if self.label_B is not None and self.label_B.shape != self.key_B.shape:
             raise UsageError(f"a canvas of {len(self.key_B)} rows has as many labels, got {list(self.label_B.shape)}")
         if self.end_id == self.mask_id:
-            raise UsageError(f"end_id and mask_id are both {self.end_id}: a mask cannot end a text")
+            raise UsageError("end_id and mask_id are both {id}: a mask cannot end a text", id=Public(self.end_id))
 
     def __repr__(self) -> str:
         rows, length = self.tokens.shape
@@ -74,7 +74,11 @@ class Canvas:
         tensor([[9, 9, 9]])
         """
         if num < 1 or length < 1:
-            raise UsageError(f"a canvas needs at least one row and one position, got {num} x {length}")
+            raise UsageError(
+                "a canvas needs at least one row and one position, got {num} x {length}",
+                num=Public(num),
+                length=Public(length),
+            )
         return cls.of(torch.full((num, length), mask_id), mask_id=mask_id, seed=seed)
 
     @classmethod

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unmask.config import Word, from_dict
-from unmask.errors import ConfigError, UsageError, did_you_mean
+from unmask.errors import ConfigError, Public, UsageError, did_you_mean
 from unmask.samplers import Sampler, room
 from unmask.samplers.drawing import Drawing
 
@@ -18,7 +18,9 @@ class UnknownOption(UsageError):
     """An option that neither the sampler nor the one inside it has; known: those that the sampler has."""
 
     def __init__(self, cls: type[Sampler], option: str, known: set[str]) -> None:
-        super().__init__(f"the sampler {cls.__name__} has no option {option}; {did_you_mean(option, known)}")
+        hint = Public(did_you_mean(option, known))
+        name = Public(cls.__name__)
+        super().__init__("the sampler {sampler} has no option {option}; {hint}", sampler=name, option=option, hint=hint)
         self.cls, self.option, self.known = cls, option, known
 
 
@@ -80,4 +82,6 @@ def _build(cls: type[Sampler], options: dict[str, Any], own: Sampler, drawing: D
     try:
         return cls(**usual | options)
     except TypeError as e:
-        raise ConfigError(f"the sampler {cls.__name__} needs more options: {e}") from None
+        raise ConfigError(
+            "the sampler {cls} needs more options: {reason}", cls=Public(cls.__name__), reason=e
+        ) from None

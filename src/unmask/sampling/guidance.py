@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.errors import UsageError
+from unmask.errors import Public, UsageError
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.predictor import Gives, Predictor, Query
 from unmask.sampling.query import masked_share
@@ -28,7 +28,7 @@ class Guidance:
 
     def __post_init__(self) -> None:
         if not isinstance(self.weight, int | float) or not math.isfinite(self.weight):
-            raise UsageError(f"the guidance weight must be a number, got {self.weight!r}")
+            raise UsageError("the guidance weight must be a number, got {weight!r}", weight=self.weight)
 
 
 class Guided:
@@ -49,8 +49,9 @@ class Guided:
         hides = bool(condition_BL.any())
         if hides and predictor.process is not None and predictor.process.name != "absorbing":
             raise UsageError(
-                f"guidance hides the prompt behind masks, which a {predictor.process.name} process does not know: "
-                "guide by a label, or leave guidance out"
+                "guidance hides the prompt by masks, which a {process} process does not know: guide by a label, or "
+                "leave guidance out",
+                process=Public(predictor.process.name),
             )
         if not hides and (canvas.label_B is None or bool((canvas.label_B < 0).all())):
             raise UsageError("guidance needs a condition: give a prompt or a label, or leave guidance out")

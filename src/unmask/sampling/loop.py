@@ -44,7 +44,7 @@ def steps(
     4
     """
     if runners_up < 0:
-        raise UsageError(f"runners_up must be 0 (none) or more, got {runners_up}")
+        raise UsageError("runners_up must be 0 (none) or more, got {num}", num=runners_up)
     predictor, sampler = _pair(denoiser, canvas, sampler, objective, guidance)
     observer = RunnersUpObserver(canvas, predictor, runners_up) if runners_up else None
     yield from drive(predictor, canvas, sampler, observer=observer)
@@ -154,14 +154,15 @@ def check_pair(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> None:
     unmask.errors.UsageError: the sampler Confidence cannot follow this model, which predicts clean tokens and the \
 mask of an absorbing process: use posterior
     """
-    pair = (None if predictor.process is None else predictor.process.name, predictor.gives)
-    if pair not in sampler.accepts:
+    if not accepts(sampler, predictor):
+        pair = _pair_of(predictor)
         names = fitting(*pair)
+        which = f"use {', '.join(names)}" if names else "no sampler here can"
         raise UsageError(
-            "the sampler {name} cannot follow this model, {said}: {which}",
-            name=Public(type(sampler).__name__),
+            "the sampler {sampler} cannot follow this model, {said}: {which}",
+            sampler=Public(type(sampler).__name__),
             said=Public(_said(*pair)),
-            which=Public(f"use {', '.join(names)}" if names else "no sampler here can"),
+            which=Public(which),
         )
     if not predictor.left_to_right:
         return
@@ -174,6 +175,19 @@ mask of an absorbing process: use posterior
         raise UsageError(
             "an autoregressive model cannot see what stands behind a gap: give a prompt only, or use diffusion"
         )
+
+
+def accepts(sampler: Sampler, predictor: Predictor) -> bool:
+    """Whether the sampler can use predictions of this kind, of this process.
+
+    >>> accepts(unmask.samplers.Ancestral(), model.objective.predictor(model.denoiser))  # doctest: +SKIP
+    True
+    """
+    return _pair_of(predictor) in sampler.accepts
+
+
+def _pair_of(predictor: Predictor) -> tuple[str | None, str]:
+    return None if predictor.process is None else predictor.process.name, predictor.gives
 
 
 _GIVES = {

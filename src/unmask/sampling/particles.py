@@ -62,6 +62,11 @@ def particles(
         raise UsageError(
             "an autoregressive model's cache cannot follow particles that are copied: use a diffusion model"
         )
+    if threshold and not sampler.copies_rows:
+        raise UsageError(
+            f"the sampler {type(sampler).__name__} cannot copy rows, as particles do: use ancestral or left_to_right, "
+            "or threshold=0"
+        )
     weights = _Weights(canvas, crowd, sampler, score, num, threshold, greedy)
     for _ in drive(predictor, crowd, sampler, observer=weights):
         pass

@@ -211,12 +211,12 @@ def _other_routes(app: FastAPI, jobs: Jobs) -> None:
     async def metrics() -> Response:
         return PlainTextResponse(jobs.metrics.text(), media_type=MEDIA_TYPE)
 
+    samplers = cache(jobs.model.sampler_names)  # it takes long to look at every sampler
+
     @app.get(
         "/info", tags=["server"], summary="Model and limits, as the page knows them", response_model=responses.Info
     )
     async def info() -> Response:
-        from unmask.samplers import room
-
         limits = {"budget": jobs.limits.budget, "length": jobs.limits.length, "texts": MAX_TEXTS}
         tokenizer = jobs.model.tokenizer
         about = {
@@ -228,7 +228,7 @@ def _other_routes(app: FastAPI, jobs: Jobs) -> None:
             "end": tokenizer.eot_id,
             "begin": len(jobs.model.begin),
             "autoregressive": jobs.model.denoiser.causal,
-            "samplers": room.names(),
+            "samplers": samplers(),
             "limits": limits,
             "version": unmask.__version__,
         }

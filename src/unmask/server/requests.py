@@ -26,7 +26,7 @@ def sampler_of(asked: Sampling, model: Model) -> Sampler:
     if asked.sampler is not None and asked.sampler not in room.names():
         raise UsageError("unknown sampler; {hint}", hint=Public(did_you_mean(asked.sampler, room.names())))
     if taken := [name for name in _FIELDS if name in asked.options]:
-        raise UsageError(f"{taken[0]} is a field of its own, not one of options")
+        raise UsageError("{name} is a field of its own, not one of options", name=Public(taken[0]))
     options: dict[str, Any] = {
         name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in asked.options.items()
     }

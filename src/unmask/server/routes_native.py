@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from unmask.data.tokenizers import Tokenizer
 from unmask.errors import Public, UsageError
 from unmask.model import Model
-from unmask.samplers import Step, room
+from unmask.samplers import Step
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained
 from unmask.sampling.observe import step_as_dict
@@ -192,7 +192,7 @@ def _samplers_for_constraints(model: Model) -> list[str]:
     """The samplers that can hold a constraint, by name."""
     if model not in _constrainable:
         names = []
-        for name in room.names():
+        for name in model.sampler_names():
             with suppress(UsageError):
                 constrained(sampler_of(schemas.Sampling.model_validate({"sampler": name}), model))
                 names.append(name)
