@@ -9,10 +9,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from guide_files import Bench
 from starlette.testclient import TestClient
 
+import unmask
+from unmask import plugin_modules
 from unmask.model import Model
 from unmask.server.app import make_app
+from unmask.server.compiling import Compiler
 
 ASKED: dict[str, Any] = {"model": "mine", "prompt": "(1", "max_tokens": 8, "seed": 2}
 
@@ -54,6 +58,22 @@ def test_objective_schedule_sampler_and_constraint(diffusion: Model) -> None:
         trace = client.post("/trace", json={"prompt": "(1", "length": 9, "sampler": "middle_first", "runners_up": 1})
         assert trace.status_code == 200, trace.text
         check_score(client, diffusion)
+
+
+def test_a_constraint_that_was_registered_without_a_plugin_option(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that compiles finds its module where this one has; of a class in no module a sentence says so."""
+    balanced = unmask.constraints.room.get("balanced")
+    monkeypatch.setattr(plugin_modules, "loaded", [])
+    monkeypatch.syspath_prepend(str(bench.folder))
+    compiler = Compiler(unmask.load_tokenizer("bytes"))
+    try:
+        assert compiler([balanced(depth=1)], may_end=False).accepts(b"()()")
+        with pytest.raises(unmask.UsageError, match="--plugin"):
+            compiler([type("Here", (balanced,), {"__module__": "__main__"})()], may_end=False)
+    finally:
+        compiler.close()
 
 
 def test_denoiser(recurrent: Model) -> None:
