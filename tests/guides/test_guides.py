@@ -227,6 +227,17 @@ def test_generate_and_constrain(
     assert all(is_balanced(text) and len(text) >= 9 for text in texts)
 
 
+def test_many_texts_go_to_a_folder(bench: Bench, sums: Path, diffusion: Model, tmp_path: Path) -> None:
+    """Also beyond a window, where the sampler that is bound to the learned schedule stands inside another."""
+    for length in (12, diffusion.length + 4):
+        words = ["--num", "3", "--part-size", "2", "--length", str(length), "--out", str(tmp_path / str(length))]
+        for _ in range(2):  # again: everything is there already
+            assert bench.run("generate", str(sums), *words, "--device", "cpu") == 0
+        parts = sorted((tmp_path / str(length)).glob("part-*.jsonl"))
+        texts = [json.loads(line)["text"] for part in parts for line in part.read_text().splitlines()]
+        assert texts == diffusion.generate(3, length)
+
+
 def test_what_an_autoregressive_model_cannot_do_is_refused(
     bench: Bench, gru: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
