@@ -21,16 +21,22 @@ MODELS: dict[str, Any] = {
     "mdlm without zero masking": objectives.MDLM(zero_masking=False, steps=4),
     "d3pm": objectives.D3PM(steps=4),
     "ar": objectives.AR(),
+    "udlm": objectives.UDLM(),
+    "sedd": objectives.SEDD(),
+    "sedd of uniform states": objectives.SEDD(state="uniform"),
 }
-# What an absorbing process's log x_theta serves: those that say so, and wrappers, which accept what their inner one does.
-SUBS = {
-    name for name in room.names() if not isinstance(it := room.get(name).accepts, tuple) or ("absorbing", "x0") in it
-}
+ABSORBING_X0 = ("absorbing", "x0")
+ACCEPTS = {name: room.get(name).accepts for name in room.names()}
+# Those that say so, and wrappers, which accept what their inner one does.
+SUBS = {name for name, pairs in ACCEPTS.items() if not isinstance(pairs, tuple) or ABSORBING_X0 in pairs}
 FITS = {
     "mdlm": SUBS,
     "mdlm without zero masking": {"posterior"},
     "d3pm": {"posterior"},
     "ar": {"left_to_right"},
+    "udlm": {"uniform_posterior"},
+    "sedd": {"tweedie", "euler"},
+    "sedd of uniform states": {"tweedie", "euler"},
 }
 
 

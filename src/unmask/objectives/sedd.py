@@ -1,0 +1,156 @@
+"""Score entropy (SEDD, Lou, Meng, Ermon 2023, arXiv 2310.16834): the network learns ratios of marginals, not tokens.
+
+Its raw logits l say e^{l_v} / V, an x_theta that need not sum to 1; the concrete score follows from it.
+Absorbing: s_v = e^{l_v} / (V (e^sigma - 1)); the bound is w Σ_masked [Z - l_x + log V - 1] with Z = Σ_v e^{l_v} / V. So
+SEDD(l) = MDLM(softmax l) + E Σ_masked w (Z - 1 - log Z): the price of not normalising, never negative (`price`).
+Uniform: s_j = y_j / y_i with y = alpha e^l + (1 - alpha), and the bound of `_uniform.py`.
+
+What differs from the published system: the schedule's ends are exact (there alpha(1) = e^-20 or so, and what the ends
+cost is left out). And in uniform state the published network gives log s itself, whose bound is infinite with exact
+ends unless s is exactly 1 at t = 1; y makes it so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from unmask.data.batch import Batch
+from unmask.denoisers import Denoiser
+from unmask.denoisers.network import Network
+from unmask.denoisers.ragged import vectors_at
+from unmask.devices import put
+from unmask.errors import UsageError
+from unmask.noise import Noise
+from unmask.noise.log_linear import LogLinear
+from unmask.objectives import Objective
+from unmask.objectives._uniform import score_entropy
+from unmask.objectives.chunked_loss import LossSum, Term, at_positions, summed_nats, token_nats
+from unmask.processes.absorbing import Absorbing
+from unmask.processes.uniform import Uniform, log_marginal
+from unmask.registry import check_fields
+from unmask.sampling.predictor import Gives, Query
+
+if TYPE_CHECKING:
+    from unmask.samplers import Sampler
+    from unmask.sampling.predictor import Predictor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SEDD(Objective):
+    """-log p(x) <= E Σ of the score entropy, over masked tokens (absorbing) or over all (uniform)."""
+
+    state: Literal["absorbing", "uniform"] = "absorbing"
+    noise: Noise = LogLinear()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def check(self, denoiser: Denoiser | Network) -> None:
+        if denoiser.causal:
+            raise UsageError("score entropy needs a denoiser that sees both sides: set denoiser.causal = false")
+
+    def process(self, network: Network) -> Absorbing | Uniform:
+        noise = getattr(network.objective, "noise", None) or self.noise
+        cls = Absorbing if self.state == "absorbing" else Uniform
+        return cls(noise, num_ids=network.num_ids, mask_id=network.mask_id)
+
+    # --- training and evaluation ---
+
+    def loss(self, network: Network, batch: Batch) -> LossSum:
+        self.check(network)
+        batch = batch.forgetting(network.label_dropout)
+        h_ND, term, _ = self._positions(network, batch, self._nats)
+        return LossSum(summed_nats(network, h_ND, term), batch.num_tokens)
+
+    def position_nats(self, network: Network, batch: Batch) -> Tensor:
+        h_ND, term, where_BL = self._positions(network, batch, self._nats)
+        return at_positions(where_BL, token_nats(network, h_ND, term))
+
+    def price(self, network: Network, batch: Batch) -> Tensor:
+        """[B] of an estimate, the part that not normalising costs: E Σ_masked w (Z - 1 - log Z)."""
+        if self.state != "absorbing":
+            raise UsageError("the price of not normalising is known of the absorbing state alone")
+
+        def nats(process: Absorbing | Uniform, logits_NI: Tensor, z_N: Tensor, x_N: Tensor, t_N: Tensor) -> Tensor:
+            log_Z_N = log_z(logits_NI, process.mask_id)
+            return process.noise.weight(t_N).to(log_Z_N) * (torch.expm1(log_Z_N) - log_Z_N)
+
+        h_ND, term, where_BL = self._positions(network, batch, nats)
+        return at_positions(where_BL, token_nats(network, h_ND, term)).sum(dim=1)
+
+    def _nats(self, process: Absorbing | Uniform, logits_NI: Tensor, z_N: Tensor, x_N: Tensor, t_N: Tensor) -> Tensor:
+        """[N] the score entropy of a position at time t: the equations above."""
+        noise = process.noise
+        if isinstance(process, Absorbing):
+            l_x_N = logits_NI.gather(1, x_N[:, None]).squeeze(1)
+            bracket_N = log_z(logits_NI, process.mask_id).exp() - l_x_N + math.log(process.num_tokens) - 1
+            return noise.weight(t_N).to(bracket_N) * bracket_N
+        level_N = noise.level(t_N)
+        log_y_NI = log_marginal(logits_NI - math.log(process.num_tokens), level_N)
+        entropy_N = score_entropy(log_y_NI, z_N, x_N, level_N, process.mask_id)
+        return (-noise.dalpha(t_N) / noise.alpha(t_N)).to(entropy_N) * entropy_N
+
+    def _positions(self, network: Network, batch: Batch, nats: Callable[..., Tensor]) -> tuple[Tensor, Term, Tensor]:
+        """The trunk's vectors where z_t is scored, the loss of each, and where that is."""
+        process, device, t_B = self.process(network), network.device_for(batch.x_BL), batch.time_B
+        z_BL = process.corrupt(batch.x_BL, t_B, batch.key_B, batch.scored_BL)
+        where_BL = batch.scored_BL
+        if self.state == "absorbing":
+            where_BL = where_BL & (z_BL == process.mask_id)
+        flat_N = where_BL.flatten().nonzero().squeeze(1)
+        how: dict[str, Any] = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
+        h_ND = vectors_at(network, z_BL, process.level(t_B), flat_N, **how)
+        row_N = flat_N // batch.x_BL.shape[1]
+        t_N, x_N, z_N = (put(line, device) for line in (t_B[row_N], *(y.flatten()[flat_N] for y in (batch.x_BL, z_BL))))
+
+        def term(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
+            logits_CI = logits_CI.to(torch.promote_types(logits_CI.dtype, torch.float32))
+            return nats(process, logits_CI, z_N[lo:hi], x_N[lo:hi], t_N[lo:hi])
+
+        return h_ND, term, where_BL
+
+    # --- sampling ---
+
+    def predictor(self, network: Network) -> Predictor:
+        self.check(network)
+        return Score(network, self.process(network))
+
+    def sampler(self) -> Sampler:
+        from unmask.samplers.tweedie import Tweedie
+
+        return Tweedie()
+
+
+def log_z(logits_NI: Tensor, mask_id: int) -> Tensor:
+    """[N] log Z, Z = Σ_{v≠m} e^{l_v} / V: 0 where the network is normalised."""
+    mask = torch.tensor([mask_id], device=logits_NI.device)
+    return torch.logsumexp(logits_NI.index_fill(1, mask, -torch.inf), dim=1) - math.log(logits_NI.shape[1] - 1)
+
+
+class Score:
+    """log(e^{l_v} / V) at each asked position, -inf for the mask: the score but for what the process knows.
+
+    Absorbing: s_v is e^this times alpha / (1 - alpha). Uniform: s_j = y_j / y_i, y = V alpha e^this + (1 - alpha).
+    """
+
+    gives: Gives = "score"
+    left_to_right = False
+
+    def __init__(self, network: Network, process: Absorbing | Uniform) -> None:
+        self.network, self.process = network, process
+
+    @torch.no_grad()
+    def __call__(self, query: Query) -> Tensor:
+        h_RKD = self.network.trunk(
+            query.z_RL, query.level_R, valid_BL=query.valid_RL, cond=query.label_R, at_BK=query.at_RK
+        )
+        logits_NI = self.network.head(h_RKD[query.wanted_RK])
+        logits_NI = logits_NI.to(torch.promote_types(logits_NI.dtype, torch.float32))
+        mask = torch.tensor([self.network.mask_id], device=logits_NI.device)
+        return logits_NI.index_fill(1, mask, -torch.inf) - math.log(self.process.num_tokens)

@@ -1,0 +1,124 @@
+"""Uniform-state diffusion (UDLM, Schiff et al. 2024, arXiv 2412.10193): tokens are replaced by any token, not masked.
+
+Continuous time: (-alpha'/(V alpha)) Σ_{j≠i} [s_j - r_j log s_j + K(r_j)] at every position, s being x_theta's ratios.
+T steps: Σ KL(q(z_s|z_t,x) ‖ q(z_s|z_t,x_theta)), whose last term is the reconstruction. The schedule's ends are exact,
+so the prior term is 0; the published code keeps away from both ends of time instead.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from unmask.data.batch import Batch
+from unmask.denoisers import Denoiser
+from unmask.denoisers.network import Network
+from unmask.denoisers.ragged import vectors_at
+from unmask.devices import put
+from unmask.errors import UsageError
+from unmask.noise import Noise
+from unmask.noise.log_linear import LogLinear
+from unmask.objectives import Objective
+from unmask.objectives._uniform import score_entropy, step_divergence
+from unmask.objectives.chunked_loss import LossSum, Term, at_positions, summed_nats, token_nats
+from unmask.objectives.terms import subs_log_probs
+from unmask.processes.uniform import Uniform, log_marginal
+from unmask.registry import check_fields
+
+if TYPE_CHECKING:
+    from unmask.samplers import Sampler
+    from unmask.sampling.predictor import Predictor
+
+
+@dataclass(frozen=True, kw_only=True)
+class UDLM(Objective):
+    """-log p(x) <= E Σ over all scored tokens of the divergence between true and predicted reverse step.
+
+    steps=None is continuous time. Every position is scored at every time, since none shows whether it was replaced.
+    """
+
+    noise: Noise = LogLinear()
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"steps must be at least 1, or none for continuous time; got {self.steps}")
+
+    def check(self, denoiser: Denoiser | Network) -> None:
+        if denoiser.causal:
+            raise UsageError("uniform diffusion needs a denoiser that sees both sides: set denoiser.causal = false")
+
+    def process(self, network: Network) -> Uniform:
+        learned = getattr(network.objective, "noise", None)
+        return Uniform(learned or self.noise, num_ids=network.num_ids, mask_id=network.mask_id)
+
+    # --- training and evaluation ---
+
+    def loss(self, network: Network, batch: Batch) -> LossSum:
+        self.check(network)
+        batch = batch.forgetting(network.label_dropout)
+        return LossSum(summed_nats(network, *self._positions(network, batch)), batch.num_tokens)
+
+    def position_nats(self, network: Network, batch: Batch) -> Tensor:
+        return at_positions(batch.scored_BL, token_nats(network, *self._positions(network, batch)))
+
+    def _positions(self, network: Network, batch: Batch) -> tuple[Tensor, Term]:
+        """The trunk's vectors at the scored positions of z_t, and the loss of each."""
+        process, device = self.process(network), network.device_for(batch.x_BL)
+        t_B = batch.time_B
+        if self.steps is not None:
+            t_B = torch.ceil(t_B * self.steps).clamp(min=1) / self.steps
+        z_BL = process.corrupt(batch.x_BL, t_B, batch.key_B, batch.scored_BL)
+        flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)
+        how: dict[str, Any] = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
+        h_ND = vectors_at(network, z_BL, process.level(t_B), flat_N, **how)
+        row_N = flat_N // batch.x_BL.shape[1]
+        lines = (t_B[row_N], batch.x_BL.flatten()[flat_N], z_BL.flatten()[flat_N])
+        t_N, x_N, z_N = (put(line, device) for line in lines)
+
+        def term(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
+            log_p_CI = subs_log_probs(logits_CI, network.mask_id)
+            return self.nats(process, log_p_CI, z_N[lo:hi], x_N[lo:hi], t_N[lo:hi])
+
+        return h_ND, term
+
+    def nats(self, process: Uniform, log_p_NI: Tensor, z_N: Tensor, x_N: Tensor, t_N: Tensor) -> Tensor:
+        """[N] what a position counts at time t, given log x_theta there: the equations above."""
+        noise = process.noise
+        if self.steps is None:
+            weight_N = (-noise.dalpha(t_N) / noise.alpha(t_N)).to(log_p_NI)
+            level_N = noise.level(t_N)
+            log_y_NI = log_marginal(log_p_NI, level_N)
+            return weight_N * score_entropy(log_y_NI, z_N, x_N, level_N, process.mask_id)
+        level_t_N, level_s_N = noise.level(t_N), noise.level((t_N - 1 / self.steps).clamp(min=0))
+        return self.steps * step_divergence(log_p_NI, z_N, x_N, level_s_N, level_t_N, process.mask_id)
+
+    def estimator(self, network: Network | Denoiser) -> str:
+        return "time" if self.steps is None else f"T={self.steps}"
+
+    def with_estimator(self, name: str) -> Self:
+        """In continuous time ("time") or in steps ("T=1000")."""
+        if name == "time":
+            return replace(self, steps=None)
+        match = re.fullmatch(r"T=([1-9]\d{0,8})", name)
+        if not match:
+            raise UsageError(f"unknown estimator {name!r}; known: time, T=<steps>")
+        return replace(self, steps=int(match[1]))
+
+    # --- sampling ---
+
+    def predictor(self, network: Network) -> Predictor:
+        from unmask.sampling.predictor import XTheta
+
+        self.check(network)
+        return XTheta(network, self.process(network))
+
+    def sampler(self) -> Sampler:
+        from unmask.samplers.uniform_posterior import UniformPosterior
+
+        return UniformPosterior()

@@ -1,0 +1,146 @@
+"""Reverse chains in T steps whose moves depend on the prediction, so that nothing can be planned.
+
+With absorbing states each step looks at the masked positions and opens some of them. With uniform states nothing shows
+which tokens are noise: each step looks at all open positions and draws every one of them anew.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from unmask.data.batch import DRAW_ORDER, DRAW_TOKEN
+from unmask.errors import Public, UsageError
+from unmask.noise import Noise
+from unmask.rng import categorical, uniform
+from unmask.samplers.base import MAX_STEPS, Sampler, State
+from unmask.samplers.drawing import Drawing, forbid
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.predictor import Query
+from unmask.sampling.query import ask_about
+
+SMALLEST = 1e-12  # of alpha: at t = 1 a rate would be infinite
+
+
+@dataclass(kw_only=True)
+class ChainState(State):
+    """step counts down from T. clips: how many probabilities fell outside [0, 1] so far and were cut off."""
+
+    step: int
+    clips: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainSampler(Drawing, Sampler):
+    """steps: T. state: which process is reversed; None: the model's. noise: likewise."""
+
+    steps: int = 128
+    noise: Noise | None = None
+    state: Literal["absorbing", "uniform"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.steps <= MAX_STEPS:
+            raise UsageError("steps must lie in 1..{most}, got {steps}", most=Public(MAX_STEPS), steps=self.steps)
+
+    # --- what it can do ---
+
+    @property
+    def redraws(self) -> bool:
+        """Every open position is drawn anew in each step: nothing is final, and no constraint can be held."""
+        return self.state == "uniform"
+
+    @property
+    def final(self) -> bool:
+        return not self.redraws
+
+    @property
+    def constrainable(self) -> bool:
+        return not self.redraws
+
+    def bind(self, process: Any) -> Sampler:
+        bound = cast(ChainSampler, super().bind(process))
+        if bound.state is not None or process is None:
+            return bound
+        return replace(bound, state=process.name)
+
+    def max_calls(self, length: int) -> int:
+        return self.steps
+
+    # --- a run ---
+
+    def start(self, canvas: Canvas) -> ChainState:
+        if self.redraws:
+            canvas = replace(canvas, end_id=None)  # an end may be drawn over
+        return ChainState(canvas=canvas, tokens_BL=canvas.tokens.clone(), step=self.steps)
+
+    def ask(self, state: ChainState) -> Query | None:
+        canvas = state.canvas
+        wanted_BL = canvas.open_BL if self.redraws else state.tokens_BL == canvas.mask_id
+        t = self.times(state)[1]
+        level_B = self.schedule.level(t).expand(len(wanted_BL)).to(wanted_BL.device)
+        state.query = None if state.step < 1 else ask_about(canvas, state.tokens_BL, wanted_BL, level_B)
+        return state.query
+
+    def times(self, state: ChainState) -> tuple[Tensor, Tensor]:
+        """s and t of the step that is due."""
+        s, t = torch.tensor([state.step - 1, state.step], dtype=torch.float64) / self.steps
+        return s, t
+
+    def visit(self, state: ChainState) -> int:
+        return state.step
+
+    def select(self, state: ChainState, prediction: Tensor) -> Tensor:
+        """[N] what opens; with uniform states all is drawn."""
+        if self.redraws or state.step == 1:  # in the last step what is still masked opens
+            return torch.ones(len(prediction), dtype=torch.bool, device=prediction.device)
+        opening_N = self.opening(*self.times(state)) * torch.logsumexp(prediction.double(), dim=1).exp()
+        state.clips += int((opening_N > 1).sum())
+        row_N, position_N = self.opened(state, torch.ones_like(opening_N, dtype=torch.bool))
+        canvas = state.canvas
+        return uniform(canvas.key_B[row_N], DRAW_ORDER, position_N + canvas.offset, state.step) < opening_N
+
+    def draw_opened(self, state: ChainState, prediction: Tensor, opens_N: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.redraws:
+            return super().draw_opened(state, prediction, opens_N)
+        canvas = state.canvas
+        row_N, position_N = self.opened(state, opens_N)
+        law_NI = self.moves(state, self.shaped(prediction, canvas), state.tokens_BL[row_N, position_N])
+        law_NI = law_NI.index_fill(1, torch.tensor([canvas.mask_id], device=law_NI.device), 0.0)
+        outside_NI = law_NI < 0
+        state.clips += int(outside_NI.sum())
+        log_NI = torch.where(outside_NI, 0.0, law_NI).log()
+        if state.step == 1:  # on the way a token may be one that no text holds
+            log_NI = forbid(log_NI, canvas.never)
+        u_N = uniform(canvas.key_B[row_N], DRAW_TOKEN, position_N + canvas.offset, state.step)
+        token_N = categorical(log_NI, u_N)
+        return token_N, log_NI.log_softmax(dim=1).gather(1, token_N[:, None]).squeeze(1)
+
+    def write(self, state: ChainState, opens_N: Tensor, token_N: Tensor, log_prob_N: Tensor) -> Any:
+        step = super().write(state, opens_N, token_N, log_prob_N)
+        state.step -= 1
+        return step
+
+    def shaped(self, prediction: Tensor, canvas: Canvas) -> Tensor:
+        """The prediction with temperature and cuts, in float64; what it sums to, which of a score is not 1, stays."""
+        log_p_NI = forbid(prediction.double(), canvas.never)
+        norm_N1 = torch.logsumexp(log_p_NI, dim=1, keepdim=True)
+        if self.draws_whole_law and self.temperature == 1:
+            return log_p_NI
+        divisor = 1e-30 if self.takes_likeliest else self.divisor
+        law_NI = self.cut((log_p_NI - log_p_NI.amax(dim=1, keepdim=True)) / divisor)
+        return law_NI.log_softmax(dim=1) + norm_N1
+
+    # --- what a subclass says ---
+
+    def opening(self, s: Tensor, t: Tensor) -> Tensor:
+        """Absorbing: times Z, the probability that a masked position opens between t and s."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def moves(self, state: ChainState, log_p_NI: Tensor, z_N: Tensor) -> Tensor:
+        """[N, I] uniform: the law of z_s, where entries may be negative or sum to something else than 1."""
