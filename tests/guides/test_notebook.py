@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from starlette.testclient import TestClient
 from torch import Tensor
 
 import unmask
@@ -23,6 +24,7 @@ from unmask.objectives.chunked_loss import LossSum, at_positions, cross_entropy,
 from unmask.processes.absorbing import Absorbing
 from unmask.samplers.confidence import Confidence
 from unmask.sampling.predictor import XTheta
+from unmask.server.app import make_app
 from unmask.training.checkpoint.files import best_checkpoint
 
 TEXTS = [f"the {animal} sat on the {place}" for animal in ("cat", "dog", "rat") for place in ("mat", "hut", "log")] * 4
@@ -137,3 +139,29 @@ def test_texts_objective_callback_and_a_look_inside(tmp_path: Path) -> None:
     assert unmask.evaluate(model, TEXTS[:4], num_samples=2).sign == "≈"
     assert "Bert" in repr(model)
     assert model.generate(2, 12, seed=1) == unmask.load(tmp_path / "run", device="cpu").generate(2, 12, seed=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsAlone(Bert):
+    """One that knows a row's number and not the tokens that it comes from."""
+
+    def row_nats(self, network: Network, batch: Batch) -> Tensor:
+        return super().position_nats(network, batch).sum(dim=1)
+
+    def position_nats(self, network: Network, batch: Batch) -> Tensor:
+        return Objective.position_nats(self, network, batch)
+
+
+def test_an_objective_may_know_rows_alone() -> None:
+    torch.manual_seed(0)
+    network = TINY.build(num_ids=258, mask_id=257)
+    whole, rows = (
+        unmask.Model(denoiser=network, tokenizer=unmask.load_tokenizer("bytes"), objective=objective, length=24)
+        for objective in (Bert(), RowsAlone())
+    )
+    assert rows.score("the cat", num_samples=8).nats == whole.score("the cat", num_samples=8).nats
+    with pytest.raises(unmask.UsageError, match="token"):
+        rows.score("the cat", num_samples=8).explain()
+    with TestClient(make_app(rows, name="rows"), base_url="http://localhost") as client:
+        [score] = client.post("/score", json={"texts": ["the cat"], "num_samples": 8}).json()["texts"]
+    assert score["nats"] == pytest.approx(whole.score("the cat", num_samples=8).nats, rel=1e-5)
