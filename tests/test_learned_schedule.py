@@ -116,6 +116,21 @@ def test_a_model_folder_keeps_them(config: Any, tmp_path: Path) -> None:
         unmask.load(tmp_path / "copy", device="cpu")
 
 
+def test_samplers_read_it_as_numbers() -> None:
+    """Bound to the module, whose parameters ask for gradients, they write what the same schedule without any gives."""
+    torch.manual_seed(0)
+    network = DiT(hidden=16, blocks=1, heads=2).build(num_ids=258, mask_id=257)
+    model = unmask.Model(
+        denoiser=network, tokenizer=unmask.load_tokenizer("bytes"), objective=MDLM(noise=LearnedPower()), length=16
+    )
+    for name in ("ancestral", "remdm", "predictor_corrector", "posterior"):
+        learned, plain = model.make_sampler(name, steps=4), model.make_sampler(name, steps=4, noise=LearnedPower())
+        if name == "posterior":  # for networks that may predict the mask
+            assert not learned.schedule.alpha(torch.tensor([0.5])).requires_grad
+        else:
+            assert model.generate(2, 12, sampler=learned) == model.generate(2, 12, sampler=plain), name
+
+
 def test_export_refuses_what_it_cannot_say(config: Any, tmp_path: Path) -> None:
     network = DIT.build(num_ids=5, mask_id=4)
     config.objective.attach(network)

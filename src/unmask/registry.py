@@ -23,7 +23,7 @@ import sys
 import types
 import typing
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal, TypeVar, Union, cast
 
 from unmask.errors import Public, UsageError, did_you_mean
 
@@ -73,8 +73,9 @@ class Room:
             raise UsageError("unknown {noun} {name!r}; {hint}", noun=Public(self.noun), name=name, hint=hint)
         module = importlib.import_module(modules[name])
         for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, self.base) and value.__module__ == module.__name__:
-                return value
+            own = isinstance(value, type) and issubclass(value, self.base) and value.__module__ == module.__name__
+            if own and value.room is self:  # a learned schedule's module is a Noise, too, and no plug-in
+                return cast(type[Any], value)
         raise UsageError(f"{modules[name]} holds no {self._base_name}: a plug-in file defines one subclass of it")
 
     def name_of(self, plugin: object) -> str:

@@ -32,6 +32,8 @@ class LearnedNoise(nn.Module, Noise):
     True
     """
 
+    room = None  # type: ignore[assignment]  # no plug-in: that is the description, whose `build` makes it
+
 
 @dataclass(frozen=True)
 class Detached(Noise):

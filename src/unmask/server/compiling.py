@@ -25,7 +25,7 @@ from unmask import plugin_modules
 from unmask.constraints import Constraint
 from unmask.constraints.automaton import Automaton
 from unmask.data.tokenizers import Tokenizer
-from unmask.errors import UnmaskError, UsageError
+from unmask.errors import Public, UnmaskError, UsageError
 from unmask.server.compile_process import PATIENCE, Outcome, too_costly
 
 SECONDS = 10.0  # of a processor, for each constraint
@@ -72,6 +72,8 @@ class Compiler:
     ) -> Automaton:
         """check: asked now and then while others are served; it raises when nobody waits for this one any more."""
         several = (constraints,) if isinstance(constraints, Constraint) else tuple(constraints)
+        for constraint in several:
+            _check_importable(type(constraint))
         # Every option is in it, also one that cannot be a key itself; of long ones a digest is kept.
         key = hashlib.sha256(repr((several, may_end)).encode("utf-8", "surrogatepass")).digest()
         check()
@@ -190,7 +192,8 @@ class Compiler:
     def _start(self) -> None:
         self._end()
         self._pipe, theirs = Pipe()
-        code = f"from unmask.plugin_modules import load_plugins; load_plugins({plugin_modules.loaded!r}); "
+        code = f"import sys; sys.path[:] = {sys.path!r}; "  # it finds what this one has found
+        code += f"from unmask.plugin_modules import load_plugins; load_plugins({plugin_modules.loaded!r}); "
         code += f"from unmask.server.compile_process import serve; serve({theirs.fileno()}, {self.seconds})"
         one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # it forks
         self._process = subprocess.Popen(
@@ -228,3 +231,12 @@ class Compiler:
         self._closed = True
         with self._lock:
             self._end()
+
+
+def _check_importable(cls: type[Constraint]) -> None:
+    """Refuse a class that the other process cannot import: one of a notebook, a script or a function."""
+    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+        raise UsageError(
+            "the constraint {name} is in no module: put its class into a file, and give it to the server by --plugin",
+            name=Public(cls.__name__),
+        )

@@ -10,9 +10,9 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -21,6 +21,7 @@ from unmask.denoisers import Denoiser
 from unmask.distributed.stopping import stop_requests
 from unmask.distributed.world import World
 from unmask.errors import Stopped, UnmaskError, UsageError
+from unmask.noise.learned import Detached
 from unmask.reader import to_dict
 from unmask.samplers import Sampler
 from unmask.storage.atomic import atomic_folder, atomic_text, clean
@@ -128,7 +129,7 @@ class Order:
             "length": length,
             "prompts": self.prompts,
             "suffix": self.suffix,
-            "sampler": to_dict(model.fit_sampler(self.sampler, length)),
+            "sampler": to_dict(_without_weights(model.fit_sampler(self.sampler, length))),
             "constraint": to_dict(self.constraint),
             "label": model.class_of(self.label),
             "guidance": self.guidance,
@@ -273,6 +274,15 @@ def _identity(model: Model) -> dict[str, Any]:
         "objective": to_dict(model.objective),
         "tokenizer": model.tokenizer.fingerprint(),
     }
+
+
+def _without_weights(sampler: Sampler) -> Sampler:
+    """The sampler as a file can hold it: with no noise where that is the model's learned one, which is among its
+    weights."""
+    changes: dict[str, Any] = {"noise": None} if isinstance(getattr(sampler, "noise", None), Detached) else {}
+    if isinstance(inner := getattr(sampler, "inner", None), Sampler):
+        changes["inner"] = _without_weights(inner)
+    return cast(Sampler, replace(cast(Any, sampler), **changes)) if changes else sampler
 
 
 def _json(manifest: dict[str, Any], *, complete: bool) -> str:
