@@ -1,6 +1,6 @@
 """What a forward process is: q(z_t | x), q(z_s | z_t, x) and the prior, shared by objective and sampler.
 
-The two equations stand here once, for any prior pi over ids (the paper's section 3.1); `absorbing.py` and `uniform.py`
+The two equations stand here once, for any prior pi over ids (MDLM's equations 4 and 5); `absorbing.py` and `uniform.py`
 say what pi is. A process of another kind (Gaussian states) implements the same three methods on floats.
 """
 
