@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sampling", "any option of the sampler, see unmask plugins samplers; these among them:"
     )
     group.add_argument(
-        "--sampler", choices=samplers.room.names(), help="default: ancestral; left_to_right for AR models"
+        "--sampler", choices=samplers.room.names(), help="default: the model's own, such as ancestral"
     )
     group.add_argument(
         "--steps",
