@@ -131,3 +131,17 @@ def test_the_reference_tells_which_samplers_fit() -> None:
         model = Model(denoiser=denoiser, tokenizer=tokenizer, objective=objective, length=8)
         assert [own.strip("` ")] == [Sampler.room.name_of(model.sampler)]
         assert sorted(re.findall(r"`(\w+)`", " ".join([own, *others]))) == model.sampler_names()
+
+
+def test_every_equation_stands_in_the_file_that_is_linked() -> None:
+    table = sections("docs/architecture.md")["Where each equation is"]
+    names = 0
+    for line in table.splitlines():
+        cell = line.strip("| ").split(" | ")[-1]
+        links = re.findall(r"\]\(\.\./([^)]+\.py)\)", cell)
+        code = "".join((ROOT / link).read_text(encoding="utf-8") for link in links)
+        for name in re.findall(r"`([A-Za-z_][\w.]*)`", re.sub(r"\[[^]]*\]\([^)]*\)", "", cell)):
+            if links and name not in {"label_B", "cond"}:  # arguments
+                names += 1
+                assert all(re.search(rf"(def|class) {part}\b", code) for part in name.split(".")), (name, cell)
+    assert names > 25

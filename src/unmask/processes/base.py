@@ -65,7 +65,7 @@ class Process(ABC):
 
 
 def q_marginal(x_NI: Tensor, alpha_t: Tensor, pi_I: Tensor) -> Tensor:
-    """q(z_t | x) = Cat(alpha_t x + (1 - alpha_t) pi). x_NI is one-hot, or a distribution such as x_theta.
+    """q(z_t | x) = Cat(alpha_t x + (1 - alpha_t) pi) (MDLM, 4). x_NI is one-hot, or a distribution such as x_theta.
 
     >>> import torch
     >>> q_marginal(torch.tensor([[1.0, 0.0]]), torch.tensor([0.25]), torch.tensor([0.0, 1.0]))
@@ -76,7 +76,7 @@ def q_marginal(x_NI: Tensor, alpha_t: Tensor, pi_I: Tensor) -> Tensor:
 
 
 def q_posterior(z_N: Tensor, x_NI: Tensor, alpha_s: Tensor, alpha_t: Tensor, pi_I: Tensor) -> Tensor:
-    """q(z_s | z_t, x) ∝ [alpha_ts z_t + (1 - alpha_ts) 1 (pi·z_t)] ⊙ [alpha_s x + (1 - alpha_s) pi].
+    """q(z_s | z_t, x) ∝ [alpha_ts z_t + (1 - alpha_ts) 1 (pi·z_t)] ⊙ [alpha_s x + (1 - alpha_s) pi] (MDLM, 5).
 
     alpha_ts = alpha_t / alpha_s is the probability that what is visible at s is still visible at t.
 
