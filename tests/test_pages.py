@@ -11,9 +11,14 @@ from typing import Any
 
 import pytest
 
-from unmask import cli
+from unmask import cli, objectives
 from unmask.config import RunConfig, load_config, option_paths
+from unmask.data.tokenizers import load_tokenizer
+from unmask.denoisers.dit import DiT
+from unmask.model import Model
+from unmask.objectives import Objective
 from unmask.plugin_modules import split_plugins
+from unmask.samplers import Sampler
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
@@ -103,3 +108,41 @@ def test_python_blocks_run_from_top_to_bottom(page: str, tmp_path: Path, monkeyp
     assert len(written) > 5
     for number, block in enumerate(written):
         exec(compile(block, f"{page}, block {number}", "exec"), names)
+
+
+FITTING: dict[str, Objective] = {
+    "`mdlm`, with or without `carry_over`": objectives.MDLM(steps=8, carry_over=False),
+    "`d3pm`, `mdlm` without `zero_masking`": objectives.D3PM(),
+    "`sedd`": objectives.SEDD(),
+    '`sedd` with `state = "uniform"`': objectives.SEDD(state="uniform"),
+    "`udlm`": objectives.UDLM(),
+    "`ar`": objectives.AR(),
+}
+
+
+def test_the_reference_tells_which_samplers_fit() -> None:
+    text = sections("docs/reference.md")["Which samplers fit which model"].split("\n\n")[1]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines()[2:]]
+    assert {row[0] for row in rows} == FITTING.keys()
+    tokenizer = load_tokenizer("bytes")
+    for name, _, own, *others in rows:
+        objective = FITTING[name]
+        ids = {"num_ids": tokenizer.num_ids, "mask_id": tokenizer.mask_id}
+        denoiser = DiT(hidden=8, blocks=1, heads=2, causal=name == "`ar`").build(**ids)
+        model = Model(denoiser=denoiser, tokenizer=tokenizer, objective=objective, length=8)
+        assert [own.strip("` ")] == [Sampler.room.name_of(model.sampler)]
+        assert sorted(re.findall(r"`(\w+)`", " ".join([own, *others]))) == model.sampler_names()
+
+
+def test_every_equation_stands_in_the_file_that_is_linked() -> None:
+    table = sections("docs/architecture.md")["Where each equation is"]
+    names = 0
+    for line in table.splitlines():
+        cell = line.strip("| ").split(" | ")[-1]
+        links = re.findall(r"\]\(\.\./([^)]+\.py)\)", cell)
+        code = "".join((ROOT / link).read_text(encoding="utf-8") for link in links)
+        for name in re.findall(r"`([A-Za-z_][\w.]*)`", re.sub(r"\[[^]]*\]\([^)]*\)", "", cell)):
+            if links and name not in {"label_B", "cond"}:  # arguments
+                names += 1
+                assert all(re.search(rf"(def|class) {part}\b", code) for part in name.split(".")), (name, cell)
+    assert names > 25

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SEDD(Objective):
-    """-log p(x) <= E Σ of the score entropy, over masked tokens (absorbing) or over all (uniform)."""
+    """-log p(x) <= E Σ of the score entropy (its equations 9, 10), over masked tokens (absorbing) or all (uniform)."""
 
     state: Literal["absorbing", "uniform"] = "absorbing"
     noise: Noise = LogLinear()

@@ -1,4 +1,7 @@
-"""The equations of the losses, one function each; everything else in this folder is bookkeeping around them."""
+"""The equations of the losses, one function each; everything else in this folder is bookkeeping around them.
+
+Numbers are those of MDLM, arXiv 2406.07524.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from unmask.noise import Noise
 
 
 def continuous_weight(noise: Noise, t: Tensor) -> Tensor:
-    """-alpha'_t / (1 - alpha_t): what the masked-token loss at time t counts in the continuous-time bound."""
+    """-alpha'_t / (1 - alpha_t): what the masked-token loss at time t counts in continuous time (MDLM, 10 and 11)."""
     return noise.weight(t)
 
 
 def step_weight(level_s: Tensor, level_t: Tensor) -> Tensor:
-    """(alpha_s - alpha_t) / (1 - alpha_t): the probability that a token masked at t was still visible at s.
+    """(alpha_s - alpha_t) / (1 - alpha_t): the probability that a token masked at t was still visible at s (MDLM, 8).
 
     Written in level = 1 - alpha, which keeps its digits where alpha is close to 1.
     """
@@ -27,7 +30,7 @@ def count_weight(num_tokens: Tensor, num_masked: Tensor) -> Tensor:
 
 
 def subs_log_probs(logits_NI: Tensor, mask_id: int, zero_masking: bool = True) -> Tensor:
-    """log x_theta in at least float32. Zero masking: the mask gets probability 0 before the softmax."""
+    """log x_theta in at least float32. Zero masking (MDLM, 3.2.3): the mask gets probability 0 before the softmax."""
     logits_NI = logits_NI.to(torch.promote_types(logits_NI.dtype, torch.float32))
     if zero_masking:
         mask = torch.zeros_like(logits_NI[0] if len(logits_NI) else logits_NI.sum(0), dtype=torch.bool)
@@ -37,7 +40,7 @@ def subs_log_probs(logits_NI: Tensor, mask_id: int, zero_masking: bool = True) -
 
 
 def d3pm_nats(log_p_x: Tensor, p_mask: Tensor, level_s: Tensor, level_t: Tensor) -> Tensor:
-    """KL(q(z_s|z_t,x) || p_theta(z_s|z_t)) at a masked position, for a network that may predict the mask.
+    """KL(q(z_s|z_t,x) || p_theta(z_s|z_t)) at a masked position, for a network that may predict the mask (MDLM, 9).
 
     With p_mask = 0 (zero masking) both logarithms vanish and the T-step MDLM loss remains.
     """

@@ -1,4 +1,4 @@
-"""Masked diffusion: a token is itself until it is masked, pi = the mask (the paper's equations 3 to 6)."""
+"""Masked diffusion: a token is itself until it is masked, pi = the mask (MDLM's equations 4 and 6)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a forward process is: q(z_t | x), q(z_s | z_t, x) and the prior, shared by objective and sampler.
 
-The two equations stand here once, for any prior pi over ids (the paper's section 3.1); `absorbing.py` and `uniform.py`
+The two equations stand here once, for any prior pi over ids (MDLM's equations 4 and 5); `absorbing.py` and `uniform.py`
 say what pi is. A process of another kind (Gaussian states) implements the same three methods on floats.
 """
 
@@ -65,7 +65,7 @@ class Process(ABC):
 
 
 def q_marginal(x_NI: Tensor, alpha_t: Tensor, pi_I: Tensor) -> Tensor:
-    """q(z_t | x) = Cat(alpha_t x + (1 - alpha_t) pi). x_NI is one-hot, or a distribution such as x_theta.
+    """q(z_t | x) = Cat(alpha_t x + (1 - alpha_t) pi) (MDLM, 4). x_NI is one-hot, or a distribution such as x_theta.
 
     >>> import torch
     >>> q_marginal(torch.tensor([[1.0, 0.0]]), torch.tensor([0.25]), torch.tensor([0.0, 1.0]))
@@ -76,7 +76,7 @@ def q_marginal(x_NI: Tensor, alpha_t: Tensor, pi_I: Tensor) -> Tensor:
 
 
 def q_posterior(z_N: Tensor, x_NI: Tensor, alpha_s: Tensor, alpha_t: Tensor, pi_I: Tensor) -> Tensor:
-    """q(z_s | z_t, x) ∝ [alpha_ts z_t + (1 - alpha_ts) 1 (pi·z_t)] ⊙ [alpha_s x + (1 - alpha_s) pi].
+    """q(z_s | z_t, x) ∝ [alpha_ts z_t + (1 - alpha_ts) 1 (pi·z_t)] ⊙ [alpha_s x + (1 - alpha_s) pi] (MDLM, 5).
 
     alpha_ts = alpha_t / alpha_s is the probability that what is visible at s is still visible at t.
 

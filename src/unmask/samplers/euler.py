@@ -18,7 +18,8 @@ class Euler(ChainSampler):
     """Order: random (absorbing), or all in every step (uniform). Calls: at most T. Law: its own T-step chain, exactly.
 
     Absorbing: in a step of length dt a masked position becomes v with probability dt w e^{l_v} / V, where w is
-    -alpha' / (1 - alpha). Uniform: z becomes v with probability dt (-alpha' / (V alpha)) s_v. Staying takes the rest;
+    -alpha' / (1 - alpha). Uniform: z becomes v with probability dt (-alpha' / (V alpha)) s_v (SEDD's equation 17).
+    Staying takes the rest;
     where the rates are too fast for the step it is cut off at 0, the others are renormalised, and the state's `clips`
     counts it.
     """

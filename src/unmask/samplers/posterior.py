@@ -22,7 +22,7 @@ from unmask.sampling.predictor import Query
 class Posterior(Drawing, Sampler):
     """Order: random, step by step. Calls: at most T + 1. Law: that of the T-step reverse chain, exactly.
 
-    p_theta(z_s|z_t) = q(z_s | z_t, x_theta), also for a network that may predict the mask.
+    p_theta(z_s|z_t) = q(z_s | z_t, x_theta) (MDLM's equation 7), also for a network that may predict the mask.
     Visible tokens keep, also at t=0, where a bound without carry-over would draw them once more. A predicted mask makes
     a position stay; what is still masked at t=0 is reconstructed there.
     For models with SUBS it has the law of the planned sampler, at T calls.
