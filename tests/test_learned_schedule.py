@@ -208,3 +208,9 @@ def test_a_scalar_parameter_cannot_be_sharded_and_is_told() -> None:
     network.objective = torch.nn.ParameterDict({"p": torch.nn.Parameter(torch.zeros(()))})
     with pytest.raises(UsageError, match=r"objective\.p .* shape \(1,\)"):
         _shard(network, network, World(), bf16=False)
+
+
+@pytest.mark.parametrize("objective", [unmask.objectives.UDLM, unmask.objectives.SEDD])
+def test_objectives_that_do_not_train_a_schedule_refuse_one(objective: Any) -> None:
+    with pytest.raises(UsageError, match="LearnedPower"):
+        objective(noise=LearnedPower()).attach(DIT.build(num_ids=5, mask_id=4))

@@ -46,8 +46,15 @@ class Objective(ABC):
         """Modules of the objective's own, freshly started: a learned schedule (under the name `noise`), embeddings, a
         head. None: it has none. width: of the denoiser's vectors h_ND, 0 where the denoiser does not say.
 
-        They are optimised, averaged, sharded, checkpointed and saved with the denoiser's parameters.
+        They are optimised, averaged, sharded, checkpointed and saved with the denoiser's parameters. An objective that
+        trains a schedule overrides this; for others one with parameters is refused, since it would never move.
         """
+        noise = getattr(self, "noise", None)
+        if noise is not None and noise.build() is not None:
+            raise UsageError(
+                f"{type(self).__name__} does not train the parameters of the schedule {type(noise).__name__}: "
+                "use a schedule without any, or the objective mdlm"
+            )
         return None
 
     def attach(self, network: Network) -> None:

@@ -47,10 +47,6 @@ class LeftToRight(PlannedSampler):
             )
 
     @property
-    def takes(self) -> tuple[str, ...]:
-        return ("x0", "next")
-
-    @property
     def left_to_right(self) -> bool:
         return self.tokens in (None, 1) and self.steps is None and self.random == 0
 
