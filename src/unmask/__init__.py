@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from unmask.data.batch import Batch as Batch
     from unmask.data.batch import make_batch as make_batch
     from unmask.data.tokenizers import load_tokenizer as load_tokenizer
+    from unmask.denoisers.network import Network as Network
     from unmask.denoisers.network import as_denoiser as as_denoiser
     from unmask.errors import UnmaskError as UnmaskError
     from unmask.errors import UsageError as UsageError
@@ -31,13 +32,18 @@ if TYPE_CHECKING:
     from unmask.evaluation.measurement import Measurement as Measurement
     from unmask.model import Model as Model
     from unmask.model import load as load
+    from unmask.objectives.chunked_loss import LossSum as LossSum
+    from unmask.processes.base import Process as Process
     from unmask.registry import register as register
+    from unmask.samplers.base import Step as Step
     from unmask.samplers.drawing import Drawing as Drawing
     from unmask.sampling.canvas import Canvas as Canvas
     from unmask.sampling.guidance import Guidance as Guidance
     from unmask.sampling.loop import sample as sample
     from unmask.sampling.loop import steps as steps
     from unmask.sampling.particles import particles as particles
+    from unmask.sampling.predictor import Predictor as Predictor
+    from unmask.sampling.predictor import Query as Query
     from unmask.text.editing import Edit as Edit
     from unmask.training.callbacks import Callback as Callback
     from unmask.training.loop import train as train
@@ -54,10 +60,16 @@ _PUBLIC = {
     "Drawing": "unmask.samplers.drawing",
     "Edit": "unmask.text.editing",
     "Guidance": "unmask.sampling.guidance",
+    "LossSum": "unmask.objectives.chunked_loss",
     "Measurement": "unmask.evaluation.measurement",
     "Model": "unmask.model",
+    "Network": "unmask.denoisers.network",
+    "Predictor": "unmask.sampling.predictor",
+    "Process": "unmask.processes.base",
+    "Query": "unmask.sampling.predictor",
     "RunConfig": "unmask.config",
     "RunView": "unmask.training.run_view",
+    "Step": "unmask.samplers.base",
     "UnmaskError": "unmask.errors",
     "UsageError": "unmask.errors",
     "as_denoiser": "unmask.denoisers.network",
