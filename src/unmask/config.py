@@ -11,6 +11,7 @@ import os
 import tomllib
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union
@@ -27,7 +28,7 @@ from unmask.reader import CLASS
 from unmask.reader import Word as Word
 from unmask.reader import from_dict as from_dict
 from unmask.reader import to_dict as to_dict
-from unmask.registry import came_later
+from unmask.registry import came_later, check_fields
 from unmask.samplers.drawing import Drawing
 
 RECIPE_FILE = "recipe.json"  # what a run writes into its folder
@@ -45,6 +46,9 @@ class DataConfig:
     anchor: Literal["auto", "none", "begin", "both"] = came_later("auto", before="none")
     length: int = 256
     cache: str | None = None  # None: the user's cache folder
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def absolute(self) -> DataConfig:
         """The same data from any working directory.
@@ -79,6 +83,7 @@ class OptimConfig:
     ema: float = 0.999  # 0: none
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("lr", "eps", "weight_decay", "warmup", "clip"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}")
@@ -130,6 +135,7 @@ class RunConfig:
     save_as: Literal["auto", "whole", "sharded"] = "auto"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("steps", "batch", "log_every", "valid_every", "valid_rows", "save_every", "keep"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -194,6 +200,11 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
             known = [p.stem for p in built_in.parent.glob("*.toml")]
             raise ConfigError(f"no recipe file or built-in recipe {str(path)!r}; {did_you_mean(str(path), known)}")
         path = built_in
+    if path.is_file() and path.suffix not in (".toml", ".json"):
+        raise ConfigError(
+            f"{path} is no recipe, which is a TOML or JSON file; to train on a text: "
+            f"unmask train demo --data.train text --data.train.path {path}"
+        )
     try:
         raw = path.read_text(encoding="utf-8")
         data = json.loads(raw) if path.suffix == ".json" else tomllib.loads(raw)
@@ -206,20 +217,32 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     return data if run is None else data | {"out": str(run)}  # a run is where its folder is, also when it was moved
 
 
-def load_config(path: str | Path, overrides: dict[str, str] | None = None) -> RunConfig:
-    """A recipe with typed overrides, e.g. `load_config("demo", {"optim.lr": "1e-3", "objective.noise": "cosine"})`.
+def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """A recipe with overrides: words as they are typed on the command line, numbers, or objects.
 
     Their order means nothing: a plug-in is named before it gets its options.
+
+    >>> import unmask
+    >>> texts = unmask.corpora.Memory(texts=["one text", "another"])
+    >>> load_config("demo", {"optim.lr": "1e-3", "steps": 10, "objective.noise": "cosine", "data.train": texts}).steps
+    10
     """
     saved = (Path(path) / RECIPE_FILE).is_file()
     data = to_dict(from_dict(RunConfig, read_recipe(path), saved=saved))
-    words = {key.removesuffix(".name"): Word(value) for key, value in (overrides or {}).items()}
-    for key in sorted(words, key=lambda key: key.count(".")):
-        _set(data, key, words[key])
+    values = {key.removesuffix(".name"): _word(value) for key, value in (overrides or {}).items()}
+    for key in sorted(values, key=lambda key: key.count(".")):
+        _set(data, key, values[key])
     return typing.cast(RunConfig, from_dict(RunConfig, data))
 
 
-def _set(data: dict[str, Any], key: str, value: Word) -> None:
+def _word(value: Any) -> Any:
+    """A plain value as it would be typed; an object stays what it is."""
+    if isinstance(value, bool) or value is None:
+        return Word(str(value).lower())
+    return Word(value) if isinstance(value, str | int | float) else value
+
+
+def _set(data: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key. Naming another plug-in replaces the table, so that the old one's options do not linger."""
     *path, last = key.split(".")
     for i, part in enumerate(path):

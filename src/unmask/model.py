@@ -18,7 +18,7 @@ from unmask.data.packing import Anchor, Policy, anchor_ids
 from unmask.data.tokenizers import Tokenizer
 from unmask.denoisers.network import Network
 from unmask.devices import pick_device, pick_dtype
-from unmask.errors import Public, UsageError, did_you_mean
+from unmask.errors import ModelFolderError, Public, UsageError, did_you_mean
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.inspection import hidden, logits, predict
 from unmask.evaluation.score import score
@@ -30,7 +30,7 @@ from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained
 from unmask.sampling.factory import make_sampler
 from unmask.sampling.guidance import Guidance
-from unmask.sampling.loop import accepts, sample, steps
+from unmask.sampling.loop import check_accepts, sample, steps
 from unmask.storage.atomic import atomic_folder, find_folder
 from unmask.storage.built_in import built_in_folder
 from unmask.storage.model_folder import FILES, read_folder, write_folder
@@ -132,6 +132,7 @@ class Model:
         """
         own = self.objective.sampler()
         made = make_sampler(name, options, own=own, drawing=self.drawing, window=self.length)
+        check_accepts(made, self.objective.predictor(self.denoiser))
         return made.bind(self.process)
 
     def sampler_names(self) -> list[str]:
@@ -140,11 +141,11 @@ class Model:
         >>> model.sampler_names()  # of an autoregressive model  # doctest: +SKIP
         ['left_to_right']
         """
-        predictor, names = self.objective.predictor(self.denoiser), []
+        names = []
         for name in Sampler.room.names():
-            with contextlib.suppress(UsageError):  # of one around another, where the other does not fit
-                if accepts(self.make_sampler(name), predictor):
-                    names.append(name)
+            with contextlib.suppress(UsageError):
+                self.make_sampler(name)
+                names.append(name)
         return names
 
     @property
@@ -366,6 +367,8 @@ def load(
         folder = find_folder(folder / "model")  # a run keeps its model in there
     if not folder.is_dir():
         folder = built_in_folder(str(name))
+    if (folder / "recipe.json").exists() and not (folder / "config.json").exists():
+        raise ModelFolderError(f"the run in {folder} has no model yet: go on with unmask train {folder} --resume")
     on = pick_device(device)
     stored = read_folder(folder)
     stored.network.to(device=on, dtype=pick_dtype(dtype, on))

@@ -156,6 +156,8 @@ def _spelled(kind: Any) -> str:
 
 
 def _plugin(kind: Any, data: Any, where: str, default: Any, saved: bool) -> Any:
+    if isinstance(data, kind):  # an object, as Python may give one
+        return data
     data = {"name": data} if isinstance(data, str) else data
     if isinstance(data, dict) and "name" not in data and default is not None and not saved:
         data = {"name": kind.room.name_of(default)} | data
@@ -168,10 +170,14 @@ def _plugin(kind: Any, data: Any, where: str, default: Any, saved: bool) -> Any:
     options = {k: v for k, v in data.items() if k != "name" and not (k == CLASS and named)}
     if named and name not in kind.room.names():
         module, _, cls = str(home).rpartition(".")
+        where_from = (
+            "the file that it is put into, as --plugin FILE.py" if module == "__main__" else f"--plugin {module}"
+        )
         raise ConfigError(
             "{value}the {noun} {name!r} is the class {cls} of the module {module}, which this process does "
-            "not know: call unmask.register({cls}) first, or give --plugin {module}",
+            "not know: call unmask.register({cls}) first, or give {where_from}",
             value=Public(where + ": " if where else ""),
+            where_from=where_from,
             noun=Public(kind.room.noun),
             name=Public(name),
             cls=cls,

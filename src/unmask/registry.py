@@ -340,6 +340,8 @@ def _wanted(kind: Any, value: object) -> str | None:
         return None if value in choices else f"one of {', '.join(map(str, choices))}"
     if isinstance(kind, type) and hasattr(kind, "room") and not isinstance(value, kind):
         return f"a {kind.__name__.lower()} of {kind.room.package}"
+    if dataclasses.is_dataclass(kind) and not isinstance(value, typing.cast(type, kind)):
+        return f"a {typing.cast(type, kind).__name__}"
     return None
 
 

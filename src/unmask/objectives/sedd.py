@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -71,6 +71,15 @@ class SEDD(Objective):
     def position_nats(self, network: Network, batch: Batch) -> Tensor:
         h_ND, term, where_BL = self._positions(network, batch, self._nats)
         return at_positions(where_BL, token_nats(network, h_ND, term))
+
+    def estimator(self, network: Network | Denoiser) -> str:
+        return "time"
+
+    def with_estimator(self, name: str) -> Self:
+        """Its bound has one form, in continuous time."""
+        if name != "time":
+            raise UsageError(f"unknown estimator {name!r}; score entropy has one: time")
+        return self
 
     def price(self, network: Network, batch: Batch) -> Tensor:
         """[B] of an estimate, the part that not normalising costs: E Σ_masked w (Z - 1 - log Z)."""

@@ -1,1 +1,1 @@
-"""Forward processes: q(z_t | x), q(z_s | z_t, x) and the prior, each equation once."""
+"""Forward processes: q(z_t | x), q(z_s | z_t, x) and the prior; the two laws for any prior are in base.py."""

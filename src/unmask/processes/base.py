@@ -19,8 +19,9 @@ from unmask.noise.learned import Detached, LearnedNoise
 class Process(ABC):
     """A forward process bound to a vocabulary and a noise schedule.
 
-    An objective makes it (`Objective.process`), with the schedule's learned parameters where it has any, and a sampler
-    gets the same object from the model's predictor: both sides of a model cannot disagree.
+    An objective makes it (`Objective.process`), with the schedule's learned parameters where it has any. The model's
+    predictor carries it to the samplers, which begin at its prior and take its noise (`Sampler.bind`): the two sides of
+    a model cannot disagree.
 
     >>> from unmask.noise.log_linear import LogLinear
     >>> from unmask.processes.absorbing import Absorbing
@@ -32,6 +33,9 @@ class Process(ABC):
 
     def __init__(self, noise: Noise, *, num_ids: int, mask_id: int) -> None:
         self.noise, self.num_ids, self.mask_id = noise, num_ids, mask_id
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.noise!r}, num_ids={self.num_ids}, mask_id={self.mask_id})"
 
     @property
     def num_tokens(self) -> int:

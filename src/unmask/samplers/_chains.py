@@ -43,6 +43,8 @@ class ChainSampler(Drawing, Sampler):
     state: Literal["absorbing", "uniform"] | None = None
 
     def __post_init__(self) -> None:
+        if self.steps is None:
+            raise UsageError("{sampler} needs a number of steps", sampler=Public(type(self).__name__))
         super().__post_init__()
         if not 1 <= self.steps <= MAX_STEPS:
             raise UsageError("steps must lie in 1..{most}, got {steps}", most=Public(MAX_STEPS), steps=self.steps)

@@ -21,7 +21,7 @@ class Euler(ChainSampler):
     -alpha' / (1 - alpha). Uniform: z becomes v with probability dt (-alpha' / (V alpha)) s_v (SEDD's equation 17).
     Staying takes the rest;
     where the rates are too fast for the step it is cut off at 0, the others are renormalised, and the state's `clips`
-    counts it.
+    counts it. With log-linear noise and absorbing states dt w is (alpha_s - alpha_t) / (1 - alpha_t): Tweedie's step.
     """
 
     law: ClassVar[str] = "exactly its own T-step chain, which tends to the reverse process as T grows"

@@ -156,16 +156,7 @@ def check_pair(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> None:
     unmask.errors.UsageError: the sampler Confidence cannot follow this model, which predicts clean tokens and the \
 mask of an absorbing process: use posterior
     """
-    if not accepts(sampler, predictor):
-        pair = _pair_of(predictor)
-        names = fitting(*pair)
-        which = f"use {', '.join(names)}" if names else "no sampler here can"
-        raise UsageError(
-            "the sampler {sampler} cannot follow this model, {said}: {which}",
-            sampler=Public(type(sampler).__name__),
-            said=Public(_said(*pair)),
-            which=Public(which),
-        )
+    check_accepts(sampler, predictor)
     if not predictor.left_to_right:
         return
     if canvas.constraint is not None:
@@ -177,6 +168,21 @@ mask of an absorbing process: use posterior
         raise UsageError(
             "an autoregressive model cannot see what stands behind a gap: give a prompt only, or use diffusion"
         )
+
+
+def check_accepts(sampler: Sampler, predictor: Predictor) -> None:
+    """Refuse a sampler that cannot use these predictions, naming those that can."""
+    if accepts(sampler, predictor):
+        return
+    pair = _pair_of(predictor)
+    names = fitting(*pair)
+    which = f"use {', '.join(names)}" if names else "no sampler here can"
+    raise UsageError(
+        "the sampler {sampler} cannot follow this model, {said}: {which}",
+        sampler=Public(type(sampler).__name__),
+        said=Public(_said(*pair)),
+        which=Public(which),
+    )
 
 
 def accepts(sampler: Sampler, predictor: Predictor) -> bool:

@@ -115,6 +115,11 @@ def refine(
 
     >>> model.refine("the cat sta on the mat", share=0.2)  # doctest: +SKIP
     """
+    process = model.process
+    if process is None or process.name != "absorbing" or model.objective.predictor(model.denoiser).gives != "x0":
+        raise UsageError(
+            "refining hides tokens by masks and writes them anew, which this model's objective does not know"
+        )
     check_sampler(sampler)
     texts = check_texts(text, "text")
     rows = [model.begin + encode_fixed(one, model.tokenizer, "text") + model.end for one in texts]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from unmask.denoisers.network import Network
 from unmask.devices import fast_attention, few_threads
 from unmask.distributed.stopping import stop_requests
 from unmask.distributed.world import join_world
+from unmask.errors import UsageError
 from unmask.evaluation.bound import Bound
 from unmask.model import Model, load
 from unmask.reader import adopt_plugins
@@ -47,6 +49,12 @@ def train(
 
     >>> train(load_config("demo", {"steps": "10"}))  # doctest: +SKIP
     """
+    if not isinstance(cast(object, config), RunConfig):
+        raise UsageError(f"train takes a RunConfig, such as unmask.load_config('demo'), got {str(config)[:60]!r}")
+    if isinstance(cast(object, callbacks), str) or not isinstance(cast(object, callbacks), Iterable):
+        raise UsageError("callbacks must be a list of unmask.Callback objects")
+    if wrong := [one for one in callbacks if not hasattr(one, "on_end")]:
+        raise UsageError(f"a callback is an object of a subclass of unmask.Callback, got {str(wrong[0])[:60]!r}")
     adopt_plugins(config)
     config = replace(config, data=config.data.absolute())  # the run is read from elsewhere, too
     with join_world(device, timeout=timeout) as world, one_writer(Path(config.out), world) as note:
