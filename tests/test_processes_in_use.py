@@ -54,7 +54,7 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
     "what masks hide": (lambda m: m.predict("he[MASK]lo"), {"udlm": "uniform", "sedd uniform": "uniform"}),
     "refining": (
         lambda m: m.refine("hello"),
-        {"udlm": "uniform_posterior", "sedd": "tweedie", "sedd uniform": "tweedie"},
+        {"udlm": "refining", "sedd": "refining", "sedd uniform": "refining"},
     ),
     "particles": (
         lambda m: m.particles(lambda z: torch.zeros(len(z)), 1, 8, crowd=2),

@@ -170,9 +170,7 @@ def _plugin(kind: Any, data: Any, where: str, default: Any, saved: bool) -> Any:
     options = {k: v for k, v in data.items() if k != "name" and not (k == CLASS and named)}
     if named and name not in kind.room.names():
         module, _, cls = str(home).rpartition(".")
-        where_from = (
-            "the file that it is put into, as --plugin FILE.py" if module == "__main__" else f"--plugin {module}"
-        )
+        where_from = "--plugin FILE.py with it in FILE.py" if module == "__main__" else f"--plugin {module}"
         raise ConfigError(
             "{value}the {noun} {name!r} is the class {cls} of the module {module}, which this process does "
             "not know: call unmask.register({cls}) first, or give {where_from}",

@@ -117,9 +117,7 @@ def refine(
     """
     process = model.process
     if process is None or process.name != "absorbing" or model.objective.predictor(model.denoiser).gives != "x0":
-        raise UsageError(
-            "refining hides tokens by masks and writes them anew, which this model's objective does not know"
-        )
+        raise UsageError("refining hides tokens by masks and asks for them anew, which this model was not trained for")
     check_sampler(sampler)
     texts = check_texts(text, "text")
     rows = [model.begin + encode_fixed(one, model.tokenizer, "text") + model.end for one in texts]
