@@ -8,16 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from starlette.testclient import TestClient
 from torch import Tensor
 
 from unmask import objectives
 from unmask.data.batch import Batch, make_batch
+from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
 from unmask.denoisers.network import Network
+from unmask.errors import UsageError
+from unmask.model import Model
 from unmask.objectives import Objective
 from unmask.objectives.draws import draws_of
 from unmask.objectives.mdlm import MDLM
 from unmask.rng import row_keys
+from unmask.server.app import make_app
 
 V, L = 7, 9
 
@@ -104,3 +109,28 @@ def test_rows_add_up_over_positions() -> None:
             by_position = objective.position_nats(net, batch)
             torch.testing.assert_close(by_position.sum(dim=1), objective.row_nats(net, batch))
             assert by_position.shape == batch.x_BL.shape
+
+
+def test_a_subclass_is_scored_as_itself_by_the_server_too() -> None:
+    tokenizer = load_tokenizer("bytes")
+    net = DiT(hidden=16, blocks=1, heads=2).build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+    model = Model(denoiser=net, tokenizer=tokenizer, objective=Doubled(), length=16)
+    nats = model.score("the cat", num_samples=8, seed=3).nats
+    with TestClient(make_app(model), base_url="http://localhost") as client:
+        [one] = client.post("/score", json={"texts": ["the cat"], "num_samples": 8, "seed": 3}).json()["texts"]
+    assert one["nats"] == pytest.approx(nats, rel=1e-4)
+    with pytest.raises(UsageError, match="token"):
+        model.score("the cat", num_samples=8).explain()
+
+
+def test_what_an_objective_lacks_is_said_before_the_first_step() -> None:
+    class Hollow(objectives.Objective):
+        check = process = loss = predictor = sampler = lambda *given: None  # type: ignore[assignment]
+
+    class Mute(Hollow):
+        def row_nats(self, network: Network, batch: Batch) -> Tensor:
+            return batch.time_B
+
+    for objective, missing in ((Hollow(), "position_nats"), (Mute(), "predictor")):
+        with pytest.raises(UsageError, match=missing):
+            objective.check_whole(network())

@@ -89,3 +89,30 @@ def test_a_wrapper_takes_what_its_inner_sampler_takes() -> None:
     ).all()
     with pytest.raises(UsageError, match="use posterior"):
         sample(network(objective), canvas, samplers.Refine(inner=inside), objective=objective)
+
+
+def test_a_block_is_of_masks() -> None:
+    """What is left of a row is read off its masks: a process without any is refused, also in a window."""
+    canvas = Canvas.blank(num=1, length=4, mask_id=3)
+    for sampler in (
+        samplers.Block(size=2, inner=samplers.UniformPosterior(steps=2)),
+        samplers.SemiAR(window=4, inner=samplers.Block(size=2, inner=samplers.UniformPosterior(steps=2))),
+    ):
+        with pytest.raises(UsageError, match="uniform_posterior"):
+            sample(network(MODELS["udlm"]), canvas, sampler, objective=MODELS["udlm"])
+    inner = samplers.Tweedie(steps=2)
+    sample(network(MODELS["sedd"]), canvas, samplers.Block(size=2, inner=inner), objective=MODELS["sedd"])
+
+
+@pytest.mark.parametrize(("model", "state"), [("sedd", "uniform"), ("sedd of uniform states", "absorbing")])
+def test_the_states_are_the_model_s(model: str, state: Any) -> None:
+    canvas = Canvas.blank(num=1, length=4, mask_id=3)
+    with pytest.raises(UsageError, match="state"):
+        sample(network(MODELS[model]), canvas, samplers.Tweedie(state=state), objective=MODELS[model])
+
+
+@pytest.mark.parametrize("options", [{"temperature_end": 0.0}, {"draw": "hybrid"}])
+def test_uniform_states_have_one_temperature(options: dict[str, Any]) -> None:
+    canvas = Canvas.blank(num=1, length=4, mask_id=3)
+    with pytest.raises(UsageError, match="temperature"):
+        sample(network(MODELS["udlm"]), canvas, samplers.UniformPosterior(**options), objective=MODELS["udlm"])

@@ -128,32 +128,6 @@ def test_the_uniform_bound_by_quadrature_and_above_the_master_equation() -> None
     assert abs(float(values.mean()) - entropy_bound(world, x, noise, y(world), nodes=24)) < 4.5 * error
 
 
-@pytest.mark.parametrize("state", ["absorbing", "uniform"])
-def test_the_gradient_is_that_of_the_loss(state: str) -> None:
-    """Chunk by chunk against plain differentiation, through a network with parameters."""
-    net = unmask_dit()
-    batch = make_batch(torch.randint(6, (4, 8), generator=torch.Generator().manual_seed(2)), seed=0, step=0)
-    objective = SEDD(state=state)  # type: ignore[arg-type]
-    objective.loss(net, batch).nats.backward()
-    found = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
-    name, p = "output.bias", net.get_parameter("output.bias")
-    for i in (1, 4):
-        nats = []
-        for step in (1e-5, -1e-5):
-            with torch.no_grad():
-                p[i] += step
-                nats.append(float(objective.loss(net, batch).nats))
-                p[i] -= step
-        assert (nats[0] - nats[1]) / 2e-5 == pytest.approx(float(found[name][i]), rel=1e-5, abs=1e-7)
-
-
-def unmask_dit():  # type: ignore[no-untyped-def]
-    from unmask.denoisers.dit import DiT
-
-    torch.manual_seed(0)
-    return DiT(hidden=16, blocks=1, heads=2, conditioning="level").build(num_ids=7, mask_id=6).double()
-
-
 # --- samplers ---
 
 

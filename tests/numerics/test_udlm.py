@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -164,3 +165,21 @@ def test_temperature_and_cuts_act_on_x_theta() -> None:
     z = start.prior(canvas.key_B, canvas.open_BL, canvas.tokens)
     assert likeliest.equal(log_p(world, z, 1.0).argmax(dim=-1))
     assert texts_of(world, UniformPosterior(steps=1, top_k=1), canvas).equal(likeliest)
+
+
+@pytest.mark.parametrize("steps", [2, 6])
+def test_a_forbidden_token_leaves_the_law_of_the_others(steps: int) -> None:
+    """The chain is that of x_theta given that the token is not it."""
+    world = World.random(V=3, L=2, seed=12)
+    canvas = dataclasses.replace(Canvas.blank(num=ROWS, length=world.L, mask_id=world.mask_id, seed=4), forbidden=(0,))
+    noise = Cosine()
+
+    def moves(z: torch.Tensor, s: float, t: float) -> torch.Tensor:
+        alpha_s, alpha_t = noise.alpha(torch.tensor([s, t], dtype=torch.float64)).tolist()
+        allowed = log_p(world, z, 1 - alpha_t).index_fill(2, torch.tensor([0]), -torch.inf).softmax(dim=-1)
+        return posteriors(world, z, allowed, alpha_s, alpha_t)
+
+    law = chain_law(world, noise, steps, moves)
+    found = texts_of(world, UniformPosterior(steps=steps), canvas)
+    assert bool((found != 0).all())
+    assert fits(world, found, law) > 1e-3

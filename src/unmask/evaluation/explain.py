@@ -9,7 +9,9 @@ from torch import Tensor
 
 from unmask.data.batch import Batch
 from unmask.denoisers.network import Network, evaluating
+from unmask.errors import UsageError
 from unmask.objectives.draws import draws_of
+from unmask.objectives.score_queries import defined_for
 from unmask.rng import row_keys
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ def mean_position_nats(
 
     >>> mean_position_nats(model.objective, model.denoiser, x_BL, None, scored_BL=scored_BL, **how)  # doctest: +SKIP
     """
+    if not defined_for(objective, "position_nats", "row_nats"):
+        name = type(objective).__name__
+        raise UsageError(f"{name} changes row_nats and does not say which token a row's nats come from")
     form = objective.with_estimator(estimator or objective.estimator(network))
     key_B = row_keys(seed, torch.arange(first_row, first_row + len(x_BL), device=x_BL.device))
     total_BL = torch.zeros(x_BL.shape, dtype=torch.float64)

@@ -124,7 +124,8 @@ def ask_masks(
     if query is None:
         raise UsageError("there is no mask to ask about")
     with evaluating(model.denoiser):
-        return predictor(query)
+        log_p_NI = predictor(query)
+    return torch.log_softmax(log_p_NI, dim=-1) if predictor.gives == "score" else log_p_NI  # a score need not sum to 1
 
 
 @torch.no_grad()
@@ -144,7 +145,10 @@ def _ids(model: Model, text: Looked, label: int | str | None) -> tuple[Tensor, T
         row = [*model.begin, *parse_gaps(text, model.tokenizer), *model.end]
         ids = torch.tensor([row])
     else:
-        ids = torch.as_tensor(text)
+        try:
+            ids = torch.as_tensor(text)
+        except (TypeError, ValueError, RuntimeError):
+            raise UsageError("give one text, a list of ids or a tensor of ids [B, L]") from None
         ids = ids[None] if ids.ndim == 1 else ids
         if ids.ndim != 2 or ids.dtype.is_floating_point or ids.dtype == torch.bool or not ids.numel():
             raise UsageError("give a text, a list of ids or a tensor of ids [B, L]")

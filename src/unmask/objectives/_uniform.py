@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unmask.noise import Noise
+
 
 def score_entropy(log_y_NI: Tensor, z_N: Tensor, x_N: Tensor, level_N: Tensor, mask_id: int) -> Tensor:
     """[N] (1/V) Σ_{j≠i} [s_j - r_j log s_j + K(r_j)] with K(r) = r (log r - 1), over the V tokens.
@@ -17,9 +19,8 @@ def score_entropy(log_y_NI: Tensor, z_N: Tensor, x_N: Tensor, level_N: Tensor, m
     Each summand is r_j φ(log s_j - log r_j) with φ(u) = e^u - 1 - u, which keeps its digits where s is close to r.
     """
     num_tokens = log_y_NI.shape[1] - 1
-    level_N1 = level_N[:, None].to(log_y_NI)
-    # log r_j: x̄ has one value at x and another everywhere else
-    log_rho_N1 = torch.log1p(num_tokens * (1 - level_N1) / level_N1)  # log(x̄_x / x̄_other)
+    # log r_j: x̄ has one value at x and another everywhere else; in the level's own precision, as alpha may be tiny
+    log_rho_N1 = torch.log1p(num_tokens * (1 - level_N) / level_N)[:, None].to(log_y_NI)  # log(x̄_x / x̄_other)
     is_x_NI = torch.zeros_like(log_y_NI, dtype=torch.bool).scatter_(1, x_N[:, None], True)
     log_r_NI = log_rho_N1 * (is_x_NI.to(log_y_NI) - (z_N == x_N)[:, None].to(log_y_NI))
     log_s_NI = log_y_NI - log_y_NI.gather(1, z_N[:, None])
@@ -28,6 +29,11 @@ def score_entropy(log_y_NI: Tensor, z_N: Tensor, x_N: Tensor, level_N: Tensor, m
     counts_NI = torch.ones_like(is_x_NI).scatter_(1, z_N[:, None], False)  # j ≠ i
     counts_NI[:, mask_id] = False
     return torch.where(counts_NI, nats_NI, 0.0).sum(dim=1) / num_tokens
+
+
+def reverse_weight(noise: Noise, t: Tensor) -> Tensor:
+    """-alpha'/alpha, finite at t = 1 too, where what it weighs is 0."""
+    return -noise.dalpha(t) / noise.alpha(t).clamp(min=1e-12)
 
 
 def step_divergence(
@@ -39,6 +45,8 @@ def step_divergence(
     normalised posterior of the network: both norms are q(z_t | .). At s = 0 it is the reconstruction, -log p(x | z_t).
     """
     num_tokens = log_p_NI.shape[1] - 1
+    # Nobody looks at the mask's column; but log(0 + 0) in it, at s = 0, would have no gradient.
+    log_p_NI = log_p_NI.index_fill(1, torch.tensor([mask_id], device=log_p_NI.device), 0.0)
     alpha_s, alpha_t = (1 - level.to(log_p_NI) for level in (level_s_N, level_t_N))
     share_s, share_t = (level.to(log_p_NI) / num_tokens for level in (level_s_N, level_t_N))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast
 
 from unmask.errors import UsageError
 from unmask.registry import Room
@@ -85,6 +85,15 @@ class Objective(ABC):
     def frozen(self) -> dict[str, Model]:
         """Models that the loss asks and nobody trains, such as a teacher: not optimised, averaged or saved."""
         return {}
+
+    def check_whole(self, network: Network) -> None:
+        """Raise where something is missing that a run needs only later: said before its first step."""
+        name, base = type(self).__name__, Objective
+        if type(self).row_nats is base.row_nats and type(self).position_nats is base.position_nats:
+            raise UsageError(f"{name} cannot be evaluated: define position_nats (or row_nats)")
+        for method, made in (("predictor", self.predictor(network)), ("sampler", self.sampler())):
+            if cast(object, made) is None:
+                raise UsageError(f"{name}.{method} returned None: return a {method}, without which it cannot write")
 
     # --- training ---
 

@@ -29,7 +29,7 @@ from unmask.errors import UsageError
 from unmask.noise import Noise
 from unmask.noise.log_linear import LogLinear
 from unmask.objectives import Objective
-from unmask.objectives._uniform import score_entropy
+from unmask.objectives._uniform import reverse_weight, score_entropy
 from unmask.objectives.chunked_loss import LossSum, Term, at_positions, summed_nats, token_nats
 from unmask.processes.absorbing import Absorbing
 from unmask.processes.uniform import Uniform, log_marginal
@@ -103,7 +103,7 @@ class SEDD(Objective):
         level_N = noise.level(t_N)
         log_y_NI = log_marginal(logits_NI - math.log(process.num_tokens), level_N)
         entropy_N = score_entropy(log_y_NI, z_N, x_N, level_N, process.mask_id)
-        return (-noise.dalpha(t_N) / noise.alpha(t_N)).to(entropy_N) * entropy_N
+        return reverse_weight(noise, t_N).to(entropy_N) * entropy_N
 
     def _positions(self, network: Network, batch: Batch, nats: Callable[..., Tensor]) -> tuple[Tensor, Term, Tensor]:
         """The trunk's vectors where z_t is scored, the loss of each, and where that is."""

@@ -23,7 +23,7 @@ from unmask.errors import UsageError
 from unmask.noise import Noise
 from unmask.noise.log_linear import LogLinear
 from unmask.objectives import Objective
-from unmask.objectives._uniform import score_entropy, step_divergence
+from unmask.objectives._uniform import reverse_weight, score_entropy, step_divergence
 from unmask.objectives.chunked_loss import LossSum, Term, at_positions, summed_nats, token_nats
 from unmask.objectives.terms import subs_log_probs
 from unmask.processes.uniform import Uniform, log_marginal
@@ -91,7 +91,7 @@ class UDLM(Objective):
         """[N] what a position counts at time t, given log x_theta there: the equations above."""
         noise = process.noise
         if self.steps is None:
-            weight_N = (-noise.dalpha(t_N) / noise.alpha(t_N)).to(log_p_NI)
+            weight_N = reverse_weight(noise, t_N).to(log_p_NI)
             level_N = noise.level(t_N)
             log_y_NI = log_marginal(log_p_NI, level_N)
             return weight_N * score_entropy(log_y_NI, z_N, x_N, level_N, process.mask_id)

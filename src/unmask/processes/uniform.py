@@ -47,6 +47,6 @@ def log_marginal(log_p_NI: Tensor, level_N: Tensor) -> Tensor:
     >>> log_marginal(torch.tensor([[1.0, 0.0, 0.0]]).log(), torch.tensor([0.5])).exp()
     tensor([[1.5000, 0.5000, 0.5000]])
     """
-    level_N1 = level_N[:, None].to(log_p_NI)
-    scale_N1 = (log_p_NI.shape[1] - 1) * (1 - level_N1)
-    return torch.logaddexp(log_p_NI + scale_N1.log(), level_N1.log().expand_as(log_p_NI))
+    scale_N = (log_p_NI.shape[1] - 1) * (1 - level_N)  # in the level's own precision: it may be all but 1
+    log_scale_N1, log_level_N1 = (x.log()[:, None].to(log_p_NI) for x in (scale_N, level_N))
+    return torch.logaddexp(log_p_NI + log_scale_N1, log_level_N1.expand_as(log_p_NI))

@@ -66,9 +66,17 @@ class ChainSampler(Drawing, Sampler):
 
     def bind(self, process: Any) -> Sampler:
         bound = cast(ChainSampler, super().bind(process))
-        if bound.state is not None or process is None:
-            return bound
-        return replace(bound, state=process.name)
+        if process is not None and bound.state not in (None, process.name):
+            raise UsageError(
+                "the sampler is to reverse {state} states, the model has {process} ones: leave state out",
+                state=Public(bound.state),
+                process=Public(process.name),
+            )
+        if process is not None and bound.state is None:
+            bound = replace(bound, state=process.name)
+        if bound.redraws and (bound.temperature_end is not None or bound.draw == "hybrid"):
+            raise UsageError("uniform states are drawn at one temperature: leave out temperature_end and draw=hybrid")
+        return bound
 
     def max_calls(self, length: int) -> int:
         return self.steps
@@ -129,12 +137,11 @@ class ChainSampler(Drawing, Sampler):
 
     def shaped(self, prediction: Tensor, canvas: Canvas) -> Tensor:
         """The prediction with temperature and cuts, in float64; what it sums to, which of a score is not 1, stays."""
-        log_p_NI = forbid(prediction.double(), canvas.never)
-        norm_N1 = torch.logsumexp(log_p_NI, dim=1, keepdim=True)
-        if self.draws_whole_law and self.temperature == 1:
-            return log_p_NI
-        divisor = 1e-30 if self.takes_likeliest else self.divisor
-        law_NI = self.cut((log_p_NI - log_p_NI.amax(dim=1, keepdim=True)) / divisor)
+        norm_N1 = torch.logsumexp(prediction.double(), dim=1, keepdim=True)  # before anything is forbidden
+        law_NI = forbid(prediction.double(), canvas.never)
+        if not (self.draws_whole_law and self.temperature == 1):
+            divisor = 1e-30 if self.takes_likeliest else self.divisor
+            law_NI = self.cut((law_NI - law_NI.amax(dim=1, keepdim=True)) / divisor)
         return law_NI.log_softmax(dim=1) + norm_N1
 
     # --- what a subclass says ---

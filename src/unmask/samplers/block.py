@@ -8,6 +8,7 @@ from typing import ClassVar
 from unmask.errors import UsageError
 from unmask.registry import check_fields
 from unmask.samplers import Sampler
+from unmask.samplers.base import Accepts
 from unmask.samplers.confidence import Confidence
 from unmask.samplers.windowed import WindowedSampler, WindowedState
 from unmask.sampling.predictor import Query
@@ -36,6 +37,11 @@ class Block(WindowedSampler):
             raise UsageError("size is the number of tokens in a block, at least 1; got {size}", size=self.size)
         if self.inner.context is not None:
             raise UsageError("a block lies inside a window: put block into semi_ar, not semi_ar into block")
+
+    @property
+    def accepts(self) -> Accepts:  # type: ignore[override]
+        """Of what its inner one can use, that in which masks show how much is left."""
+        return tuple(pair for pair in self.inner.accepts if pair[0] == "absorbing")
 
     @property
     def span(self) -> tuple[int, int]:

@@ -41,6 +41,10 @@ def make_sampler(
     Traceback (most recent call last):
     unmask.sampling.factory.UnknownOption: the sampler Confidence has no option tokns; did you mean 'tokens'?
     """
+    if name is not None and not isinstance(name, str):
+        raise UsageError(
+            "make_sampler takes a sampler's name, such as 'ancestral'; an object of your own is used as it is"
+        )
     options = dict(options)
     cls = room.get(name) if name else type(own)
     known = _fields(cls)

@@ -16,6 +16,7 @@ from unmask.evaluation.bound import Bound, join
 from unmask.model import Model
 from unmask.objectives.base import Kind
 from unmask.objectives.draws import draws_of
+from unmask.objectives.score_queries import defined_for
 from unmask.rng import row_keys
 from unmask.samplers import RunnersUp, Sampler, Step
 from unmask.sampling.canvas import Canvas
@@ -162,13 +163,17 @@ class Served(Model):
         scored = [scored_BL[i : i + 1, : x_1L.shape[1]].cpu() for i, x_1L in enumerate(rows)]
         form = self.objective.with_estimator(how["estimator"] or self.objective.estimator(self.denoiser))
         form.check(self.denoiser)
-        num_samples = how["num_samples"]
+        num_samples, described = how["num_samples"], defined_for(form, "score_queries", "row_nats", "position_nats")
         works = []
         for i, x_1L in enumerate(rows):
             key_1 = row_keys(how["seed"], torch.tensor([how["first_row"] + i]))
             label_1 = None if canvas.label_B is None else canvas.label_B[i : i + 1].cpu()
-            parts = form.score_queries(
-                self.denoiser, Batch(x_1L, None, scored[i], key_1, key_1.double(), label_1), num_samples=num_samples
+            parts = (
+                None
+                if not described
+                else form.score_queries(
+                    self.denoiser, Batch(x_1L, None, scored[i], key_1, key_1.double(), label_1), num_samples=num_samples
+                )
             )
             if parts is None:  # the objective scores a row in one piece
                 return self._bound_alone(canvas, scored, **how)

@@ -30,7 +30,7 @@ from unmask.training.monitor import steady_gc
 from unmask.training.optim import learning_rate
 from unmask.training.run_lock import one_writer
 from unmask.training.run_view import RunView
-from unmask.training.state import RunState, Unread
+from unmask.training.state import NATS_PER_TOKEN, RunState, Unread
 
 
 def train(
@@ -104,6 +104,8 @@ def _loop(run: Run, tell: Announcer) -> None:
                 bound = run.look(tell)
                 last = last or run.ends(tell)  # a callback may ask for it at a validation
                 improved = run.note_best(bound, last=last)
+                if last and world.first and config.best not in (NATS_PER_TOKEN, *run.metrics):
+                    tell.on_note(run.step, f"nobody logged the metric {config.best!r}: the last model is kept")
             if config.sample_every and (run.step % config.sample_every == 0 or last):
                 tell.on_sample(run.step, run.sample())
             # Several processes stop at the step at which all have read that one of them was asked to.

@@ -281,6 +281,8 @@ class RunState:
         network = self.config.denoiser.build(num_ids=self.tokenizer.num_ids, mask_id=self.tokenizer.mask_id)
         self.config.denoiser.describe(network)
         self.config.objective.attach(network)
+        self.config.objective.check(network)
+        self.config.objective.check_whole(network)
         return network
 
     def _tokenizer(self, resuming: bool) -> Tokenizer:
