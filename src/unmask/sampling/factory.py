@@ -42,9 +42,7 @@ def make_sampler(
     unmask.sampling.factory.UnknownOption: the sampler Confidence has no option tokns; did you mean 'tokens'?
     """
     if name is not None and not isinstance(name, str):
-        raise UsageError(
-            "make_sampler takes a sampler's name, such as 'ancestral'; an object of your own is used as it is"
-        )
+        raise UsageError("make_sampler takes the name of a sampler, such as ancestral; an object is used as it is")
     options = dict(options)
     cls = room.get(name) if name else type(own)
     known = _fields(cls)
