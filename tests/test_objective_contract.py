@@ -61,6 +61,10 @@ SCORED: list[tuple[Objective, dict[str, Any]]] = [
     (objectives.D3PM(steps=3), {"conditioning": "level"}),
     (objectives.MDLM(), {"classes": 3}),
     (objectives.AR(), {"causal": True}),
+    (objectives.UDLM(), {"conditioning": "level"}),
+    (objectives.UDLM(steps=3), {"classes": 3}),
+    (objectives.SEDD(), {"conditioning": "level"}),
+    (objectives.SEDD(state="uniform"), {}),
 ]
 
 

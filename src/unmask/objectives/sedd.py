@@ -13,8 +13,9 @@ ends unless s is exactly 1 at t = 1; y makes it so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -31,10 +32,14 @@ from unmask.noise.log_linear import LogLinear
 from unmask.objectives import Objective
 from unmask.objectives._uniform import reverse_weight, score_entropy
 from unmask.objectives.chunked_loss import LossSum, Term, at_positions, summed_nats, token_nats
+from unmask.objectives.draws import bound_draws
+from unmask.objectives.score_queries import ScoreQuery
 from unmask.processes.absorbing import Absorbing
 from unmask.processes.uniform import Uniform, log_marginal
 from unmask.registry import check_fields
+from unmask.sampling.canvas import Canvas
 from unmask.sampling.predictor import Gives, Query
+from unmask.sampling.query import ask_about
 
 if TYPE_CHECKING:
     from unmask.samplers import Sampler
@@ -105,13 +110,15 @@ class SEDD(Objective):
         entropy_N = score_entropy(log_y_NI, z_N, x_N, level_N, process.mask_id)
         return reverse_weight(noise, t_N).to(entropy_N) * entropy_N
 
+    def _where(self, process: Absorbing | Uniform, z_BL: Tensor, scored_BL: Tensor) -> Tensor:
+        """[B, L] what counts: masked tokens, or all where nothing shows which are noise."""
+        return scored_BL & (z_BL == process.mask_id) if self.state == "absorbing" else scored_BL
+
     def _positions(self, network: Network, batch: Batch, nats: Callable[..., Tensor]) -> tuple[Tensor, Term, Tensor]:
         """The trunk's vectors where z_t is scored, the loss of each, and where that is."""
         process, device, t_B = self.process(network), network.device_for(batch.x_BL), batch.time_B
         z_BL = process.corrupt(batch.x_BL, t_B, batch.key_B, batch.scored_BL)
-        where_BL = batch.scored_BL
-        if self.state == "absorbing":
-            where_BL = where_BL & (z_BL == process.mask_id)
+        where_BL = self._where(process, z_BL, batch.scored_BL)
         flat_N = where_BL.flatten().nonzero().squeeze(1)
         how: dict[str, Any] = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
         h_ND = vectors_at(network, z_BL, process.level(t_B), flat_N, **how)
@@ -123,6 +130,23 @@ class SEDD(Objective):
             return nats(process, logits_CI, z_N[lo:hi], x_N[lo:hi], t_N[lo:hi])
 
         return h_ND, term, where_BL
+
+    def score_queries(self, network: Network, batch: Batch, *, num_samples: int) -> Iterator[ScoreQuery]:
+        process = self.process(network)
+        for g, group in enumerate(bound_draws(batch.key_B, num_samples)):
+            for key_1, t_1 in group:
+                z_1L = process.corrupt(batch.x_BL, t_1, key_1, batch.scored_BL)
+                where_1L = self._where(process, z_1L, batch.scored_BL)
+                canvas = Canvas(batch.x_BL, process.mask_id, key_1, label_B=batch.label_B)
+                query = ask_about(canvas, z_1L, where_1L, process.level(t_1))
+                if query is not None:  # at an early time nothing may be masked
+                    position_N = where_1L[0].nonzero().squeeze(1)
+                    nats = partial(self._score, process, z_1L[0, position_N], batch.x_BL[0, position_N], t_1)
+                    yield ScoreQuery(query, g, 1 / len(group), position_N, nats)
+
+    def _score(self, process: Absorbing | Uniform, z_N: Tensor, x_N: Tensor, t_1: Tensor, prediction: Tensor) -> Tensor:
+        logits_NI = prediction.double().cpu() + math.log(process.num_tokens)
+        return self._nats(process, logits_NI, z_N, x_N, t_1.expand(len(z_N)))
 
     # --- sampling ---
 

@@ -8,7 +8,9 @@ so the prior term is 0; the published code keeps away from both ends of time ins
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -25,9 +27,13 @@ from unmask.noise.log_linear import LogLinear
 from unmask.objectives import Objective
 from unmask.objectives._uniform import reverse_weight, score_entropy, step_divergence
 from unmask.objectives.chunked_loss import LossSum, Term, at_positions, summed_nats, token_nats
+from unmask.objectives.draws import bound_draws
+from unmask.objectives.score_queries import ScoreQuery
 from unmask.objectives.terms import subs_log_probs
 from unmask.processes.uniform import Uniform, log_marginal
 from unmask.registry import check_fields
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.query import ask_about
 
 if TYPE_CHECKING:
     from unmask.samplers import Sampler
@@ -70,9 +76,7 @@ class UDLM(Objective):
     def _positions(self, network: Network, batch: Batch) -> tuple[Tensor, Term]:
         """The trunk's vectors at the scored positions of z_t, and the loss of each."""
         process, device = self.process(network), network.device_for(batch.x_BL)
-        t_B = batch.time_B
-        if self.steps is not None:
-            t_B = torch.ceil(t_B * self.steps).clamp(min=1) / self.steps
+        t_B = self._times(batch.time_B)
         z_BL = process.corrupt(batch.x_BL, t_B, batch.key_B, batch.scored_BL)
         flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)
         how: dict[str, Any] = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
@@ -86,6 +90,10 @@ class UDLM(Objective):
             return self.nats(process, log_p_CI, z_N[lo:hi], x_N[lo:hi], t_N[lo:hi])
 
         return h_ND, term
+
+    def _times(self, time_B: Tensor) -> Tensor:
+        """The times of a batch, or the ends of the steps that they lie in."""
+        return time_B if self.steps is None else torch.ceil(time_B * self.steps).clamp(min=1) / self.steps
 
     def nats(self, process: Uniform, log_p_NI: Tensor, z_N: Tensor, x_N: Tensor, t_N: Tensor) -> Tensor:
         """[N] what a position counts at time t, given log x_theta there: the equations above."""
@@ -109,6 +117,22 @@ class UDLM(Objective):
         if not match:
             raise UsageError(f"unknown estimator {name!r}; known: time, T=<steps>")
         return replace(self, steps=int(match[1]))
+
+    def score_queries(self, network: Network, batch: Batch, *, num_samples: int) -> Iterator[ScoreQuery]:
+        process, position_N = self.process(network), batch.scored_BL[0].nonzero().squeeze(1)
+        x_N = batch.x_BL[0, position_N]
+        for g, group in enumerate(bound_draws(batch.key_B, num_samples)):
+            for key_1, time_1 in group:
+                t_1 = self._times(time_1)
+                z_1L = process.corrupt(batch.x_BL, t_1, key_1, batch.scored_BL)
+                canvas = Canvas(batch.x_BL, process.mask_id, key_1, label_B=batch.label_B)
+                query = ask_about(canvas, z_1L, batch.scored_BL, process.level(t_1))
+                if query is not None:
+                    nats = partial(self._score, process, z_1L[0, position_N], x_N, t_1)
+                    yield ScoreQuery(query, g, 1 / len(group), position_N, nats)
+
+    def _score(self, process: Uniform, z_N: Tensor, x_N: Tensor, t_1: Tensor, log_p_NI: Tensor) -> Tensor:
+        return self.nats(process, log_p_NI.double().cpu(), z_N, x_N, t_1.expand(len(z_N)))
 
     # --- sampling ---
 
