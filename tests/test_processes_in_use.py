@@ -43,6 +43,10 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
         lambda m: m.generate(1, 8, label=1, guidance=1.0),
         {"sedd": "guidance", "sedd uniform": "guidance"},
     ),
+    "guidance by a label, with a prompt": (
+        lambda m: m.generate(1, 8, "ab", label=1, guidance=1.0),
+        {"sedd": "guidance", "sedd uniform": "guidance"},
+    ),
     "guidance by a prompt": (
         lambda m: m.generate(1, 8, "ab", guidance=1.0),
         {"udlm": "uniform", "sedd": "guidance", "sedd uniform": "guidance"},
@@ -152,6 +156,7 @@ def test_the_server_writes_what_the_library_writes(
     bound = models[objective].score("hello", num_samples=8)
     [scored] = clients[objective].post("/score", json={"texts": ["hello"], "num_samples": 8}).json()["texts"]
     assert scored["nats"] == pytest.approx(bound.nats, rel=1e-4)
+    assert 0 < sum(token["nats"] for token in scored["by_token"]) < bound.nats  # all but end-of-text
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

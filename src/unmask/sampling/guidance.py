@@ -47,13 +47,17 @@ class Guided:
         if canvas.valid_BL is not None:
             condition_BL = condition_BL & canvas.valid_BL
         hides = bool(condition_BL.any())
-        if hides and predictor.process is not None and predictor.process.name != "absorbing":
+        labelled = canvas.label_B is not None and bool((canvas.label_B >= 0).any())
+        maskless = predictor.process is not None and predictor.process.name != "absorbing"
+        if hides and maskless and labelled:  # a prompt cannot be hidden there: the label alone guides
+            hides = False
+        if hides and maskless and predictor.process is not None:
             raise UsageError(
                 "guidance hides the prompt by masks, which a {process} process does not know: guide by a label, or "
                 "leave guidance out",
                 process=Public(predictor.process.name),
             )
-        if not hides and (canvas.label_B is None or bool((canvas.label_B < 0).all())):
+        if not hides and not labelled:
             raise UsageError("guidance needs a condition: give a prompt or a label, or leave guidance out")
         self.process, self.gives = predictor.process, predictor.gives
         self.predictor, self.weight = predictor, guidance.weight
