@@ -116,7 +116,7 @@ def refine(
     >>> model.refine("the cat sta on the mat", share=0.2)  # doctest: +SKIP
     """
     process = model.process
-    if process is None or process.name != "absorbing" or model.objective.predictor(model.denoiser).gives != "x0":
+    if process is not None and (process.name != "absorbing" or model.objective.predictor(model.denoiser).gives != "x0"):
         raise UsageError("refining hides tokens by masks and asks for them anew, which this model was not trained for")
     check_sampler(sampler)
     texts = check_texts(text, "text")
