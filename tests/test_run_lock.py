@@ -78,9 +78,11 @@ from unmask.training.run_lock import one_writer
 with one_writer(Path(sys.argv[1]), World()):
     child = os.fork() if sys.argv[2] == "fork" else 0
     if sys.argv[2] == "fork" and child == 0:
+        print(os.getppid(), os.getpid(), flush=True)  # by now the child has let go
         time.sleep(60)
         os._exit(0)
-    print(os.getpid(), child, flush=True)
+    if not child:
+        print(os.getpid(), child, flush=True)
     time.sleep(60)
 """
 
