@@ -8,15 +8,20 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed: the kernels are not tested")
 
+from unmask.denoisers.dit.dropout import hashed_dropout
 from unmask.denoisers.dit.rotary import rotary, rotate
 from unmask.kernels.adamw import adamw_
+from unmask.kernels.add_norm import add_norm
 from unmask.kernels.cross_entropy import cross_entropy_grad_
 from unmask.kernels.draw import draw
+from unmask.kernels.linear_gelu import linear_gelu
 from unmask.kernels.residual_norm import residual_norm
 from unmask.kernels.rope import rope_
+from unmask.kernels.rope_norm import rope_norm
 from unmask.kernels.split_rope import split_rope
 from unmask.rng import categorical
 from unmask.sampling.captured import Lines
+from unmask.training import muon
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 B, L, H, K = 2, 5, 3, 8  # K: a head's width
@@ -58,6 +63,111 @@ def test_residual_norm(lines: int) -> None:
     torch.testing.assert_close(got_x, want_x)
     want = F.layer_norm(want_x, (D,), weight, None, 1e-5) * (1 + wide[1]) + wide[2]
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def leaves(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [t.detach().clone().requires_grad_() for t in tensors]
+
+
+def same_gradients(
+    got: list[torch.Tensor], want: list[torch.Tensor], *pairs: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    """Of the sum of all outputs, each weighted at random; the outputs, too, are the same."""
+    for mine, plain in pairs:
+        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
+        weight = randn(*mine.shape)
+        for output, inputs in ((mine, got), (plain, want)):
+            (output * weight).sum().backward(inputs=inputs, retain_graph=True)  # type: ignore[no-untyped-call]
+    for a, b in zip(got, want, strict=True):
+        assert b.grad is not None
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("lines", [B * L, 70], ids=["few lines", "several programs"])
+def test_add_norm_and_its_gradient(dropout: float, lines: int) -> None:
+    tensors = [randn(lines, D), randn(lines, D), 1 + 0.1 * randn(D), randn(D)]
+    got, want = leaves(*tensors), leaves(*tensors)
+    torch.manual_seed(1)
+    total, h = add_norm(*got[:3], got[3], dropout=dropout)
+    torch.manual_seed(1)
+    dropped = hashed_dropout(want[1], dropout) if dropout else want[1]
+    plain = want[0] + dropped
+    same_gradients(got, want, (total, plain), (h, F.layer_norm(plain, (D,), want[2], want[3], 1e-5)))
+    if dropout:
+        assert 0.3 < float((total == tensors[0]).float().mean()) < 0.5
+
+
+def test_a_norm_with_nothing_to_add() -> None:
+    tensors = [randn(7, D), randn(D)]
+    got, want = leaves(*tensors), leaves(*tensors)
+    total, h = add_norm(got[0], None, got[1])
+    assert total is got[0]
+    same_gradients(got, want, (h, F.layer_norm(want[0], (D,), want[1], None, 1e-5)))
+    assert add_norm(randn(0, D), randn(0, D), got[1])[1].shape == (0, D)
+
+
+@pytest.mark.parametrize("width", [24, 1100])
+def test_linear_gelu_and_its_gradient(width: int) -> None:
+    tensors = [randn(150, D), randn(width, D), randn(width)]
+    got, want = leaves(*tensors), leaves(*tensors)
+    plain = F.gelu(F.linear(*want), approximate="tanh")
+    same_gradients(got, want, (linear_gelu(*got), plain))
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("listed", [False, True], ids=["whole rows", "positions told"])
+def test_rope_norm_and_its_gradient(norm: bool, listed: bool) -> None:
+    (got,), (want,) = (leaves(qkv := randn(B * L, 3 * D)), leaves(qkv))
+    cos, sin = (table[0, 0] for table in rotary(K, None, L, DEVICE, torch.float32))
+    position_M = torch.randint(0, L, (B * L,), device=DEVICE) if listed else torch.arange(L, device=DEVICE).repeat(B)
+    told = {"position_M": position_M} if listed else {}
+    parts = rope_norm(1 * got, cos, sin, heads=H, rows=B, norm=norm, **told)  # 1 x: it writes where it reads
+    pairs = []
+    for i, part in enumerate(parts):
+        plain = want.view(B, L, 3, H, K)[:, :, i]
+        if i < 2:
+            turned = rotate(plain, (cos[position_M].view(B, L, 1, -1), sin[position_M].view(B, L, 1, -1)))
+            plain = F.rms_norm(turned, (K,), eps=1e-6) if norm else turned
+        pairs.append((part.transpose(1, 2), plain.transpose(1, 2)))  # gradients come in another layout
+    weights = [randn(B, H, L, K) for _ in pairs]
+    for i, inputs in ((0, got), (1, want)):
+        sum((pair[i] * weight).sum() for pair, weight in zip(pairs, weights, strict=True)).backward(inputs=[inputs])
+    for mine, plain in pairs:
+        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got.grad, want.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+def test_muon_by_kernels_is_muon(weight_decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    params, parts = [randn(9, 4), randn(3, 4), randn(5, 3)], [3, 1, 1]
+    emas = [randn(*p.shape) for p in params]
+    sides = [
+        [[t.clone() for t in ts] for ts in (params, [torch.zeros_like(p) for p in params], emas)] for _ in range(2)
+    ]
+    for _ in range(3):
+        grads = [randn(*p.shape) for p in params]
+        for by_kernels, (own, momenta, averages) in zip((True, False), sides, strict=True):
+            monkeypatch.setattr(muon, "_plain", lambda tensor, by_kernels=by_kernels: by_kernels)
+            for bad in (True, False):  # a bad one changes no weight
+                muon.muon_(
+                    own,
+                    grads,
+                    momenta,
+                    parts=parts,
+                    scale=torch.tensor(0.7, device=DEVICE),
+                    nonfinite=torch.tensor(float(bad), device=DEVICE),
+                    lr=0.1,
+                    momentum=0.9,
+                    rms=0.2,
+                    weight_decay=weight_decay,
+                    averages=None if bad else averages,
+                    towards=0.25,
+                )
+    tolerance = 1e-5 if DEVICE.type == "cpu" else 1e-2  # a GPU orthogonalises in bfloat16
+    for mine, plain in zip(*(side for side in sides), strict=True):
+        for a, b in zip(mine, plain, strict=True):
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
 def rotated(x_MD: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

@@ -127,6 +127,41 @@ def test_the_drivers_with_kernels_give_the_same_vectors(options: dict[str, Any])
             torch.testing.assert_close(h, want, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs triton")
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize(
+    "options", [{"qk_norm": False}, {"qk_norm": True, "conditioning": "constant"}, {"causal": True}], ids=str
+)
+def test_the_training_pass_with_kernels_gives_the_same_gradients(options: dict[str, Any], checkpointed: bool) -> None:
+    """Of whole rows and of rows without padding, in Triton's interpreter or on a GPU."""
+    from unmask.denoisers.dit.fused_training import fused_training_trunk
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    net = build(std=0.1, **options).float().to(device)
+    net.checkpoint_activations = checkpointed
+    z, valid, flat = (t.to(device) for t in (Z, VALID, FLAT))
+    named = dict(net.named_parameters())
+    weight = torch.randn(len(FLAT), D, generator=torch.Generator().manual_seed(1)).to(device)
+
+    def gradients(h: Tensor) -> list[Tensor]:
+        grads = torch.autograd.grad((h * weight).sum(), list(named.values()), allow_unused=True, retain_graph=True)
+        return [torch.zeros(1, device=device) if g is None else g for g in grads]
+
+    def same(fused: Tensor, plain: Tensor) -> None:
+        torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
+        for name, a, b in zip(named, gradients(fused), gradients(plain), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+    shifted = net.shift(z) if net.causal else z
+    same(fused_training_trunk(net, shifted, flat), net._blocks(shifted, None, None, flat_N=flat))
+    rows, place = ragged(valid), (valid.flatten().cumsum(0) - 1)[flat]
+    ids = torch.where(rows.position_M == 0, net.mask_id, z[valid].roll(1)) if net.causal else z[valid]
+    want = net._blocks(ids, None, None, flat_N=place, rows=rows)
+    same(fused_training_trunk(net, ids, place, rows), want)
+    vectors = net.embed(shifted)
+    same(fused_training_trunk(net, vectors, flat), net._blocks(vectors, None, None, flat_N=flat))
+
+
 @pytest.mark.parametrize("conditioning", ["level", "sigma"])
 def test_each_position_may_have_its_own_level(conditioning: str) -> None:
     """One block sees other positions only through keys and values, so the last norm's own level is told apart there."""

@@ -144,6 +144,10 @@ class Network(nn.Module):
         """`trunk_at` for rows without their padding: z_M end to end, flat_N counts in it."""
         raise NotImplementedError
 
+    def can_fuse_training(self) -> bool:
+        """Do `trunk_at` and `trunk_ragged` have kernels of their own for training, so that nothing is compiled?"""
+        return False
+
     @abstractmethod
     def head(self, h_ND: Tensor) -> Tensor:
         """logits_NI over all ids, the mask's included."""

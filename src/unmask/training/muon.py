@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from unmask import kernels
 from unmask.distributed.parallel import like, local, share_like, whole
 
 # An odd polynomial that sends singular values from (0, 1] towards 1; five times is enough for a training step.
@@ -21,7 +23,7 @@ def orthogonal(x_NRC: Tensor) -> Tensor:
     """
     tall = x_NRC.shape[1] > x_NRC.shape[2]
     x = x_NRC.mT if tall else x_NRC  # the product below is then the smaller one
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    x = x / (x.norm(dim=(1, 2), keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32)) + 1e-7)
     if x.is_cuda:
         x = x.bfloat16()
     for _ in range(_STEPS):
@@ -43,14 +45,21 @@ def muon_(
     momentum: float,
     rms: float,
     weight_decay: float,
+    averages: Sequence[Tensor] | None = None,
+    towards: float = 0.0,
 ) -> None:
     """One update of each matrix with scale x its gradient, Nesterov's way; nothing changes where nonfinite is not 0.
 
     parts: a parameter that stacks so many maps is updated as so many. The update's root mean square is lr x rms
     whatever the shape, so that AdamW's rate and decay serve both. What is cut among processes is put together,
-    orthogonalised by each of them, and cut again; all else is done share by share.
+    orthogonalised by each of them, and cut again; all else is done share by share. averages go `towards` of the way to
+    the new weights.
     """
     if not params:
+        return
+    if isinstance(scale, Tensor) and nonfinite is not None and all(_plain(t) for t in (*params, *grads)):
+        how: dict[str, Any] = {"lr": lr, "beta": momentum, "rms": rms, "weight_decay": weight_decay, "towards": towards}
+        _by_kernels(params, grads, momenta, averages, parts=parts, scale=scale, nonfinite=nonfinite, **how)
         return
     places = params
     params, grads, momenta = ([local(t) for t in tensors] for tensors in (params, grads, momenta))
@@ -62,10 +71,7 @@ def muon_(
     torch._foreach_lerp_(list(momenta), grads, 1 - momentum)
     ahead = torch._foreach_lerp(grads, list(momenta), momentum)
     updates: list[Tensor] = [torch.empty(0)] * len(params)
-    by_shape: dict[tuple[int, int], list[int]] = {}
-    for i, (p, n) in enumerate(zip(places, parts, strict=True)):
-        by_shape.setdefault((p.shape[0] // n, p.shape[1]), []).append(i)
-    for (R, C), members in by_shape.items():
+    for (R, C), members in _by_shape(places, parts).items():
         full = [whole(share_like(ahead[i], places[i])) for i in members]
         ortho = orthogonal(torch.cat([x.reshape(parts[i], R, C) for i, x in zip(members, full, strict=True)]))
         ortho *= rms * max(R, C) ** 0.5  # of R x C numbers with min(R, C) singular values of 1
@@ -73,3 +79,48 @@ def muon_(
             updates[i] = local(like(update.reshape(places[i].shape), places[i]))
     torch._foreach_mul_(list(params), 1 - lr * weight_decay)
     torch._foreach_sub_(list(params), torch._foreach_mul(updates, lr))
+    if averages is not None:
+        torch._foreach_lerp_([local(t) for t in averages], list(params), towards)
+
+
+def _plain(tensor: Tensor) -> bool:
+    return kernels.fit(tensor) and tensor.dtype == torch.float32 and not hasattr(tensor, "to_local")
+
+
+def _by_shape(params: Sequence[Tensor], parts: Sequence[int]) -> dict[tuple[int, int], list[int]]:
+    """Which parameters stack maps of this shape."""
+    by_shape: dict[tuple[int, int], list[int]] = {}
+    for i, (p, n) in enumerate(zip(params, parts, strict=True)):
+        by_shape.setdefault((p.shape[0] // n, p.shape[1]), []).append(i)
+    return by_shape
+
+
+def _by_kernels(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    momenta: Sequence[Tensor],
+    averages: Sequence[Tensor] | None,
+    *,
+    parts: Sequence[int],
+    scale: Tensor,
+    nonfinite: Tensor,
+    lr: float,
+    beta: float,
+    rms: float,
+    weight_decay: float,
+    towards: float,
+) -> None:
+    """`muon_` for whole matrices on a GPU: one kernel before the products and one after them."""
+    from unmask.kernels.muon import apply_, momentum_
+
+    narrow = torch.bfloat16 if params[0].is_cuda else torch.float32
+    for (R, C), members in _by_shape(params, parts).items():
+        counts = [parts[i] for i in members]
+        ahead_NRC = params[members[0]].new_empty(sum(counts), R, C, dtype=narrow)
+        for i, ahead in zip(members, torch.split(ahead_NRC, counts), strict=True):
+            momentum_(grads[i].contiguous(), momenta[i], ahead, scale=scale, nonfinite=nonfinite, beta=beta)
+        rate = lr * rms * max(R, C) ** 0.5
+        for i, update in zip(members, torch.split(orthogonal(ahead_NRC), counts), strict=True):
+            average = None if averages is None else averages[i]
+            how = {"rate": rate, "decay": lr * weight_decay, "towards": towards}
+            apply_(params[i], update.contiguous(), average, nonfinite=nonfinite, **how)

@@ -58,8 +58,16 @@ class AdamWAndMuon(torch.optim.AdamW):
             self.param_groups = groups
         self.step_muon(scale=1.0, nonfinite=getattr(self, "found_inf", None))
 
-    def step_muon(self, *, scale: Tensor | float, nonfinite: Tensor | None) -> None:
-        """The update of Muon's groups with scale x their gradients; none where nonfinite is not 0."""
+    def step_muon(
+        self,
+        *,
+        scale: Tensor | float,
+        nonfinite: Tensor | None,
+        averages: Mapping[Tensor, Tensor] | None = None,
+        towards: float = 0.0,
+    ) -> None:
+        """The update of Muon's groups with scale x their gradients; none where nonfinite is not 0. The averages of
+        their parameters go `towards` of the way to them."""
         for group in filter(is_muon, self.param_groups):
             owned = [(p, parts) for p, parts in zip(group["params"], group["parts"], strict=True) if p.grad is not None]
             for p, _ in owned:
@@ -76,6 +84,8 @@ class AdamWAndMuon(torch.optim.AdamW):
                 momentum=group["momentum"],
                 rms=group["rms"],
                 weight_decay=group["weight_decay"],
+                averages=None if averages is None else [averages[p] for p, _ in owned],
+                towards=towards,
             )
 
 
@@ -148,10 +158,10 @@ class Updater:
                 )
         torch._foreach_add_([self.optimizer.state[p]["step"] for p in self.adamws], 1.0)
         if isinstance(self.optimizer, AdamWAndMuon):
-            self.optimizer.step_muon(scale=scale, nonfinite=nonfinite)
-        if self.ema is not None and self.muons:
-            shadows = [self.ema.shadow[name] for name in self.muons]
-            torch._foreach_lerp_(shadows, list(self.muons.values()), towards)
+            averages = None if self.ema is None else {p: self.ema.shadow[name] for name, p in self.muons.items()}
+            self.optimizer.step_muon(scale=scale, nonfinite=nonfinite, averages=averages, towards=towards)
+            if averages and (idle := [p for p in self.muons.values() if p.grad is None]):  # the average goes on
+                torch._foreach_lerp_([averages[p] for p in idle], idle, towards)
 
     def _begin(self) -> int:
         """The optimizer's state as it makes it itself, where there is none yet; how many updates it has made."""

@@ -120,7 +120,7 @@ class RunState:
             for part in network.parts():  # between two parts weights are fetched, which no graph holds
                 part.compile()
         elif config.compile:
-            compile_trunk(network)
+            compile_trunk(network, padding=self.rows.typical_length() is not None)
         return parallel
 
     # --- looking at the model ---

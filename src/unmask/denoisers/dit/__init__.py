@@ -117,7 +117,7 @@ class DiTNetwork(Network):
         self.num_ids, self.mask_id = num_ids, mask_id
         self.causal, self.uses_level = config.causal, config.uses_level
         hidden, blocks, self.num_heads = config.dims
-        self.width = hidden
+        self.width, self.dropout = hidden, config.dropout
         self.embed = Embedding(num_ids, hidden)
         timed = config.conditioning != "none"
         cond_dim = config.cond_dim if timed or config.classes else 0
@@ -189,7 +189,12 @@ class DiTNetwork(Network):
         if self.can_fuse():
             return super().trunk_at(z, level, flat_N, valid_BL=valid_BL, attend=attend, cond=cond)
         mask = self._mask(attending(attend, valid_BL))
-        return self._blocks(self.shift(z) if self.causal else z, level, mask, flat_N=flat_N, cond=cond)
+        shifted = self.shift(z) if self.causal else z
+        if mask is None and self.can_fuse_training():
+            from unmask.denoisers.dit.fused_training import fused_training_trunk
+
+            return fused_training_trunk(self, shifted, flat_N)
+        return self._blocks(shifted, level, mask, flat_N=flat_N, cond=cond)
 
     def takes_ragged(self) -> bool:
         # a row's own shift, scale and gate would be copied to each of its positions, which costs more than padding
@@ -199,6 +204,10 @@ class DiTNetwork(Network):
         self, z_M: Tensor, level_B: Tensor | None, rows: Ragged, flat_N: Tensor, *, cond: Tensor | None = None
     ) -> Tensor:
         ids_M = torch.where(rows.position_M == 0, self.mask_id, z_M.roll(1)) if self.causal else z_M
+        if self.can_fuse_training():
+            from unmask.denoisers.dit.fused_training import fused_training_trunk
+
+            return fused_training_trunk(self, ids_M, flat_N, rows)
         return self._blocks(ids_M, level_B, None, flat_N=flat_N, cond=cond, rows=rows)
 
     def _mask(self, attend: Attend) -> Tensor | None:
@@ -280,6 +289,12 @@ class DiTNetwork(Network):
         """Used, not trained, on a GPU: the forward pass in fused.py applies."""
         training = torch.is_grad_enabled() or self.training or torch.is_autocast_enabled("cuda")
         plain = not training and not self.sharded and not torch.compiler.is_compiling()
+        return plain and kernels.fit(self.embed.weight)
+
+    def can_fuse_training(self) -> bool:
+        """Trained on a GPU, with one condition for all lines at most: the pass in fused_training.py applies."""
+        one = not self.uses_level and not self.num_classes and not self.sharded
+        plain = one and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         return plain and kernels.fit(self.embed.weight)
 
     def can_decode(self) -> bool:

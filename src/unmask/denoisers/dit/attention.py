@@ -1,7 +1,7 @@
 """How a block's positions see each other: one class for each way of driving the network in plain torch.
 
-`project` makes rotated queries, keys and values of the normed stream; `look` makes of them what each position reads.
-Between the two stands what all ways share (`attend` in block.py). fused.py has the ways that use kernels.
+`project` makes queries, keys (both rotated, and normed where the block says so) and values of the normed stream; `look`
+makes of them what each position reads. fused.py and fused_training.py have the ways that use kernels.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Full:
 
             parts = split_rope(qkv_BLW.flatten(0, 1), *tables(self.rope))
             q, k, v = (block.split_heads(y.view(h.shape)) for y in parts)
-            return q, k, v
+            return block.normed(q, k, v)
         return rotated(block, qkv_BLW, self.rope)
 
     def look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class AtPositions:
         q_BKD = F.linear(gather_positions(h, self.at_BK), w_q)
         q = rotate(block.split_heads(q_BKD), rope_at(self.rope, self.at_BK))
         k, v = (block.split_heads(y) for y in F.linear(h, w_kv).chunk(2, dim=-1))
-        return q, rotate(k, self.rope), v
+        return block.normed(q, rotate(k, self.rope), v)
 
     def look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = mask_at(self.mask, self.at_BK, k.shape[2], self.causal)
@@ -112,9 +112,9 @@ class InRows:
 
             parts = split_rope(qkv_MW, self.rope[0].squeeze(1), self.rope[1].squeeze(1))
             q, k, v = (y.unflatten(-1, (block.heads, -1)) for y in parts)
-            return q, k, v
+            return block.normed(q, k, v)
         q, k, v = (y.unflatten(-1, (block.heads, -1)) for y in qkv_MW.chunk(3, dim=-1))
-        return rotate(q, self.rope), rotate(k, self.rope), v
+        return block.normed(rotate(q, self.rope), rotate(k, self.rope), v)
 
     def look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         a_MD = ragged_attention(q, k, v, self.rows, causal=self.causal).flatten(1)
@@ -174,7 +174,7 @@ class RowCaches:
 def rotated(block: Block, qkv_BLW: Tensor, rope: Rope) -> QKV:
     """Queries and keys with their rotary positions, and values, [B, heads, L, head_dim] each."""
     q, k, v = (block.split_heads(y) for y in qkv_BLW.chunk(3, dim=-1))
-    return rotate(q, rope), rotate(k, rope), v
+    return block.normed(rotate(q, rope), rotate(k, rope), v)
 
 
 def merge_heads(o_BHLK: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unmask.denoisers.dit.attention import Attention
+from unmask.denoisers.dit.attention import QKV, Attention
 from unmask.denoisers.dit.dropout import hashed_dropout
 from unmask.denoisers.dit.lines import Keep, Lines
 from unmask.denoisers.dit.norm import Norm
@@ -40,9 +40,7 @@ def run_block(block: Block, stream: Stream, see: Attention) -> None:
 
 
 def attend(block: Block, h: Tensor, see: Attention) -> Tensor:
-    q, k, v = see.project(block, h)
-    # A rotation keeps lengths, so it may as well come before the norm, in a kernel.
-    return see.look(block.normed(q), block.normed(k), v)
+    return see.look(*see.project(block, h))
 
 
 class Block(nn.Module):
@@ -64,9 +62,12 @@ class Block(nn.Module):
         run_block(self, stream, see)
         return stream.x
 
-    def normed(self, x_BHLK: Tensor) -> Tensor:
-        """Queries or keys with qk_norm."""
-        return F.rms_norm(x_BHLK, x_BHLK.shape[-1:], eps=1e-6) if self.qk_norm else x_BHLK
+    def normed(self, q: Tensor, k: Tensor, v: Tensor) -> QKV:
+        """Queries and keys [..., head_dim] with qk_norm. A rotation keeps lengths, so it may come before or after."""
+        if not self.qk_norm:
+            return q, k, v
+        q, k = (F.rms_norm(x, x.shape[-1:], eps=1e-6) for x in (q, k))
+        return q, k, v
 
     def split_heads(self, y_BLD: Tensor) -> Tensor:
         """[B, L, D] → [B, heads, L, head_dim]"""

@@ -81,7 +81,7 @@ class Full:
         qkv = F.linear(h, block.qkv.weight)
         rope_(qkv, *self.table, 2 * block.heads, length=len(h) // self.batch, position_M=self.position_M)
         q, k, v = (_split_heads(y, self.batch, block.heads) for y in qkv.chunk(3, dim=-1))
-        return q, k, v
+        return block.normed(q, k, v)
 
     def look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, is_causal=self.causal)
@@ -116,7 +116,7 @@ class AtPositions:
         kv = F.linear(h, w_kv)
         rope_(kv, *self.table, heads, length=length)
         k, v = (_split_heads(y, B, heads) for y in kv.chunk(2, dim=-1))
-        return _split_heads(q_MD, B, heads), k, v
+        return block.normed(_split_heads(q_MD, B, heads), k, v)
 
     def look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)).flatten(0, 1)
