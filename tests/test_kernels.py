@@ -86,13 +86,13 @@ def same_gradients(
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("lines", [B * L, 70], ids=["few lines", "several programs"])
 def test_add_norm_and_its_gradient(dropout: float, lines: int) -> None:
-    tensors = [randn(lines, D), randn(lines, D), 1 + 0.1 * randn(D), randn(D)]
+    tensors = [randn(lines, D), randn(lines, D), 1 + 0.1 * randn(D), randn(D), randn(D)]
     got, want = leaves(*tensors), leaves(*tensors)
     torch.manual_seed(1)
-    total, h = add_norm(*got[:3], got[3], dropout=dropout)
+    total, h = add_norm(*got[:3], shift_D=got[3], bias_D=got[4], dropout=dropout)
     torch.manual_seed(1)
-    dropped = hashed_dropout(want[1], dropout) if dropout else want[1]
-    plain = want[0] + dropped
+    branch = want[1] + want[4]
+    plain = want[0] + (hashed_dropout(branch, dropout) if dropout else branch)
     same_gradients(got, want, (total, plain), (h, F.layer_norm(plain, (D,), want[2], want[3], 1e-5)))
     if dropout:
         assert 0.3 < float((total == tensors[0]).float().mean()) < 0.5

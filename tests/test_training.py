@@ -9,6 +9,8 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -714,3 +716,16 @@ def test_a_loss_far_above_its_mean_is_noted() -> None:
     assert re.fullmatch(r"loss 4 at step 200 is far above its mean 2\.\d+: rows 0, 1, 2", said(200, 4.0))
     assert not said(201, 2.1)
     assert said(202, 4.0)  # one spike does not hide the next
+
+
+def test_a_run_starts_without_the_compiler(tmp_path: Path) -> None:
+    """To import it takes seconds, of which a short run would be half; sharded tensors likewise."""
+    script = """
+import sys, unmask
+overrides = {"steps": 2, "out": sys.argv[1], "denoiser.hidden": 16, "batch": 2, "valid_rows": 2, "optim.muon": "true"}
+texts = unmask.corpora.Memory(texts=["a few words " * 20, "some others " * 20])
+unmask.train(unmask.load_config("demo", {**overrides, "sample_every": 0, "data.train": texts, "data.valid": texts}))
+found = {"torch._dynamo", "torch._inductor", "torch.distributed.tensor"} & sys.modules.keys()
+assert not found, found
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], check=True)

@@ -119,41 +119,47 @@ def _shard(work: nn.Module, network: Network, world: World, bf16: bool) -> None:
     network.sharded, network.capturable = True, False
 
 
+def _is_cut(tensor: Tensor) -> bool:
+    """Is it a DTensor? Asked so, its module is not imported."""
+    return hasattr(tensor, "to_local")
+
+
 def local(tensor: Tensor) -> Tensor:
     """This process's share of a tensor; the tensor itself where it is not shared."""
-    return cast(Any, tensor).to_local() if hasattr(tensor, "to_local") else tensor
+    return cast(Any, tensor).to_local() if _is_cut(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor that may be shared among processes, which then must all ask."""
-    return cast(Any, tensor).full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return cast(Any, tensor).full_tensor() if _is_cut(tensor) else tensor
 
 
 def like(full: Tensor, place: Tensor) -> Tensor:
     """A whole tensor as `place` is: on its device, and cut as it is cut."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not isinstance(place, DTensor) or isinstance(full, DTensor):  # cut already
+    if not _is_cut(place) or _is_cut(full):
         return full.to(place.device)
-    return distribute_tensor(full.to(place.device), place.device_mesh, place.placements, src_data_rank=None)
+    from torch.distributed.tensor import distribute_tensor  # takes seconds: where nothing is cut nobody waits for it
+
+    cut = cast(Any, place)
+    return distribute_tensor(full.to(place.device), cut.device_mesh, cut.placements, src_data_rank=None)
 
 
 def rows_here(tensor: Tensor) -> slice | None:
     """Which rows of all this process's share is, cut as fsdp cuts; None where the tensor is not shared."""
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(tensor, DTensor):
+    if not _is_cut(tensor):
         return None
-    part = -(-tensor.shape[0] // tensor.device_mesh.size())  # as large as can be, so that the last may have less
-    begin = min(tensor.shape[0], tensor.device_mesh.get_local_rank() * part)
+    mesh = cast(Any, tensor).device_mesh
+    part = -(-tensor.shape[0] // mesh.size())  # as large as can be, so that the last may have less
+    begin = min(tensor.shape[0], mesh.get_local_rank() * part)
     return slice(begin, begin + local(tensor).shape[0])
 
 
 def share_like(share: Tensor, place: Tensor) -> Tensor:
     """What each process has worked out for its own share of `place`, as the shares of one tensor."""
+    if not _is_cut(place):
+        return share
     from torch.distributed.tensor import DTensor
 
-    if not isinstance(place, DTensor):
-        return share
-    cut = (place.device_mesh, place.placements)
-    return DTensor.from_local(share, *cut, run_check=False, shape=place.shape, stride=place.stride())
+    cut = cast(Any, place)
+    where = (cut.device_mesh, cut.placements)
+    return DTensor.from_local(share, *where, run_check=False, shape=place.shape, stride=place.stride())

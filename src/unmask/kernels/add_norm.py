@@ -1,4 +1,4 @@
-"""For training: x + dropout(y) and its LayerNorm in one pass; and back, for the gradients of all of them.
+"""For training: x + dropout(y + bias) and its LayerNorm in one pass; and back, for the gradients of all of them.
 
 Sums over lines are made by programs of so many lines each and added up in a fixed order: a step is the same every time.
 """
@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 EPS = 1e-5
-TILES = 16  # of the backward pass: tiles that one program sums over
+LINES = 32  # of the backward pass: what one program sums over
 
 
 @triton.jit
@@ -30,6 +30,7 @@ def _kept(at, seed, least):
 def _forward(
     x_ptr,
     y_ptr,
+    bias_ptr,
     weight_ptr,
     shift_ptr,
     seed_ptr,
@@ -43,6 +44,7 @@ def _forward(
     least,
     scale,
     ADD: tl.constexpr,
+    BIAS: tl.constexpr,
     DROP: tl.constexpr,
     SHIFT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -55,6 +57,8 @@ def _forward(
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        if BIAS:
+            y += tl.load(bias_ptr + lane, mask=lane < D, other=0.0).to(tl.float32)
         if DROP:
             y = tl.where(_kept(at, tl.load(seed_ptr), least), y * scale, 0.0)
         rounded = (x + y).to(sum_ptr.dtype.element_ty)
@@ -82,30 +86,30 @@ def _backward(
     seed_ptr,
     dx_ptr,
     dy_ptr,
-    dweight_ptr,
-    dshift_ptr,
+    sums_ptr,
     M,
     D,
     least,
     scale,
     ADD: tl.constexpr,
+    BIAS: tl.constexpr,
     DROP: tl.constexpr,
     SHIFT: tl.constexpr,
-    TILES: tl.constexpr,
-    ROWS: tl.constexpr,
+    LINES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    program = tl.program_id(0)
-    lane = tl.arange(0, BLOCK)[None, :]
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    lane = tl.arange(0, BLOCK)
     weight = tl.load(weight_ptr + lane, mask=lane < D, other=0.0).to(tl.float32)
-    dweight = tl.zeros([ROWS, BLOCK], tl.float32)
-    dshift = tl.zeros([ROWS, BLOCK], tl.float32)
-    for tile in range(TILES):
-        row = (program * TILES + tile) * ROWS + tl.arange(0, ROWS)
-        at = row.to(tl.int64)[:, None] * D + lane
-        inside = (row[:, None] < M) & (lane < D)
-        mean = tl.load(mean_ptr + row, mask=row < M, other=0.0)[:, None]
-        rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)[:, None]
+    dweight = tl.zeros([BLOCK], tl.float32)
+    dshift = tl.zeros([BLOCK], tl.float32)
+    dbias = tl.zeros([BLOCK], tl.float32)
+    for line in range(LINES):
+        row = program * LINES + line
+        at = row.to(tl.int64) * D + lane
+        inside = (row < M) & (lane < D)
+        mean = tl.load(mean_ptr + row, mask=row < M, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)
         x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
         dh = tl.load(dh_ptr + at, mask=inside, other=0.0).to(tl.float32)
         normed = tl.where(inside, (x - mean) * rstd, 0.0)
@@ -113,148 +117,106 @@ def _backward(
         if SHIFT:
             dshift += dh
         dn = dh * weight
-        along = tl.sum(dn * normed, 1)[:, None] / D
-        dx = rstd * (dn - tl.sum(dn, 1)[:, None] / D - normed * along)
+        dx = rstd * (dn - tl.sum(dn, 0) / D - normed * (tl.sum(dn * normed, 0) / D))
         if ADD:
             dx += tl.load(dsum_ptr + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        dy = dx
         if DROP:
             dy = tl.where(_kept(at, tl.load(seed_ptr), least), dx * scale, 0.0)
             tl.store(dy_ptr + at, dy.to(dy_ptr.dtype.element_ty), mask=inside)
-    column = tl.arange(0, BLOCK)
-    tl.store(dweight_ptr + program * D + column, tl.sum(dweight, 0), mask=column < D)
+        if BIAS:
+            dbias += tl.where(inside, dy, 0.0)
+    tl.store(sums_ptr + program * D + lane, dweight, mask=lane < D)
     if SHIFT:
-        tl.store(dshift_ptr + program * D + column, tl.sum(dshift, 0), mask=column < D)
+        tl.store(sums_ptr + (programs + program) * D + lane, dshift, mask=lane < D)
+    if BIAS:
+        tl.store(sums_ptr + (2 * programs + program) * D + lane, dbias, mask=lane < D)
 
 
 def add_norm(
-    x_MD: Tensor, y_MD: Tensor | None, weight_D: Tensor, shift_D: Tensor | None = None, *, dropout: float = 0.0
+    x_MD: Tensor,
+    y_MD: Tensor | None,
+    weight_D: Tensor,
+    *,
+    bias_D: Tensor | None = None,
+    shift_D: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """The sum x + dropout(y), and its LayerNorm x weight (+ shift), both in x's type. y None: nothing is added.
+    """The sum x + dropout(y + bias), and its LayerNorm x weight + shift, both in x's type. y None: nothing is added.
 
     The dropout's seed is the generator's next number.
     """
+    apply: Any = _AddNorm.apply
     if y_MD is None:
-        return x_MD, _Norm.apply(x_MD, weight_D, shift_D)
+        assert bias_D is None
+        h_MD: Tensor = apply(x_MD, None, None, weight_D, shift_D, None, 0.0)
+        return x_MD, h_MD
     seed = None
     if dropout:
         seed = torch.randint(-(1 << 31), 1 << 31, (1,), device=x_MD.device, dtype=torch.int64).to(torch.int32)
-    both: tuple[Tensor, Tensor] = _AddNorm.apply(x_MD, y_MD, weight_D, shift_D, seed, dropout)
+    both: tuple[Tensor, Tensor] = apply(x_MD, y_MD, bias_D, weight_D, shift_D, seed, dropout)
     return both
 
 
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, weight: Tensor, shift: Tensor | None, seed: Tensor | None, p: float
-    ) -> tuple[Tensor, Tensor]:
-        total, h, mean, rstd = _run_forward(x.contiguous(), y.contiguous(), weight, shift, seed, p)
+        ctx: Any,
+        x: Tensor,
+        y: Tensor | None,
+        bias: Tensor | None,
+        weight: Tensor,
+        shift: Tensor | None,
+        seed: Tensor | None,
+        p: float,
+    ) -> Any:
+        """The sum and its norm; where nothing is added, the norm alone."""
+        M, D = x.shape
+        x = x.contiguous()
+        total = x if y is None else torch.empty_like(x)
+        h = torch.empty_like(x)
+        mean, rstd = (torch.empty(M, dtype=torch.float32, device=x.device) for _ in range(2))
+        given = {"ADD": y is not None, "BIAS": bias is not None, "DROP": seed is not None, "SHIFT": shift is not None}
+        block = triton.next_power_of_2(D)
+        rows = max(1, 2048 // block)
+        if M:
+            optional = [x if y is None else y.contiguous(), weight if bias is None else bias]
+            rest = [weight if shift is None else shift, mean if seed is None else seed]
+            _forward[(triton.cdiv(M, rows),)](
+                *(x, *optional, weight, *rest, total, h, mean, rstd, M, D, EPS, *_dropping(p)),
+                **given,
+                ROWS=rows,
+                BLOCK=block,
+                num_warps=4 if block <= 2048 else 8,
+            )
         ctx.save_for_backward(total, weight, mean, rstd, seed)
-        ctx.shifted, ctx.p = shift is not None, p
-        return total, h
+        ctx.given, ctx.p = given, p
+        return h if y is None else (total, h)
 
     @staticmethod
-    def backward(ctx: Any, dsum: Tensor, dh: Tensor) -> Any:
-        total, weight, mean, rstd, seed = ctx.saved_tensors
-        dx, dy, dweight, dshift = _run_backward(
-            dsum.contiguous(), dh.contiguous(), total, weight, mean, rstd, seed, ctx.p, ctx.shifted
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight, mean, rstd, seed = ctx.saved_tensors
+        M, D = x.shape
+        dh = grads[-1].contiguous()
+        dsum = grads[0].contiguous() if ctx.given["ADD"] else dh
+        dx = torch.empty_like(x)
+        dy = dx if seed is None else torch.empty_like(x)
+        programs = max(1, triton.cdiv(M, LINES))
+        sums = torch.empty(3, programs, D, dtype=torch.float32, device=x.device)
+        block = triton.next_power_of_2(D)
+        _backward[(programs,)](
+            *(dsum, dh, x, weight, mean, rstd, mean if seed is None else seed, dx, dy, sums, M, D, *_dropping(ctx.p)),
+            **ctx.given,
+            LINES=LINES,
+            BLOCK=block,
+            num_warps=min(8, max(1, block // 512)),
         )
-        return dx, dy, dweight, dshift, None, None
-
-
-class _Norm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, shift: Tensor | None) -> Tensor:
-        x, h, mean, rstd = _run_forward(x.contiguous(), None, weight, shift, None, 0.0)
-        ctx.save_for_backward(x, weight, mean, rstd)
-        ctx.shifted = shift is not None
-        return h
-
-    @staticmethod
-    def backward(ctx: Any, dh: Tensor) -> Any:
-        x, weight, mean, rstd = ctx.saved_tensors
-        dx, _, dweight, dshift = _run_backward(None, dh.contiguous(), x, weight, mean, rstd, None, 0.0, ctx.shifted)
-        return dx, dweight, dshift
-
-
-def _tile(D: int) -> dict[str, int]:
-    """Lines in a tile of about 2,048 numbers, a width that the kernels' sums need as a power of two, warps."""
-    block = triton.next_power_of_2(D)
-    return {"BLOCK": block, "ROWS": max(1, 2048 // block), "num_warps": 4 if block <= 2048 else 8}
+        dweight, dshift, dbias = (
+            sums[i].sum(dim=0) if made else None for i, made in enumerate((True, ctx.given["SHIFT"], ctx.given["BIAS"]))
+        )
+        return dx, dy if ctx.given["ADD"] else None, dbias, dweight, dshift, None, None
 
 
 def _dropping(p: float) -> tuple[int, float]:
     return int(p * (1 << 24)), 1 / (1 - p)
-
-
-def _run_forward(
-    x: Tensor, y: Tensor | None, weight: Tensor, shift: Tensor | None, seed: Tensor | None, p: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    M, D = x.shape
-    total = x if y is None else torch.empty_like(x)
-    h = torch.empty_like(x)
-    mean, rstd = (torch.empty(M, dtype=torch.float32, device=x.device) for _ in range(2))
-    tile = _tile(D)
-    if M:
-        _forward[(triton.cdiv(M, tile["ROWS"]),)](
-            x,
-            x if y is None else y,
-            weight,
-            weight if shift is None else shift,
-            mean if seed is None else seed,
-            total,
-            h,
-            mean,
-            rstd,
-            M,
-            D,
-            EPS,
-            *_dropping(p),
-            ADD=y is not None,
-            DROP=seed is not None,
-            SHIFT=shift is not None,
-            **tile,
-        )
-    return total, h, mean, rstd
-
-
-def _run_backward(
-    dsum: Tensor | None,
-    dh: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    seed: Tensor | None,
-    p: float,
-    shifted: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of x, y, weight and shift."""
-    M, D = x.shape
-    dx = torch.empty_like(x)
-    dy = dx if seed is None else torch.empty_like(x)
-    tile = _tile(D)
-    programs = max(1, triton.cdiv(M, TILES * tile["ROWS"]))
-    dweight, dshift = (torch.empty(programs, D, dtype=torch.float32, device=x.device) for _ in range(2))
-    _backward[(programs,)](
-        dh if dsum is None else dsum,
-        dh,
-        x,
-        weight,
-        mean,
-        rstd,
-        mean if seed is None else seed,
-        dx,
-        dy,
-        dweight,
-        dshift,
-        M,
-        D,
-        *_dropping(p),
-        ADD=dsum is not None,
-        DROP=seed is not None,
-        SHIFT=shifted,
-        TILES=TILES,
-        **tile,
-    )
-    return dx, dy, dweight.sum(dim=0).to(weight.dtype), dshift.sum(dim=0).to(weight.dtype) if shifted else None

@@ -14,22 +14,18 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 512  # columns of a program
-ROWS = 4  # lines it takes at a time
-TILES = 32  # so many times
+LINES = 16  # that it sums over
 
 
 @triton.jit
-def _gelu_backward(
-    dg_ptr, u_ptr, du_ptr, dbias_ptr, M, W, TILES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
+def _gelu_backward(dg_ptr, u_ptr, du_ptr, dbias_ptr, M, W, LINES: tl.constexpr, BLOCK: tl.constexpr):
     """The derivative of u/2 (1 + tanh(c (u + a u^3)))."""
-    program = tl.program_id(1)
-    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    dbias = tl.zeros([ROWS, BLOCK], tl.float32)
-    for tile in range(TILES):
-        row = ((program * TILES + tile) * ROWS + tl.arange(0, ROWS))[:, None]
-        at = row.to(tl.int64) * W + lane
-        inside = (row < M) & (lane < W)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    dbias = tl.zeros([BLOCK], tl.float32)
+    for line in range(LINES):
+        row = tl.program_id(1) * LINES + line
+        at = row.to(tl.int64) * W + column
+        inside = (row < M) & (column < W)
         u = tl.load(u_ptr + at, mask=inside, other=0.0).to(tl.float32)
         dg = tl.load(dg_ptr + at, mask=inside, other=0.0).to(tl.float32)
         square = u * u
@@ -41,18 +37,17 @@ def _gelu_backward(
         du = du.to(du_ptr.dtype.element_ty)
         tl.store(du_ptr + at, du, mask=inside)
         dbias += du.to(tl.float32)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(dbias_ptr + program * W + column, tl.sum(dbias, 0), mask=column < W)
+    tl.store(dbias_ptr + tl.program_id(1) * W + column, dbias, mask=column < W)
 
 
 def gelu_backward(dg_MW: Tensor, u_MW: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of gelu (tanh) at u, and its sum over lines in float32."""
     M, W = u_MW.shape
     du = torch.empty_like(u_MW)
-    programs = max(1, triton.cdiv(M, TILES * ROWS))
+    programs = max(1, triton.cdiv(M, LINES))
     dbias = torch.empty(programs, W, dtype=torch.float32, device=u_MW.device)
     grid = (triton.cdiv(W, BLOCK), programs)
-    _gelu_backward[grid](dg_MW, u_MW, du, dbias, M, W, TILES=TILES, ROWS=ROWS, BLOCK=BLOCK, num_warps=4)
+    _gelu_backward[grid](dg_MW, u_MW, du, dbias, M, W, LINES=LINES, BLOCK=BLOCK, num_warps=4)
     return du, dbias.sum(dim=0)
 
 

@@ -165,4 +165,4 @@ class _RopeNorm(torch.autograd.Function):
 
 def _shape(heads: int, half: int, norm: bool, listed: bool) -> dict[str, Any]:
     blocks = {"BLOCK_H": triton.next_power_of_2(heads), "BLOCK_K": triton.next_power_of_2(half)}
-    return {"NORM": norm, "LISTED": listed, "HEADS": heads, "HALF": half, **blocks, "num_warps": 4}
+    return {"NORM": norm, "LISTED": listed, "HEADS": heads, "HALF": half, **blocks, "num_warps": 2}

@@ -1,12 +1,13 @@
 """For training: one joint projection → rotated queries, rotated keys, values, in one pass; and back, for the gradient.
 
-Custom operators, so that a compiled graph takes them as they are.
+Custom operators where a compiler looks on, so that a graph takes them as they are.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor, library
@@ -58,32 +59,31 @@ def _launch(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tens
     _split_rope[(len(qkv),)](qkv, q, k, v, cos, sin, length, **shape, num_warps=4)
 
 
-@library.custom_op("unmask::split_rope", mutates_args=())
 def split_rope(qkv_MW: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q_MD, k_MD (both rotated) and v_MD of qkv_MW; row m stands at position m % L. cos and sin in float32."""
+    way: Any = _split_op if torch.compiler.is_compiling() else _SplitRope.apply
+    parts: tuple[Tensor, Tensor, Tensor] = way(qkv_MW, cos_LK, sin_LK)
+    return parts
+
+
+def join_rope(q_MD: Tensor, k_MD: Tensor, v_MD: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
+    """The gradient of split_rope."""
+    way: Any = _join_op if torch.compiler.is_compiling() else _join
+    qkv_MW: Tensor = way(q_MD, k_MD, v_MD, cos_LK, sin_LK)
+    return qkv_MW
+
+
+def _split(qkv_MW: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     M, W = qkv_MW.shape
     q, k, v = (qkv_MW.new_empty(M, W // 3) for _ in range(3))
     _launch(qkv_MW.contiguous(), q, k, v, cos_LK, sin_LK, len(cos_LK), back=False)
     return q, k, v
 
 
-@split_rope.register_fake
-def _(qkv_MW: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    M, W = qkv_MW.shape
-    return qkv_MW.new_empty(M, W // 3), qkv_MW.new_empty(M, W // 3), qkv_MW.new_empty(M, W // 3)
-
-
-@library.custom_op("unmask::join_rope", mutates_args=())
-def join_rope(q_MD: Tensor, k_MD: Tensor, v_MD: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
-    """The gradient of split_rope."""
+def _join(q_MD: Tensor, k_MD: Tensor, v_MD: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
     qkv = q_MD.new_empty(len(q_MD), 3 * q_MD.shape[1])
     _launch(qkv, q_MD.contiguous(), k_MD.contiguous(), v_MD.contiguous(), cos_LK, sin_LK, len(cos_LK), back=True)
     return qkv
-
-
-@join_rope.register_fake
-def _(q_MD: Tensor, k_MD: Tensor, v_MD: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
-    return q_MD.new_empty(q_MD.shape[0], 3 * q_MD.shape[1])
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -94,4 +94,21 @@ def _backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Non
     return join_rope(dq, dk, dv, *ctx.saved_tensors), None, None
 
 
-split_rope.register_autograd(_backward, setup_context=_setup)
+class _SplitRope(torch.autograd.Function):
+    forward, setup_context, backward = staticmethod(_split), staticmethod(_setup), staticmethod(_backward)
+
+
+_split_op = library.custom_op("unmask::split_rope", _split, mutates_args=())
+_join_op = library.custom_op("unmask::join_rope", _join, mutates_args=())
+_split_op.register_autograd(_backward, setup_context=_setup)
+
+
+@_split_op.register_fake
+def _(qkv_MW: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    M, W = qkv_MW.shape
+    return qkv_MW.new_empty(M, W // 3), qkv_MW.new_empty(M, W // 3), qkv_MW.new_empty(M, W // 3)
+
+
+@_join_op.register_fake
+def _(q_MD: Tensor, k_MD: Tensor, v_MD: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
+    return q_MD.new_empty(q_MD.shape[0], 3 * q_MD.shape[1])

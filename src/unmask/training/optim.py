@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -48,12 +49,17 @@ def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.A
 class AdamWAndMuon(torch.optim.AdamW):
     """AdamW whose groups with a momentum are Muon's."""
 
+    # torch wraps these so that a compiler leaves them alone, and the wrapper imports it: seconds of every start.
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+    _adamw_step = inspect.unwrap(torch.optim.AdamW.step)
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         groups = self.param_groups
         try:
             self.param_groups = [group for group in groups if not is_muon(group)]
-            super().step(closure)
+            self._adamw_step(closure)
         finally:
             self.param_groups = groups
         self.step_muon(scale=1.0, nonfinite=getattr(self, "found_inf", None))

@@ -111,7 +111,7 @@ class InRows:
             from unmask.kernels.split_rope import split_rope
 
             parts = split_rope(qkv_MW, self.rope[0].squeeze(1), self.rope[1].squeeze(1))
-            q, k, v = (y.unflatten(-1, (block.heads, -1)) for y in parts)
+            q, k, v = (y.view(len(y), block.heads, -1) for y in parts)
             return block.normed(q, k, v)
         q, k, v = (y.unflatten(-1, (block.heads, -1)) for y in qkv_MW.chunk(3, dim=-1))
         return block.normed(rotate(q, self.rope), rotate(k, self.rope), v)

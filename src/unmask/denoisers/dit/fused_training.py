@@ -43,31 +43,36 @@ def fused_training_trunk(net: DiTNetwork, z: Tensor, flat_N: Tensor, rows: Ragge
     else:
         see = InRows(net.rope_table(rows.shape[1]), rows, net.causal)
     last = see.keeping(Keep(Lines(), flat_N))
-    y: Tensor | None = None
+    pending: Branch = (None, None)
     for i, block in enumerate(net.layers):
         now = last if i == len(net.layers) - 1 else see
         if net.checkpoint_activations:
-            x, y = checkpoint(_run, block, x, y, c, now, use_reentrant=False)
+            x, pending = checkpoint(_run, block, x, pending, c, now, use_reentrant=False)
         else:
-            x, y = _run(block, x, y, c, now)
+            x, pending = _run(block, x, pending, c, now)
     shift, scale = (None, None) if net.modulation is None or c is None else net.modulation(c)[0].float().chunk(2)
-    return add_norm(x, y, _scaled(net.norm.weight, scale), shift, dropout=net.dropout if net.training else 0.0)[1]
+    y, bias = pending
+    how = {"bias_D": bias, "shift_D": shift}
+    return add_norm(x, y, _scaled(net.norm.weight, scale), **how, dropout=net.dropout if net.training else 0.0)[1]
 
 
-def _run(block: Block, x: Tensor, y: Tensor | None, c: Tensor | None, see: Attention) -> tuple[Tensor, Tensor | None]:
-    stream = TrainingStream(block, x, y, c)
+Branch = tuple[Tensor | None, Tensor | None]  # a product y_MD and its bias, still to be added
+
+
+def _run(block: Block, x: Tensor, pending: Branch, c: Tensor | None, see: Attention) -> tuple[Tensor, Branch]:
+    stream = TrainingStream(block, x, pending, c)
     run_block(block, stream, see)
-    return stream.x, stream.y
+    return stream.x, stream.pending
 
 
 class TrainingStream:
-    """The residual stream x_MD, and the branch y_MD that is still to be added to it.
+    """The residual stream x_MD, and the branch that is still to be added to it.
 
     One condition for all lines is part of the weights: a norm's scale and a branch's gate are factors of them.
     """
 
-    def __init__(self, block: Block, x: Tensor, y: Tensor | None, c: Tensor | None) -> None:
-        self.x, self.y = x, y
+    def __init__(self, block: Block, x: Tensor, pending: Branch, c: Tensor | None) -> None:
+        self.x, self.pending = x, pending
         self.dropout = block.dropout if block.training else 0.0
         self.modulation: tuple[Tensor | None, ...] = (None,) * 6
         if block.modulation is not None and c is not None:
@@ -75,8 +80,10 @@ class TrainingStream:
 
     def norm(self, norm: Norm, branch: int) -> Tensor:
         shift, scale = self.modulation[3 * branch : 3 * branch + 2]
-        self.x, h = add_norm(self.x, self.y, _scaled(norm.weight, scale), shift, dropout=self.dropout)
-        self.y = None
+        y, bias = self.pending
+        how = {"bias_D": bias, "shift_D": shift}
+        self.x, h = add_norm(self.x, y, _scaled(norm.weight, scale), **how, dropout=self.dropout)
+        self.pending = (None, None)
         return h
 
     def hidden(self, linear: nn.Linear, h: Tensor) -> Tensor:
@@ -88,10 +95,10 @@ class TrainingStream:
     def add(self, linear: nn.Linear, h: Tensor, branch: int) -> None:
         gate = self.modulation[3 * branch + 2]
         if gate is None:
-            self.y = linear(h)
+            self.pending = F.linear(h, linear.weight), linear.bias
         else:
             bias = None if linear.bias is None else gate * linear.bias
-            self.y = F.linear(h, gate[:, None] * linear.weight, bias)
+            self.pending = F.linear(h, gate[:, None] * linear.weight), bias
 
 
 def _scaled(weight_D: Tensor, scale_D: Tensor | None) -> Tensor:
