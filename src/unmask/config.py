@@ -18,7 +18,7 @@ from typing import Any, Literal, Union
 
 from unmask.corpora import Corpus
 from unmask.corpora.stdlib import Stdlib
-from unmask.data.rows import Anchor
+from unmask.data.rows import Anchor, Windows
 from unmask.denoisers import Denoiser
 from unmask.denoisers.dit import DiT
 from unmask.errors import ConfigError, did_you_mean
@@ -43,6 +43,7 @@ class DataConfig:
     valid: Corpus | None = None  # None: a part of train's documents is held out, chosen by their content
     held_out: float = 0.02
     packing: Literal["wrap", "pad", "sentence"] = "wrap"
+    windows: Windows = "fixed"  # shifted: from the second epoch on, wrap's stream is cut into rows at other places
     # Fixed tokens that frame each row of pad and sentence; auto: both, where the denoiser sees both sides of a token.
     anchor: Literal["auto", "none", "begin", "both"] = came_later("auto", before="none")
     length: int = 256
@@ -158,6 +159,8 @@ class RunConfig:
         self.objective.check(self.denoiser)
         if self.data.packing == "wrap" and self.data.anchor not in ("auto", "none"):
             raise ConfigError("data.anchor frames rows of the packings pad and sentence: leave it out, or set packing")
+        if self.data.packing != "wrap" and self.data.windows != "fixed":
+            raise ConfigError("data.windows shifts rows of the packing wrap, others hold whole texts: leave it out")
         if self.denoiser.causal and self.data.anchor == "both":
             raise ConfigError("data.anchor = both tells where a text ends, which autoregression must learn: use begin")
 
