@@ -117,7 +117,7 @@ class RunConfig:
     objective: Objective = MDLM()
     optim: OptimConfig = OptimConfig()
     drawing: Drawing = Drawing()  # how the model draws tokens where nobody says otherwise
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"  # auto: bf16 on a GPU that has it; the run writes which
     compile: bool = False
     checkpoint_activations: bool = False
     log_every: int = 10
@@ -199,8 +199,8 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if (path / RECIPE_FILE).is_file():  # a run is where its folder is, also when it was moved
         return _read_table(path / RECIPE_FILE) | {"out": str(path)}
-    if not path.is_file() and not path.suffix and path.name == str(path) != ".":
-        path = _built_in(path.name)
+    if not path.exists() and not path.suffix and path.name == str(path):
+        path = built_in_recipe(path.name)
     if path.is_file() and path.suffix not in (".toml", ".json"):
         raise ConfigError(
             f"{path} is no recipe, which is a TOML or JSON file; to train on a text: "
@@ -209,7 +209,12 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     return _over_base(path, _read_table(path))
 
 
-def _built_in(name: str) -> Path:
+def built_in_recipe(name: str) -> Path:
+    """The file of a built-in recipe, whatever is called so in the current folder.
+
+    >>> built_in_recipe("fast").name
+    'fast.toml'
+    """
     built_in = Path(__file__).parent / "recipes" / f"{name}.toml"
     if not built_in.exists():
         known = sorted(p.stem for p in built_in.parent.glob("*.toml"))
@@ -256,7 +261,7 @@ def _base_file(path: Path, base: object) -> Path:
         return path.parent / Path(base).expanduser()
     if Path(base).suffix or Path(base).name != base:
         raise ConfigError(f"{BASE} = {base!r} is no TOML or JSON file, which a recipe is")
-    return _built_in(base)
+    return built_in_recipe(base)
 
 
 def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
