@@ -171,7 +171,9 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(tmp_path: Path, make_config
 
 @pytest.mark.parametrize("packing", ["pad", "sentence"])
 def test_other_packings_have_no_windows(packing: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^data\.windows shifts rows of the packing wrap, others hold whole texts"):
+    with pytest.raises(
+        ConfigError, match=r"^only rows of the packing wrap are shifted, .*: set data\.windows = fixed$"
+    ):
         RunConfig(data=DataConfig(packing=packing, windows="shifted"))
     rows = pack_texts(["one text", "another"], load_tokenizer("bytes"), packing, 16)
     with pytest.raises(UsageError, match=f"packing '{packing}' hold whole texts"):

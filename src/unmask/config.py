@@ -160,7 +160,9 @@ class RunConfig:
         if self.data.packing == "wrap" and self.data.anchor not in ("auto", "none"):
             raise ConfigError("data.anchor frames rows of the packings pad and sentence: leave it out, or set packing")
         if self.data.packing != "wrap" and self.data.windows != "fixed":
-            raise ConfigError("data.windows shifts rows of the packing wrap, others hold whole texts: leave it out")
+            raise ConfigError(
+                "only rows of the packing wrap are shifted, others hold whole texts: set data.windows = fixed"
+            )
         if self.denoiser.causal and self.data.anchor == "both":
             raise ConfigError("data.anchor = both tells where a text ends, which autoregression must learn: use begin")
 
@@ -258,7 +260,7 @@ def _base_file(path: Path, base: object) -> Path:
     if not isinstance(base, str) or not base:
         raise ConfigError(f"{BASE} must be a built-in recipe's name or the path of a TOML or JSON file, got {base!r}")
     if Path(base).suffix in (".toml", ".json"):
-        return path.parent / Path(base).expanduser()
+        return path.parent / base
     if Path(base).suffix or Path(base).name != base:
         raise ConfigError(f"{BASE} = {base!r} is no TOML or JSON file, which a recipe is")
     return built_in_recipe(base)
