@@ -132,6 +132,13 @@ def test_a_base_is_found_from_the_file_that_says_it(tmp_path: Path, monkeypatch:
     assert load_config(write(tmp_path, demo='base = "demo"\nkeep = 5')).keep == 5
 
 
+def test_what_a_base_gives_can_be_taken_out(tmp_path: Path) -> None:
+    """TOML has no word for none; JSON and the command line have."""
+    (tmp_path / "own.json").write_text('{"base": "stories", "data": {"valid": null}}', encoding="utf-8")
+    assert load_config(tmp_path / "own.json") == load_config("stories", {"data.valid": "none"})
+    assert load_config(tmp_path / "own.json").data.valid is None
+
+
 def test_the_command_line_overrides_what_the_base_says(tmp_path: Path) -> None:
     path = write(tmp_path, own='base = "demo"\n[objective]\nnoise = { name = "polynomial", power = 3.0 }')
     assert load_config(path, {"objective.noise.power": "4"}).objective == MDLM(noise=Polynomial(power=4.0))
