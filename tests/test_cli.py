@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -93,8 +94,12 @@ def test_options_lists_what_can_be_overridden(capsys: Capture, tmp_path: Path) -
     assert run(["train", "--options"]) == 0
     keys = dict(line.removeprefix("--").split()[:2] for line in capsys.readouterr().out.splitlines())
     (tmp_path / "empty.toml").write_text("", encoding="utf-8")
-    assert load_config(tmp_path / "empty.toml", keys) == load_config(tmp_path / "empty.toml")
+    assert load_config(tmp_path / "empty.toml", keys) == load_config("fast")
     assert keys["optim.betas"] == "0.9,0.95"
+    # of another recipe, with what is typed beside it
+    assert run(["train", "paper", "--options", "--objective", "d3pm"]) == 0
+    keys = dict(line.removeprefix("--").split()[:2] for line in capsys.readouterr().out.splitlines())
+    assert load_config(tmp_path / "empty.toml", keys) == load_config("paper", {"objective": "d3pm"})
 
 
 # --- train, eval ------------------------------------------------------------------------------------------------------
@@ -129,6 +134,26 @@ def test_a_run_folder_that_was_moved_goes_on_where_it_is(recipe: Path, tmp_path:
     assert run(["train", str(tmp_path / "moved"), "--resume", "--steps", "4", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "moved")
     assert not (tmp_path / "run").exists()
+
+
+def test_train_without_a_recipe_is_fast(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fast = load_config("fast")
+    (tmp_path / "fast").mkdir()  # somebody's run of that name is another one
+    (tmp_path / "fast" / "recipe.json").write_text(json.dumps(to_dict(load_config("demo"))), encoding="utf-8")
+    small = {"steps": "1", "batch": "4", "valid_rows": "4", "data.length": "16", "denoiser.blocks": "1"}
+    small |= {"data.train": "text", "data.train.path": str(corpus_file), "denoiser.hidden": "16", "sample_every": "0"}
+    words = [word for key, value in small.items() for word in (f"--{key}", value)]
+    assert run(["train", *words, "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{fast.out}\n"
+    assert "parameters on cpu in fp32" in err
+    written = json.loads(Path(out.strip(), "recipe.json").read_text())
+    shutil.rmtree(tmp_path / "fast")
+    assert written == json.loads(json.dumps(to_dict(load_config("fast", small)))) | {"precision": "fp32"}
+    assert run(["train", "--resume", *words, "--steps", "2", "--device", "cpu"]) == 0
 
 
 def test_train_takes_typed_overrides(recipe: Path, tmp_path: Path, capsys: Capture) -> None:

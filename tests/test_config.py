@@ -154,7 +154,7 @@ configs = st.builds(
         schedule=st.sampled_from(["constant", "cosine", "wsd"]),
         ema=st.floats(0, 1, exclude_max=True),
     ),
-    precision=st.sampled_from(["fp32", "bf16"]),
+    precision=st.sampled_from(["auto", "fp32", "bf16"]),
     compile=st.booleans(),
     keep=st.integers(1, 9),
 )

@@ -20,13 +20,16 @@ Ints = NDArray[np.int64]
 class Numbers:
     """Rows that hold their own index; from `breaks` on they cannot be read."""
 
+    length = 3
+
     def __init__(self, num: int, breaks: int | None = None) -> None:
         self.num, self.breaks = num, breaks
 
     def __len__(self) -> int:
         return self.num
 
-    def take(self, indices: Ints) -> RowBatch:
+    def take(self, indices: Ints, shift: Ints | None = None) -> RowBatch:
+        assert shift is None  # nobody asked for it
         if self.breaks is not None and (indices >= self.breaks).any():
             raise DataError("this row is broken")
         x = np.repeat(indices[:, None], 3, axis=1)

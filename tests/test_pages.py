@@ -58,7 +58,7 @@ def test_a_command_that_is_quoted_parses(line: str, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(importlib.import_module(f"unmask.cli.{COMMANDS[words[0]]}"), "run", run)
     assert cli.run(words) == 0
-    if words[0] == "train" and words[1] == "demo":
+    if words[:2] == ["train", "demo"]:
         load_config("demo", parsed[0].overrides)
 
 

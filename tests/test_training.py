@@ -25,7 +25,7 @@ import unmask.denoisers.dit
 import unmask.training.loop
 import unmask.training.state
 from tiny import PLAIN
-from unmask.config import OptimConfig, RunConfig
+from unmask.config import OptimConfig, RunConfig, load_config
 from unmask.corpora.jsonl import Jsonl
 from unmask.corpora.text import Text
 from unmask.data.batch import make_batch
@@ -33,6 +33,7 @@ from unmask.data.packing import build_rows
 from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
 from unmask.denoisers.network import Network
+from unmask.devices import pick_precision
 from unmask.distributed.world import World
 from unmask.errors import ConfigError, DataError, ModelFolderError, NonFiniteError, UsageError
 from unmask.evaluation.bound import Bound
@@ -388,6 +389,35 @@ def test_bf16_trains_with_float32_weights(tmp_path: Path, make_config: Any, reco
     rough = one_step(make_config(tmp_path / "s", precision="bf16"))
     assert rough[0] != exact[0]  # it is really computed in another precision
     assert rough[0] == pytest.approx(exact[0], rel=0.02)
+
+
+def test_precision_is_chosen_once(tmp_path: Path, make_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the device a run begins on; what it has written decides from then on, also where another would be chosen."""
+    auto = make_config(tmp_path / "plain", precision="auto", steps=2)
+    train(auto, device="cpu")
+    assert load_config(tmp_path / "plain").precision == "fp32"
+    train(dataclasses.replace(auto, steps=3), resume=True, device="cpu")  # chosen again, the same
+    train(make_config(tmp_path / "whole", precision="bf16"), device="cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(unmask.training.state, "pick_precision", lambda name, device: "bf16")  # as on a GPU
+        train(make_config(tmp_path / "r", precision="auto", steps=4), device="cpu")
+    assert load_config(tmp_path / "r").precision == "bf16"
+    train(load_config(tmp_path / "r", {"steps": 12}), resume=True, device="cpu")
+    assert_same(weights(tmp_path / "r"), weights(tmp_path / "whole"))
+    with pytest.raises(ConfigError, match=r"^precision is 'fp32', the run in .* has 'bf16'; it cannot change"):
+        train(make_config(tmp_path / "r", precision="auto", steps=14), resume=True, device="cpu")
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_gpu_computes_in_bf16_where_it_has_it(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+    def supported(*, including_emulation: bool) -> bool:
+        return native or including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    assert pick_precision("auto", torch.device("cuda", 1)) == ("bf16" if native else "fp32")
+    assert pick_precision("auto", torch.device("mps")) == pick_precision("auto", torch.device("cpu")) == "fp32"
+    assert pick_precision("fp32", torch.device("cuda")) == "fp32"
 
 
 # --- what is not a number ---------------------------------------------------------------------------------------------

@@ -18,13 +18,13 @@ from typing import Any, Literal, Union
 
 from unmask.corpora import Corpus
 from unmask.corpora.stdlib import Stdlib
-from unmask.data.rows import Anchor
+from unmask.data.rows import Anchor, Windows
 from unmask.denoisers import Denoiser
 from unmask.denoisers.dit import DiT
 from unmask.errors import ConfigError, did_you_mean
 from unmask.objectives import Objective
 from unmask.objectives.mdlm import MDLM
-from unmask.reader import CLASS
+from unmask.reader import CLASS, overlay
 from unmask.reader import Word as Word
 from unmask.reader import from_dict as from_dict
 from unmask.reader import to_dict as to_dict
@@ -32,6 +32,7 @@ from unmask.registry import came_later, check_fields
 from unmask.samplers.drawing import Drawing
 
 RECIPE_FILE = "recipe.json"  # what a run writes into its folder
+BASE = "base"  # the recipe that a recipe is laid over; a run's own names none, it says everything
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,7 @@ class DataConfig:
     valid: Corpus | None = None  # None: a part of train's documents is held out, chosen by their content
     held_out: float = 0.02
     packing: Literal["wrap", "pad", "sentence"] = "wrap"
+    windows: Windows = "fixed"  # shifted: from the second epoch on, wrap's stream is cut into rows at other places
     # Fixed tokens that frame each row of pad and sentence; auto: both, where the denoiser sees both sides of a token.
     anchor: Literal["auto", "none", "begin", "both"] = came_later("auto", before="none")
     length: int = 256
@@ -115,7 +117,7 @@ class RunConfig:
     objective: Objective = MDLM()
     optim: OptimConfig = OptimConfig()
     drawing: Drawing = Drawing()  # how the model draws tokens where nobody says otherwise
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"  # auto: bf16 on a GPU that has it; the run writes which
     compile: bool = False
     checkpoint_activations: bool = False
     log_every: int = 10
@@ -157,6 +159,10 @@ class RunConfig:
         self.objective.check(self.denoiser)
         if self.data.packing == "wrap" and self.data.anchor not in ("auto", "none"):
             raise ConfigError("data.anchor frames rows of the packings pad and sentence: leave it out, or set packing")
+        if self.data.packing != "wrap" and self.data.windows != "fixed":
+            raise ConfigError(
+                "only rows of the packing wrap are shifted, others hold whole texts: set data.windows = fixed"
+            )
         if self.denoiser.causal and self.data.anchor == "both":
             raise ConfigError("data.anchor = both tells where a text ends, which autoregression must learn: use begin")
 
@@ -189,22 +195,36 @@ class RunConfig:
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
-    """The plain data of a recipe: a TOML or JSON file, a built-in one by its name, or a run's folder."""
+    """The plain data of a recipe, laid over its `base`: a TOML or JSON file, a built-in one by its name, or a run's
+    folder.
+    """
     path = Path(path)
-    run = path if (path / RECIPE_FILE).is_file() else None
-    if run is not None:
-        path = run / RECIPE_FILE
+    if (path / RECIPE_FILE).is_file():  # a run is where its folder is, also when it was moved
+        return _read_table(path / RECIPE_FILE) | {"out": str(path)}
     if not path.exists() and not path.suffix and path.name == str(path):
-        built_in = Path(__file__).parent / "recipes" / f"{path}.toml"
-        if not built_in.exists():
-            known = [p.stem for p in built_in.parent.glob("*.toml")]
-            raise ConfigError(f"no recipe file or built-in recipe {str(path)!r}; {did_you_mean(str(path), known)}")
-        path = built_in
+        path = built_in_recipe(path.name)
     if path.is_file() and path.suffix not in (".toml", ".json"):
         raise ConfigError(
             f"{path} is no recipe, which is a TOML or JSON file; to train on a text: "
             f"unmask train demo --data.train text --data.train.path {path}"
         )
+    return _over_base(path, _read_table(path))
+
+
+def built_in_recipe(name: str) -> Path:
+    """The file of a built-in recipe, whatever is called so in the current folder.
+
+    >>> built_in_recipe("fast").name
+    'fast.toml'
+    """
+    built_in = Path(__file__).parent / "recipes" / f"{name}.toml"
+    if not built_in.exists():
+        known = sorted(p.stem for p in built_in.parent.glob("*.toml"))
+        raise ConfigError(f"no recipe file or built-in recipe {name!r}; {did_you_mean(name, known)}")
+    return built_in
+
+
+def _read_table(path: Path) -> dict[str, Any]:
     try:
         raw = path.read_text(encoding="utf-8")
         data = json.loads(raw) if path.suffix == ".json" else tomllib.loads(raw)
@@ -214,7 +234,36 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {e}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a recipe is a table of options")
-    return data if run is None else data | {"out": str(run)}  # a run is where its folder is, also when it was moved
+    return data
+
+
+def _over_base(path: Path, data: dict[str, Any], above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A recipe's data with what its base says beside it, and the base's base; above: the files that led here."""
+    if BASE not in data:
+        return data
+    chain, base = (*above, path), data[BASE]
+    try:
+        found = _base_file(path, base)
+        if found.resolve() in [file.resolve() for file in chain]:
+            chain += (found,)
+            raise ConfigError("the bases lead around in a circle: take one of them out")
+        under = _read_table(found)
+    except ConfigError as e:
+        raise ConfigError(f"{' → '.join(map(str, chain))}: {e}") from None
+    own = {key: value for key, value in data.items() if key != BASE}
+    merged: dict[str, Any] = overlay(RunConfig, _over_base(found, under, chain), own)
+    return merged
+
+
+def _base_file(path: Path, base: object) -> Path:
+    """What the recipe in `path` calls its base: a file beside it, or a built-in recipe."""
+    if not isinstance(base, str) or not base:
+        raise ConfigError(f"{BASE} must be a built-in recipe's name or the path of a TOML or JSON file, got {base!r}")
+    if Path(base).suffix in (".toml", ".json"):
+        return path.parent / base
+    if Path(base).suffix or Path(base).name != base:
+        raise ConfigError(f"{BASE} = {base!r} is no TOML or JSON file, which a recipe is")
+    return built_in_recipe(base)
 
 
 def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:

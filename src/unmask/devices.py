@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -44,6 +45,20 @@ def pick_dtype(name: str | torch.dtype | None, device: torch.device) -> torch.dt
     if dtype == torch.float64 and device.type == "mps":
         raise UsageError("mps has no float64; use fp32")
     return dtype or torch.float32
+
+
+def pick_precision(name: Literal["auto", "fp32", "bf16"], device: torch.device) -> Literal["fp32", "bf16"]:
+    """What a run computes in. auto: bf16 where the device's matrix units have it, a GPU's; elsewhere it is no faster.
+
+    >>> pick_precision("auto", torch.device("cpu")), pick_precision("bf16", torch.device("cpu"))
+    ('fp32', 'bf16')
+    """
+    if name != "auto":
+        return name
+    if device.type != "cuda":
+        return "fp32"
+    with torch.cuda.device(device):
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
 
 
 def put(tensor: Tensor, device: torch.device) -> Tensor:

@@ -125,6 +125,39 @@ def from_dict(kind: Any, data: Any, where: str = "", *, default: Any = None, sav
     return _plain(kind, data, where)
 
 
+def overlay(kind: Any, base: Any, own: Any, *, default: Any = None) -> Any:
+    """The plain data of `kind` with other data of it laid over, key by key: a recipe over its base.
+
+    Naming another plug-in replaces the table, so that the old one's options do not linger; a table without a name means
+    the base's plug-in, or `default` where the base names none either.
+
+    >>> from unmask.noise import Noise
+    >>> overlay(Noise, {"name": "polynomial", "power": 3.0}, {"power": 2.0})
+    {'name': 'polynomial', 'power': 2.0}
+    >>> overlay(Noise, {"name": "polynomial", "power": 3.0}, "cosine")
+    'cosine'
+    """
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        kind = next((member for member in typing.get_args(kind) if _is_table(member)), kind)
+    if hasattr(kind, "room"):
+        base, named = ({"name": data} if isinstance(data, str) else data for data in (base, own))
+        if not isinstance(base, dict) or not isinstance(named, dict):
+            return own
+        name = base.get("name", None if default is None else kind.room.name_of(default))
+        if named.get("name", name) != name:
+            return own
+        own, kind = named, kind.room.get(name) if name in kind.room.names() else None  # else reading it tells
+    if not dataclasses.is_dataclass(kind) or not isinstance(base, dict) or not isinstance(own, dict):
+        return own
+    hints = typing.get_type_hints(kind)
+    defaults = {f.name: None if f.default is dataclasses.MISSING else f.default for f in dataclasses.fields(kind)}
+    both = {key for key in own if key in base and key in hints}
+    return base | {
+        key: overlay(hints[key], base[key], value, default=defaults[key]) if key in both else value
+        for key, value in own.items()
+    }
+
+
 def _union(kind: Any, data: Any, where: str, default: Any, saved: bool) -> Any:
     """The first member that takes the data; where none does, what the only likely one says of it."""
     members = [member for member in typing.get_args(kind) if member is not type(None)]

@@ -77,6 +77,12 @@ def test_a_resumed_run_goes_on_where_it_stopped(config: RunConfig, tmp_path: Pat
     assert rest.losses == pytest.approx(want, rel=2e-2 if options else 1e-4)
 
 
+def test_precision_is_the_gpus(config: RunConfig) -> None:
+    run(dataclasses.replace(config, precision="auto", steps=2), "cuda")
+    native = torch.cuda.get_device_capability() >= (8, 0)  # matrix units for bf16 came with Ampere
+    assert json.loads((Path(config.out) / "recipe.json").read_text())["precision"] == ("bf16" if native else "fp32")
+
+
 def test_a_loss_that_is_no_number_stops_the_run(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = MDLM.loss, [0]
 

@@ -25,6 +25,7 @@ from worlds import (
     losses,
     make_config,
     one_step,
+    windows,
     write_text,
 )
 
@@ -47,7 +48,7 @@ def worked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("worlds")
     write_text(folder)
     start(4, str(WORKER), str(folder), "gradients,losses,resume,reshard,muon")
-    start(2, str(WORKER), str(folder), "gradients,losses,resume,learned,ends,reshard,fallback,nonfinite,errors")
+    start(2, str(WORKER), str(folder), "gradients,losses,resume,learned,ends,reshard,fallback,windows,nonfinite,errors")
     return folder
 
 
@@ -89,6 +90,13 @@ def test_twenty_steps_are_the_same(worked: Path, alone: Any, size: int, way: str
     assert {int(k): v for k, v in first["losses"].items()} == pytest.approx(alone["losses"], rel=1e-4)
     assert {int(k): v for k, v in first["bounds"].items()} == pytest.approx(alone["bounds"], rel=1e-4)
     assert all(not other["losses"] for other in others)  # only the first process talks
+
+
+def test_shifted_windows_are_the_same(worked: Path) -> None:
+    alone, fixed = (losses(windows(worked, f"alone-{how}", how))["losses"] for how in ("shifted", "fixed"))
+    first = found(worked, "windows-2")[0]["losses"]
+    assert {int(k): v for k, v in first.items()} == pytest.approx(alone, rel=1e-4)
+    assert {step for step in alone if alone[step] != fixed[step]} == set(range(6, 21))  # from the second epoch on
 
 
 @pytest.mark.parametrize("size", [2, 4])

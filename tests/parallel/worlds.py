@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import learned_power
 import torch
@@ -102,6 +102,14 @@ def make_config(folder: Path, name: str, kind: str = "count", **changes: Any) ->
 def write_text(folder: Path) -> None:
     rows = (f"{i * i % 97}: the cat sat"[: 8 + i * 7 % 15] for i in range(160))
     (folder / "text.jsonl.txt").write_text("|".join(rows), encoding="utf-8")
+
+
+def windows(folder: Path, name: str, how: Literal["fixed", "shifted"] = "shifted") -> RunConfig:
+    """A run of three epochs of one stream."""
+    config = make_config(folder, name, steps=20)
+    return dataclasses.replace(
+        config, data=dataclasses.replace(config.data, packing="wrap", windows=how, length=48, held_out=0.1)
+    )
 
 
 def one_step(config: RunConfig, world: World, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -330,6 +338,8 @@ def main() -> None:
             stopped = make_config(folder, "muon-stopped", parallel="fsdp", **MUON)
             losses(stopped, stop_at=6)
             leave("muon-resumed", losses(stopped, resume=True))
+        if "windows" in asked:
+            leave("windows", losses(windows(folder, f"windows-{world.size}")))
         if "compile" in asked:
             for way, precision in COMPILED:
                 changes = {"precision": precision, "checkpoint_activations": True, "compile": True}

@@ -135,7 +135,8 @@ class TrainProgress(Callback):
         say(f"train: {info['train']}")
         say(f"valid: {info['valid']}")
         several = "" if info["processes"] == 1 else f" × {info['processes']} processes ({info['parallel']})"
-        say(f"model: {info['parameters'] / 1e6:.2f}M parameters on {info['device']}{several}, run folder {config.out}")
+        where = f"on {info['device']}{several} in {config.precision}"
+        say(f"model: {info['parameters'] / 1e6:.2f}M parameters {where}, run folder {config.out}")
         for reason in info["skipped"]:
             say(f"passed over: {reason}")
         if info["resumed_step"]:

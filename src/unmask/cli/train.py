@@ -1,9 +1,11 @@
 """Train a model from a recipe.
 
-RECIPE is a TOML or JSON file, the name of a built-in recipe, or a run's folder (with --resume).
+RECIPE is a TOML or JSON file, the name of a built-in recipe (unmask recipes lists them), or a run's folder (with
+--resume); left out, it is the recipe fast. A recipe with base = "fast" changes what it says and keeps the rest.
 Every option of a recipe can be given as --KEY VALUE, dots for the inner ones; plug-ins are given by name.
 
 Example:
+  unmask train --data.train text --data.train.path texts/ --tokenizer bpe:16384 --out runs/texts
   unmask train demo --out runs/try --steps 500 --optim.lr 1e-3 --objective.noise cosine
   unmask train runs/try --resume
   unmask train demo --nproc 4 --parallel fsdp
@@ -14,27 +16,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from typing import TYPE_CHECKING
 
 from unmask.cli import _processes
+
+if TYPE_CHECKING:
+    from unmask.config import RunConfig
 
 TAKES_OVERRIDES = True
 
 
-class _ShowOptions(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from unmask.config import RunConfig, option_choices, option_paths
-
-        choices = option_choices(RunConfig())
-        for key, value in option_paths(RunConfig()).items():
-            values = value if isinstance(value, list) else [value]
-            default = ",".join("none" if v is None else json.dumps(v).strip('"') for v in values)
-            among = f"  ({', '.join(choices[key])})" if key in choices else ""
-            print(f"--{key:<28} {default}{among}")
-        parser.exit()
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="a recipe file, a built-in recipe's name, or a run's folder")
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        help="a recipe file, a built-in recipe's name, or a run's folder (default: the recipe fast)",
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the run in the recipe's out folder")
     parser.add_argument("--init", metavar="DIR", help="begin with the weights of this model")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
@@ -47,14 +44,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --nproc: begin again from the last checkpoint up to N times",
     )
     parser.add_argument("--json", action="store_true", help="print this call's best validation as one JSON object")
-    parser.add_argument("--options", action=_ShowOptions, nargs=0, help="list every --KEY with its default and choices")
+    parser.add_argument("--options", action="store_true", help="list every --KEY with the recipe's value and choices")
+
+
+def _config(args: argparse.Namespace) -> RunConfig:
+    from unmask.config import built_in_recipe, load_config
+
+    return load_config(args.recipe or built_in_recipe("fast"), args.overrides)
+
+
+def _print_options(args: argparse.Namespace) -> None:
+    from unmask.config import option_choices, option_paths
+
+    config = _config(args)
+    choices = option_choices(config)
+    for key, value in option_paths(config).items():
+        values = value if isinstance(value, list) else [value]
+        spelled = ",".join("none" if v is None else json.dumps(v).strip('"') for v in values)
+        among = f"  ({', '.join(choices[key])})" if key in choices else ""
+        print(f"--{key:<28} {spelled}{among}")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.options:
+        _print_options(args)
+        return 0
     if _processes.launched(args, max_restarts=args.max_restarts):
         return 0
     from unmask.cli._terminal import TrainProgress
-    from unmask.config import load_config
     from unmask.evaluation.bound import Bound
     from unmask.training.callbacks import Callback
     from unmask.training.loop import train
@@ -66,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             if step and not (best and best[0].nats_per_token <= bound.nats_per_token):
                 best[:] = [bound]
 
-    config = load_config(args.recipe, args.overrides)
+    config = _config(args)
     train(
         config,
         callbacks=[TrainProgress(), Remember()],

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from unmask.data.rows import Ints, RowBatch
+from unmask.data.rows import Ints, RowBatch, Windows
 from unmask.errors import DataError, UsageError
 
 _ROUNDS = 6
@@ -20,25 +20,30 @@ _ROUNDS = 6
 class SupportsTake(Protocol):
     """What the loader needs of `unmask.data.packing.Rows`."""
 
+    length: int
+
     def __len__(self) -> int: ...
 
-    def take(self, indices: Ints) -> RowBatch: ...
+    def take(self, indices: Ints, shift: Ints | None = None) -> RowBatch: ...
 
 
 class Loader:
     """Row i of step s is element s·batch + i of an endless chain of epochs, each its own permutation of the rows.
+
+    windows: "shifted" cuts the stream of the packing `wrap` at other places in each epoch after the first, so that a
+    text which is read many times is not always read in the same rows; see `window_shifts` and `Rows.take`.
 
     >>> loader = Loader(rows, batch=64, seed=0)  # doctest: +SKIP
     >>> loader.fetch(step=1000, lo=0, hi=32).x.shape  # half of it  # doctest: +SKIP
     (32, 256)
     """
 
-    def __init__(self, rows: SupportsTake, batch: int, seed: int) -> None:
+    def __init__(self, rows: SupportsTake, batch: int, seed: int, windows: Windows = "fixed") -> None:
         if batch < 1:
             raise UsageError(f"a batch has at least 1 row, got {batch}")
         if len(rows) < 1:
             raise DataError("there are no rows to load; give more text or a smaller length")
-        self.rows, self.batch, self.seed = rows, batch, seed
+        self.rows, self.batch, self.seed, self.windows = rows, batch, seed, windows
 
     def indices(self, step: int) -> Ints:
         """The rows of the global batch of this step.
@@ -46,14 +51,17 @@ class Loader:
         >>> Loader(rows, batch=4, seed=0).indices(7)  # doctest: +SKIP
         array([ 12, 803, 255,  41])
         """
-        return self._indices(step, 0, self.batch)
+        return self._order(step, 0, self.batch)[0]
 
     def fetch(self, step: int, lo: int = 0, hi: int | None = None) -> RowBatch:
         """Rows lo..hi of the global batch of this step: a rank's or a micro-batch's share."""
         hi = self.batch if hi is None else hi
         if not 0 <= lo <= hi <= self.batch:
             raise UsageError(f"rows {lo} to {hi} do not lie within a batch of {self.batch}")
-        return self.rows.take(self._indices(step, lo, hi))
+        indices, epochs = self._order(step, lo, hi)
+        if self.windows == "fixed":
+            return self.rows.take(indices)
+        return self.rows.take(indices, window_shifts(epochs, self.rows.length, self.seed))
 
     def prefetch(self, start_step: int, num_steps: int, depth: int = 2, lo: int = 0, hi: int | None = None) -> Prefetch:
         """The steps from `start_step` on, read `depth` ahead by a thread that ends with the iterator.
@@ -63,12 +71,13 @@ class Loader:
         """
         return Prefetch(self, range(start_step, start_step + num_steps), depth, lo, hi)
 
-    def _indices(self, step: int, lo: int, hi: int) -> Ints:
+    def _order(self, step: int, lo: int, hi: int) -> tuple[Ints, Ints]:
+        """The rows lo..hi of this step's batch, and the epoch of each."""
         if step < 0:
             raise UsageError(f"steps count from 0, got {step}")
         places = np.arange(step * self.batch + lo, step * self.batch + hi, dtype=np.int64)
         epochs, within = np.divmod(places, len(self.rows))
-        return permuted(within, len(self.rows), self.seed, epochs)
+        return permuted(within, len(self.rows), self.seed, epochs), epochs
 
 
 class Prefetch(Iterator[RowBatch]):
@@ -115,6 +124,19 @@ class Prefetch(Iterator[RowBatch]):
         step = next(self._steps, None)
         if step is not None and self._pool is not None:
             self._pending.append(self._pool.submit(self._fetch, step))
+
+
+def window_shifts(epochs: Ints, length: int, seed: int) -> Ints:
+    """By how many tokens each epoch's windows are shifted: 0 in the first, then every number below `length` once before
+    one comes again.
+
+    >>> window_shifts(np.arange(4), 4, seed=0).tolist()
+    [0, 1, 3, 2]
+    """
+    rounds, within = np.divmod(epochs, length)
+    keys = -1 - rounds  # no epoch has a number below 0, so no order of rows has these keys
+    start = permuted(np.zeros(1, dtype=np.int64), length, seed, np.full(1, -1))
+    return (permuted(within, length, seed, keys) - start) % length
 
 
 def permuted(places: Ints, size: int, seed: int, epochs: Ints) -> Ints:

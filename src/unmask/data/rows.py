@@ -16,6 +16,7 @@ from unmask.errors import DataError, UsageError, did_you_mean
 
 Ints = NDArray[np.int64]
 Policy = Literal["wrap", "pad", "sentence"]
+Windows = Literal["fixed", "shifted"]
 Anchor = Literal["none", "begin", "both"]
 """What frames each row's text, never noised, scored or part of the text: nothing, a begin token, or also an end marker.
 
@@ -117,21 +118,41 @@ class Rows:
     def __len__(self) -> int:
         return self._hi - self._lo
 
-    def take(self, indices: Ints) -> RowBatch:
-        """These rows; without labels where those are words and nobody has said yet which classes they are."""
+    def take(self, indices: Ints, shift: Ints | None = None) -> RowBatch:
+        """These rows; without labels where those are words and nobody has said yet which classes they are.
+
+        shift: [n], so many tokens later along the stream of `wrap`, whose end is joined to its beginning. Rows shifted
+        alike hold every token once, as the rows themselves do, and each has its own length.
+        """
         at = self._at(indices)
         ends = self._ends[at].astype(np.int64)
         starts = np.where(at > 0, self._ends[np.maximum(at - 1, 0)], 0).astype(np.int64)
         valid_n = ends - starts
-        if len(at) and not (valid_n.min() > 0 and valid_n.max() <= self.length and ends.max() <= len(self._tokens)):
+        first, last = self._stream()
+        if len(at) and not (
+            valid_n.min() > 0
+            and valid_n.max() <= self.length
+            and first <= starts.min()
+            and ends.max() <= last <= len(self._tokens)
+        ):
             raise _damaged()
+        if shift is not None:
+            if self.report.policy != "wrap":
+                raise UsageError(f"rows of the packing {self.report.policy!r} hold whole texts: only 'wrap' is shifted")
+            starts = first + (starts - first + shift) % (last - first)
         x_nl = np.full((len(at), self.length), self._eot_id, dtype=np.int64)
-        for row, start, end in zip(x_nl, starts.tolist(), ends.tolist(), strict=True):
-            row[: end - start] = self._tokens[start:end]
+        for row, start, size in zip(x_nl, starts.tolist(), valid_n.tolist(), strict=True):
+            head = min(size, last - start)
+            row[:head] = self._tokens[start : start + head]
+            row[head:size] = self._tokens[first : first + size - head]
         if len(at) and x_nl.max() >= self._num_ids:
             raise _damaged()
         label = None if self.words and self._class_of is None else self.labels_of(indices)
         return RowBatch(indices, x_nl, valid_n, self._prefixes[at].astype(np.int64), label, self.suffix)
+
+    def _stream(self) -> tuple[int, int]:
+        """Where the tokens of these rows begin and end in the file; beyond may lie what is held out."""
+        return int(self._ends[self._lo - 1]) if self._lo else 0, int(self._ends[self._hi - 1]) if self._hi else 0
 
     @property
     def suffix(self) -> int:
@@ -155,8 +176,8 @@ class Rows:
         """
         if self.report.policy == "wrap":
             return None
-        first = int(self._ends[self._lo - 1]) if self._lo else 0
-        return round((int(self._ends[self._hi - 1]) - first) / len(self))
+        first, last = self._stream()
+        return round((last - first) / len(self))
 
     def bytes_of(self, indices: Ints) -> Ints:
         """UTF-8 bytes of the scored text in each of these rows: what bits per byte divides by."""

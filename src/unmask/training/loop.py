@@ -62,7 +62,7 @@ def train(
         tell = Announcer([*run.listeners(), *callbacks] if world.first else [])
         try:
             tell.on_run(RunView(run, tell))
-            tell.on_start(config, run.info())
+            tell.on_start(run.config, run.info())
             for text in filter(None, (note, run.init_note)):
                 tell.on_note(run.step, text)
             mark_begun(config, world)

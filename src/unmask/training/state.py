@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from unmask.data.loader import Loader
 from unmask.data.packing import Rows, reading_bar, rows_of
 from unmask.data.tokenizers import Tokenizer, load_tokenizer, tokenizer_from_json
 from unmask.denoisers.network import Network
+from unmask.devices import pick_precision
 from unmask.distributed.parallel import ParallelNetwork, whole
 from unmask.distributed.world import World
 from unmask.errors import UsageError
@@ -64,6 +65,9 @@ class RunState:
     def __init__(self, config: RunConfig, world: World, *, resume: bool, init: str | Path | None) -> None:
         if resume and init is not None:
             raise UsageError("a resumed run has its weights already: give --resume or --init, not both")
+        # Decided once, by the first process for all, and written down: a resumed run computes in the same.
+        asked = config.precision
+        config = replace(config, precision=world.from_first(lambda: pick_precision(asked, world.device)))
         self.config, self.world, self.device = config, world, world.device
         self.share = world.share(config.batch)
         self.folder = Path(config.out)
@@ -72,7 +76,7 @@ class RunState:
         rows, valid_rows = self._build_rows()
         self.labels = rows.class_words
         self.rows, self.valid_rows = rows.classed(self.labels), valid_rows.classed(self.labels)
-        self.loader = Loader(self.rows, config.batch, config.seed)
+        self.loader = Loader(self.rows, config.batch, config.seed, config.data.windows)
         torch.manual_seed(config.seed % (1 << 63))  # on the CPU, whatever is trained on: the same weights everywhere
         with contextlib.nullcontext() if checkpoint is None else NoStart():
             self.network = self._build_network().train()
