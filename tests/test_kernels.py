@@ -8,6 +8,9 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed: the kernels are not tested")
 
+from unmask import kernels
+from unmask.config import OptimConfig
+from unmask.denoisers.dit import DiT
 from unmask.denoisers.dit.dropout import hashed_dropout
 from unmask.denoisers.dit.rotary import rotary, rotate
 from unmask.kernels.adamw import adamw_
@@ -21,7 +24,8 @@ from unmask.kernels.rope_norm import rope_norm
 from unmask.kernels.split_rope import split_rope
 from unmask.rng import categorical
 from unmask.sampling.captured import Lines
-from unmask.training import muon
+from unmask.training import muon, optim
+from unmask.training.ema import Ema
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 B, L, H, K = 2, 5, 3, 8  # K: a head's width
@@ -84,15 +88,18 @@ def same_gradients(
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize("lines", [B * L, 70], ids=["few lines", "several programs"])
-def test_add_norm_and_its_gradient(dropout: float, lines: int) -> None:
-    tensors = [randn(lines, D), randn(lines, D), 1 + 0.1 * randn(D), randn(D), randn(D)]
+def test_add_norm_and_its_gradient(dropout: float, gated: bool, lines: int) -> None:
+    tensors = [randn(lines, D), randn(lines, D), 1 + 0.1 * randn(D), *(randn(D) for _ in range(2 + gated))]
     got, want = leaves(*tensors), leaves(*tensors)
     torch.manual_seed(1)
-    total, h = add_norm(*got[:3], shift_D=got[3], bias_D=got[4], dropout=dropout)
+    gate = {"gate_D": got[5]} if gated else {}
+    total, h = add_norm(*got[:3], shift_D=got[3], bias_D=got[4], dropout=dropout, **gate)
     torch.manual_seed(1)
     branch = want[1] + want[4]
-    plain = want[0] + (hashed_dropout(branch, dropout) if dropout else branch)
+    branch = hashed_dropout(branch, dropout) if dropout else branch
+    plain = want[0] + (branch * want[5] if gated else branch)
     same_gradients(got, want, (total, plain), (h, F.layer_norm(plain, (D,), want[2], want[3], 1e-5)))
     if dropout:
         assert 0.3 < float((total == tensors[0]).float().mean()) < 0.5
@@ -267,3 +274,27 @@ def test_a_draw_at_either_end_of_the_law() -> None:
     draw(logits, None, block, torch.ones(1, dtype=torch.float64, device=DEVICE), lines)
     assert lines.token[0].tolist() == [2500, 2599]
     torch.testing.assert_close(lines.log_prob[0].cpu(), torch.full((2,), -4.6051702))
+
+
+@pytest.mark.parametrize("by_muon", [False, True], ids=["adamw", "muon"])
+def test_the_updater_is_the_same_with_kernels_and_without(by_muon: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optim, "FEW", 200)  # some parameters of each kind
+    sides = []
+    for with_kernels in (True, False):
+        monkeypatch.setattr(kernels, "fit", lambda x, fit=with_kernels: fit)
+        torch.manual_seed(0)
+        net = DiT(hidden=16, blocks=2, heads=2).build(num_ids=11, mask_id=10).to(DEVICE)
+        optimizer, names = optim.make_optimizer(net, OptimConfig(muon=by_muon, weight_decay=0.1))
+        updater = optim.Updater(optimizer, names, ema=Ema(net, 0.9), clip=1.0)
+        for _ in range(3):
+            for p in net.parameters():
+                p.grad = randn(*p.shape)
+            norm = updater.grad_norm()
+            updater.update(lr=0.01, grad_norm=norm, nonfinite=~torch.isfinite(norm))
+        assert updater.ema is not None
+        sides.append({**dict(net.named_parameters()), **{f"ema {k}": v for k, v in updater.ema.shadow.items()}})
+    tolerance = 1e-6 if DEVICE.type == "cpu" else 1e-3  # a GPU orthogonalises in bfloat16
+    for name, tensor in sides[0].items():
+        torch.testing.assert_close(
+            tensor, sides[1][name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )

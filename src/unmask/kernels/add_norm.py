@@ -1,4 +1,4 @@
-"""For training: x + dropout(y + bias) and its LayerNorm in one pass; and back, for the gradients of all of them.
+"""For training: x + gate x dropout(y + bias) and its LayerNorm in one pass; and back, for the gradients of all of them.
 
 Sums over lines are made by programs of so many lines each and added up in a fixed order: a step is the same every time.
 """
@@ -31,6 +31,7 @@ def _forward(
     x_ptr,
     y_ptr,
     bias_ptr,
+    gate_ptr,
     weight_ptr,
     shift_ptr,
     seed_ptr,
@@ -45,6 +46,7 @@ def _forward(
     scale,
     ADD: tl.constexpr,
     BIAS: tl.constexpr,
+    GATE: tl.constexpr,
     DROP: tl.constexpr,
     SHIFT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -61,6 +63,8 @@ def _forward(
             y += tl.load(bias_ptr + lane, mask=lane < D, other=0.0).to(tl.float32)
         if DROP:
             y = tl.where(_kept(at, tl.load(seed_ptr), least), y * scale, 0.0)
+        if GATE:
+            y *= tl.load(gate_ptr + lane, mask=lane < D, other=0.0).to(tl.float32)
         rounded = (x + y).to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + at, rounded, mask=inside)
         x = rounded.to(tl.float32)
@@ -80,6 +84,9 @@ def _backward(
     dsum_ptr,
     dh_ptr,
     x_ptr,
+    y_ptr,
+    bias_ptr,
+    gate_ptr,
     weight_ptr,
     mean_ptr,
     rstd_ptr,
@@ -93,6 +100,7 @@ def _backward(
     scale,
     ADD: tl.constexpr,
     BIAS: tl.constexpr,
+    GATE: tl.constexpr,
     DROP: tl.constexpr,
     SHIFT: tl.constexpr,
     LINES: tl.constexpr,
@@ -104,6 +112,12 @@ def _backward(
     dweight = tl.zeros([BLOCK], tl.float32)
     dshift = tl.zeros([BLOCK], tl.float32)
     dbias = tl.zeros([BLOCK], tl.float32)
+    dgate = tl.zeros([BLOCK], tl.float32)
+    bias = tl.zeros([BLOCK], tl.float32)
+    if GATE:
+        gate = tl.load(gate_ptr + lane, mask=lane < D, other=0.0).to(tl.float32)
+        if BIAS:
+            bias = tl.load(bias_ptr + lane, mask=lane < D, other=0.0).to(tl.float32)
     for line in range(LINES):
         row = program * LINES + line
         at = row.to(tl.int64) * D + lane
@@ -121,17 +135,23 @@ def _backward(
         if ADD:
             dx += tl.load(dsum_ptr + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
-        dy = dx
+        dy = tl.where(inside, dx, 0.0)
         if DROP:
-            dy = tl.where(_kept(at, tl.load(seed_ptr), least), dx * scale, 0.0)
+            dy = tl.where(_kept(at, tl.load(seed_ptr), least), dy * scale, 0.0)
+        if GATE:
+            dgate += dy * (tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32) + bias)
+            dy *= gate
+        if DROP or GATE:
             tl.store(dy_ptr + at, dy.to(dy_ptr.dtype.element_ty), mask=inside)
         if BIAS:
-            dbias += tl.where(inside, dy, 0.0)
+            dbias += dy
     tl.store(sums_ptr + program * D + lane, dweight, mask=lane < D)
     if SHIFT:
         tl.store(sums_ptr + (programs + program) * D + lane, dshift, mask=lane < D)
     if BIAS:
         tl.store(sums_ptr + (2 * programs + program) * D + lane, dbias, mask=lane < D)
+    if GATE:
+        tl.store(sums_ptr + (3 * programs + program) * D + lane, dgate, mask=lane < D)
 
 
 def add_norm(
@@ -140,22 +160,23 @@ def add_norm(
     weight_D: Tensor,
     *,
     bias_D: Tensor | None = None,
+    gate_D: Tensor | None = None,
     shift_D: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """The sum x + dropout(y + bias), and its LayerNorm x weight + shift, both in x's type. y None: nothing is added.
+    """The sum x + gate x dropout(y + bias), and its LayerNorm x weight + shift, both in x's type. y None: nothing is
+    added.
 
     The dropout's seed is the generator's next number.
     """
     apply: Any = _AddNorm.apply
     if y_MD is None:
-        assert bias_D is None
-        h_MD: Tensor = apply(x_MD, None, None, weight_D, shift_D, None, 0.0)
+        h_MD: Tensor = apply(x_MD, None, None, None, weight_D, shift_D, None, 0.0)
         return x_MD, h_MD
     seed = None
     if dropout:
         seed = torch.randint(-(1 << 31), 1 << 31, (1,), device=x_MD.device, dtype=torch.int64).to(torch.int32)
-    both: tuple[Tensor, Tensor] = apply(x_MD, y_MD, bias_D, weight_D, shift_D, seed, dropout)
+    both: tuple[Tensor, Tensor] = apply(x_MD, y_MD, bias_D, gate_D, weight_D, shift_D, seed, dropout)
     return both
 
 
@@ -166,6 +187,7 @@ class _AddNorm(torch.autograd.Function):
         x: Tensor,
         y: Tensor | None,
         bias: Tensor | None,
+        gate: Tensor | None,
         weight: Tensor,
         shift: Tensor | None,
         seed: Tensor | None,
@@ -173,49 +195,53 @@ class _AddNorm(torch.autograd.Function):
     ) -> Any:
         """The sum and its norm; where nothing is added, the norm alone."""
         M, D = x.shape
-        x = x.contiguous()
+        x, y = x.contiguous(), None if y is None else y.contiguous()
         total = x if y is None else torch.empty_like(x)
         h = torch.empty_like(x)
         mean, rstd = (torch.empty(M, dtype=torch.float32, device=x.device) for _ in range(2))
-        given = {"ADD": y is not None, "BIAS": bias is not None, "DROP": seed is not None, "SHIFT": shift is not None}
+        kinds = {"ADD": y, "BIAS": bias, "GATE": gate, "DROP": seed, "SHIFT": shift}
+        given = {name: tensor is not None for name, tensor in kinds.items()}
         block = triton.next_power_of_2(D)
         rows = max(1, 2048 // block)
         if M:
-            optional = [x if y is None else y.contiguous(), weight if bias is None else bias]
-            rest = [weight if shift is None else shift, mean if seed is None else seed]
             _forward[(triton.cdiv(M, rows),)](
-                *(x, *optional, weight, *rest, total, h, mean, rstd, M, D, EPS, *_dropping(p)),
+                *(x, _or(y, x), _or(bias, weight), _or(gate, weight), weight, _or(shift, weight), _or(seed, mean)),
+                *(total, h, mean, rstd, M, D, EPS, *_dropping(p)),
                 **given,
                 ROWS=rows,
                 BLOCK=block,
                 num_warps=4 if block <= 2048 else 8,
             )
-        ctx.save_for_backward(total, weight, mean, rstd, seed)
+        ctx.save_for_backward(total, y if gate is not None else None, bias, gate, weight, mean, rstd, seed)
         ctx.given, ctx.p = given, p
         return h if y is None else (total, h)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight, mean, rstd, seed = ctx.saved_tensors
+        x, y, bias, gate, weight, mean, rstd, seed = ctx.saved_tensors
         M, D = x.shape
         dh = grads[-1].contiguous()
         dsum = grads[0].contiguous() if ctx.given["ADD"] else dh
         dx = torch.empty_like(x)
-        dy = dx if seed is None else torch.empty_like(x)
+        dy = dx if seed is None and gate is None else torch.empty_like(x)
         programs = max(1, triton.cdiv(M, LINES))
-        sums = torch.empty(3, programs, D, dtype=torch.float32, device=x.device)
+        sums = torch.empty(4, programs, D, dtype=torch.float32, device=x.device)
         block = triton.next_power_of_2(D)
         _backward[(programs,)](
-            *(dsum, dh, x, weight, mean, rstd, mean if seed is None else seed, dx, dy, sums, M, D, *_dropping(ctx.p)),
+            *(dsum, dh, x, _or(y, x), _or(bias, weight), _or(gate, weight), weight, mean, rstd, _or(seed, mean)),
+            *(dx, dy, sums, M, D, *_dropping(ctx.p)),
             **ctx.given,
             LINES=LINES,
             BLOCK=block,
             num_warps=min(8, max(1, block // 512)),
         )
-        dweight, dshift, dbias = (
-            sums[i].sum(dim=0) if made else None for i, made in enumerate((True, ctx.given["SHIFT"], ctx.given["BIAS"]))
-        )
-        return dx, dy if ctx.given["ADD"] else None, dbias, dweight, dshift, None, None
+        asked = (True, ctx.given["SHIFT"], ctx.given["BIAS"], ctx.given["GATE"])
+        dweight, dshift, dbias, dgate = (sums[i].sum(dim=0) if made else None for i, made in enumerate(asked))
+        return dx, dy if ctx.given["ADD"] else None, dbias, dgate, dweight, dshift, None, None
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    return other if tensor is None else tensor
 
 
 def _dropping(p: float) -> tuple[int, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from unmask.errors import ModelFolderError, UsageError
 from unmask.storage.untrusted import printable
 from unmask.training.ema import Ema
 from unmask.training.muon import muon_
+
+FEW = 1 << 16  # numbers of a parameter that is updated together with others
 
 
 def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.AdamW, list[str]]:
@@ -141,15 +143,21 @@ class Updater:
         self.count += 1
         scale = (self.clip / (grad_norm + 1e-6)).clamp(max=1.0) if self.clip else torch.ones_like(grad_norm)
         towards = 0.0 if self.ema is None else self.ema.advance()
+        torch._foreach_add_([self.optimizer.state[p]["step"] for p in self.adamws], 1.0)
         for group, owned in _groups(self.optimizer, self.names):
-            for name, p in owned.items():
-                # of a small tensor a process may hold nothing
-                if p.grad is None or is_muon(group) or not local(p).numel():
+            if is_muon(group):
+                continue
+            # of a small tensor a process may hold nothing
+            held = {name: p for name, p in owned.items() if p.grad is not None and local(p).numel()}
+            few = {name: p for name, p in held.items() if local(p).numel() < FEW}
+            self._update_few(group, few, scale, nonfinite, towards)
+            for name, p in held.items():
+                if name in few:
                     continue
                 state = self.optimizer.state[p]
                 adamw_(
                     local(p),
-                    local(p.grad).contiguous(),
+                    local(p.grad).contiguous(),  # type: ignore[arg-type]
                     local(state["exp_avg"]),
                     local(state["exp_avg_sq"]),
                     None if self.ema is None else local(self.ema.shadow[name]),
@@ -162,12 +170,39 @@ class Updater:
                     weight_decay=group["weight_decay"],
                     towards=towards,
                 )
-        torch._foreach_add_([self.optimizer.state[p]["step"] for p in self.adamws], 1.0)
         if isinstance(self.optimizer, AdamWAndMuon):
             averages = None if self.ema is None else {p: self.ema.shadow[name] for name, p in self.muons.items()}
             self.optimizer.step_muon(scale=scale, nonfinite=nonfinite, averages=averages, towards=towards)
             if averages and (idle := [p for p in self.muons.values() if p.grad is None]):  # the average goes on
                 torch._foreach_lerp_([averages[p] for p in idle], idle, towards)
+
+    def _update_few(
+        self, group: dict[str, Any], few: dict[str, Tensor], scale: Tensor, nonfinite: Tensor, towards: float
+    ) -> None:
+        """Parameters of few numbers, all in one launch: by themselves each would cost more to begin than to do."""
+        if not few:
+            return
+        params, grads = [local(p) for p in few.values()], [local(cast(Tensor, p.grad)) for p in few.values()]
+        state = [self.optimizer.state[p] for p in few.values()]
+        torch._fused_adamw_(
+            params,
+            grads,
+            [local(entry["exp_avg"]) for entry in state],
+            [local(entry["exp_avg_sq"]) for entry in state],
+            [],
+            [entry["step"] for entry in state],
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+            grad_scale=1 / scale,
+            found_inf=nonfinite.float(),
+        )
+        if self.ema is not None:
+            torch._foreach_lerp_([local(self.ema.shadow[name]) for name in few], params, towards)
 
     def _begin(self) -> int:
         """The optimizer's state as it makes it itself, where there is none yet; how many updates it has made."""

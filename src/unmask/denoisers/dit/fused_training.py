@@ -7,7 +7,7 @@ Nothing but those few kernels is compiled, so a run begins at once, and rows of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,47 +43,77 @@ def fused_training_trunk(net: DiTNetwork, z: Tensor, flat_N: Tensor, rows: Ragge
     else:
         see = InRows(net.rope_table(rows.shape[1]), rows, net.causal)
     last = see.keeping(Keep(Lines(), flat_N))
-    pending: Branch = (None, None)
+    *affines, final = _affines(net, c)
+    pending = Pending()
     for i, block in enumerate(net.layers):
-        now = last if i == len(net.layers) - 1 else see
-        if net.checkpoint_activations:
-            x, pending = checkpoint(_run, block, x, pending, c, now, use_reentrant=False)
-        else:
-            x, pending = _run(block, x, pending, c, now)
-    shift, scale = (None, None) if net.modulation is None or c is None else net.modulation(c)[0].float().chunk(2)
-    y, bias = pending
-    how = {"bias_D": bias, "shift_D": shift}
-    return add_norm(x, y, _scaled(net.norm.weight, scale), **how, dropout=net.dropout if net.training else 0.0)[1]
+        how = (block, x, pending, affines[i], last if i == len(net.layers) - 1 else see)
+        x, pending = checkpoint(_run, *how, use_reentrant=False) if net.checkpoint_activations else _run(*how)
+    return pending.add_to(x, final[0], net.dropout if net.training else 0.0)[1]
 
 
-Branch = tuple[Tensor | None, Tensor | None]  # a product y_MD and its bias, still to be added
+class Affine(NamedTuple):
+    """What a branch does to numbers besides its products, the same for all lines: the norm's weight and shift, and the
+    gate of what it adds. None: no shift, no gate."""
+
+    weight: Tensor
+    shift: Tensor | None = None
+    gate: Tensor | None = None
 
 
-def _run(block: Block, x: Tensor, pending: Branch, c: Tensor | None, see: Attention) -> tuple[Tensor, Branch]:
-    stream = TrainingStream(block, x, pending, c)
+def _affines(net: DiTNetwork, c: Tensor | None) -> list[tuple[Affine, ...]]:
+    """Of every block's two branches, and of the last norm; all modulations in one product."""
+    norms = [(block.norm1.weight, block.norm2.weight) for block in net.layers]
+    if c is None or net.modulation is None:
+        return [*(tuple(map(Affine, pair)) for pair in norms), (Affine(net.norm.weight),)]
+    modulations = [block.modulation for block in net.layers if block.modulation is not None]
+    bias_N1C, weight_NCK = (
+        torch.stack([m.bias for m in modulations])[:, None],
+        torch.stack([m.weight for m in modulations]),
+    )
+    with torch.autocast(c.device.type, enabled=False):
+        c_N1K = c.to(weight_NCK)[None].expand(len(modulations), -1, -1)
+        shift, scale, gate = (
+            torch.baddbmm(bias_N1C, c_N1K, weight_NCK.mT).view(len(modulations), 2, 3, -1).unbind(dim=2)
+        )
+        weight = torch.stack([w for pair in norms for w in pair]).view(scale.shape) * (1 + scale)
+        last_shift, last_scale = net.modulation(c.to(weight))[0].chunk(2)
+    parts = [t.flatten(0, 1).unbind() for t in (weight, shift, gate)]
+    branches = [Affine(*three) for three in zip(*parts, strict=True)]
+    final = Affine(net.norm.weight * (1 + last_scale), last_shift)
+    return [*zip(branches[::2], branches[1::2], strict=True), (final,)]
+
+
+class Pending(NamedTuple):
+    """A branch that is still to be added to the residual stream: its product, the product's bias, its gate."""
+
+    y: Tensor | None = None
+    bias: Tensor | None = None
+    gate: Tensor | None = None
+
+    def add_to(self, x: Tensor, affine: Affine, dropout: float) -> tuple[Tensor, Tensor]:
+        """The stream with the branch, and its norm."""
+        how = {"bias_D": self.bias, "gate_D": self.gate, "shift_D": affine.shift}
+        return add_norm(x, self.y, affine.weight, **how, dropout=dropout)
+
+
+def _run(
+    block: Block, x: Tensor, pending: Pending, affines: tuple[Affine, ...], see: Attention
+) -> tuple[Tensor, Pending]:
+    stream = TrainingStream(block, x, pending, affines)
     run_block(block, stream, see)
     return stream.x, stream.pending
 
 
 class TrainingStream:
-    """The residual stream x_MD, and the branch that is still to be added to it.
+    """The residual stream x_MD, and the branch that is still to be added to it."""
 
-    One condition for all lines is part of the weights: a norm's scale and a branch's gate are factors of them.
-    """
-
-    def __init__(self, block: Block, x: Tensor, pending: Branch, c: Tensor | None) -> None:
-        self.x, self.pending = x, pending
+    def __init__(self, block: Block, x: Tensor, pending: Pending, affines: tuple[Affine, ...]) -> None:
+        self.x, self.pending, self.affines = x, pending, affines
         self.dropout = block.dropout if block.training else 0.0
-        self.modulation: tuple[Tensor | None, ...] = (None,) * 6
-        if block.modulation is not None and c is not None:
-            self.modulation = block.modulation(c)[0].float().chunk(6)
 
     def norm(self, norm: Norm, branch: int) -> Tensor:
-        shift, scale = self.modulation[3 * branch : 3 * branch + 2]
-        y, bias = self.pending
-        how = {"bias_D": bias, "shift_D": shift}
-        self.x, h = add_norm(self.x, y, _scaled(norm.weight, scale), **how, dropout=self.dropout)
-        self.pending = (None, None)
+        self.x, h = self.pending.add_to(self.x, self.affines[branch], self.dropout)
+        self.pending = Pending()
         return h
 
     def hidden(self, linear: nn.Linear, h: Tensor) -> Tensor:
@@ -93,16 +123,7 @@ class TrainingStream:
         self.x = keep.of(self.x)
 
     def add(self, linear: nn.Linear, h: Tensor, branch: int) -> None:
-        gate = self.modulation[3 * branch + 2]
-        if gate is None:
-            self.pending = F.linear(h, linear.weight), linear.bias
-        else:
-            bias = None if linear.bias is None else gate * linear.bias
-            self.pending = F.linear(h, gate[:, None] * linear.weight), bias
-
-
-def _scaled(weight_D: Tensor, scale_D: Tensor | None) -> Tensor:
-    return weight_D if scale_D is None else weight_D * (1 + scale_D)
+        self.pending = Pending(F.linear(h, linear.weight), linear.bias, self.affines[branch].gate)
 
 
 @dataclass(frozen=True)
