@@ -85,7 +85,6 @@ def _backward(
     dh_ptr,
     x_ptr,
     y_ptr,
-    bias_ptr,
     gate_ptr,
     weight_ptr,
     mean_ptr,
@@ -106,18 +105,15 @@ def _backward(
     LINES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    program, programs = tl.program_id(0), tl.num_programs(0)
+    program = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
     weight = tl.load(weight_ptr + lane, mask=lane < D, other=0.0).to(tl.float32)
     dweight = tl.zeros([BLOCK], tl.float32)
     dshift = tl.zeros([BLOCK], tl.float32)
-    dbias = tl.zeros([BLOCK], tl.float32)
-    dgate = tl.zeros([BLOCK], tl.float32)
-    bias = tl.zeros([BLOCK], tl.float32)
+    dbranch = tl.zeros([BLOCK], tl.float32)  # of what is gated, and the same times y
+    dbranch_y = tl.zeros([BLOCK], tl.float32)
     if GATE:
         gate = tl.load(gate_ptr + lane, mask=lane < D, other=0.0).to(tl.float32)
-        if BIAS:
-            bias = tl.load(bias_ptr + lane, mask=lane < D, other=0.0).to(tl.float32)
     for line in range(LINES):
         row = program * LINES + line
         at = row.to(tl.int64) * D + lane
@@ -138,20 +134,21 @@ def _backward(
         dy = tl.where(inside, dx, 0.0)
         if DROP:
             dy = tl.where(_kept(at, tl.load(seed_ptr), least), dy * scale, 0.0)
+        if BIAS:
+            dbranch += dy
         if GATE:
-            dgate += dy * (tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32) + bias)
+            dbranch_y += dy * tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
             dy *= gate
         if DROP or GATE:
             tl.store(dy_ptr + at, dy.to(dy_ptr.dtype.element_ty), mask=inside)
-        if BIAS:
-            dbias += dy
-    tl.store(sums_ptr + program * D + lane, dweight, mask=lane < D)
+    sums, every = sums_ptr + program * D + lane, tl.num_programs(0) * D
+    tl.store(sums, dweight, mask=lane < D)
     if SHIFT:
-        tl.store(sums_ptr + (programs + program) * D + lane, dshift, mask=lane < D)
+        tl.store(sums + every, dshift, mask=lane < D)
     if BIAS:
-        tl.store(sums_ptr + (2 * programs + program) * D + lane, dbias, mask=lane < D)
+        tl.store(sums + 2 * every, dbranch, mask=lane < D)
     if GATE:
-        tl.store(sums_ptr + (3 * programs + program) * D + lane, dgate, mask=lane < D)
+        tl.store(sums + 3 * every, dbranch_y, mask=lane < D)
 
 
 def add_norm(
@@ -228,7 +225,7 @@ class _AddNorm(torch.autograd.Function):
         sums = torch.empty(4, programs, D, dtype=torch.float32, device=x.device)
         block = triton.next_power_of_2(D)
         _backward[(programs,)](
-            *(dsum, dh, x, _or(y, x), _or(bias, weight), _or(gate, weight), weight, mean, rstd, _or(seed, mean)),
+            *(dsum, dh, x, _or(y, x), _or(gate, weight), weight, mean, rstd, _or(seed, mean)),
             *(dx, dy, sums, M, D, *_dropping(ctx.p)),
             **ctx.given,
             LINES=LINES,
@@ -237,6 +234,8 @@ class _AddNorm(torch.autograd.Function):
         )
         asked = (True, ctx.given["SHIFT"], ctx.given["BIAS"], ctx.given["GATE"])
         dweight, dshift, dbias, dgate = (sums[i].sum(dim=0) if made else None for i, made in enumerate(asked))
+        if dgate is not None and dbias is not None:  # of gate x (y + bias)
+            dbias, dgate = gate * dbias, dgate + bias * dbias
         return dx, dy if ctx.given["ADD"] else None, dbias, dgate, dweight, dshift, None, None
 
 
