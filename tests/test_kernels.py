@@ -105,6 +105,17 @@ def test_add_norm_and_its_gradient(dropout: float, gated: bool, lines: int) -> N
         assert 0.3 < float((total == tensors[0]).float().mean()) < 0.5
 
 
+@pytest.mark.parametrize("lines", [5, 64])
+def test_each_condition_has_lines_of_its_own(lines: int) -> None:
+    x, y, bias = randn(3 * lines, D), randn(3 * lines, D), randn(D)
+    tensors = [x, y, bias, *(randn(3, D) for _ in range(3))]
+    got, want = leaves(*tensors), leaves(*tensors)
+    total, h = add_norm(got[0], got[1], got[3], bias_D=got[2], shift_D=got[4], gate_D=got[5])
+    weight, shift, gate = (t.repeat_interleave(lines, dim=0) for t in want[3:])
+    plain = want[0] + gate * (want[1] + want[2])
+    same_gradients(got, want, (total, plain), (h, F.layer_norm(plain, (D,), None, None, 1e-5) * weight + shift))
+
+
 def test_a_norm_with_nothing_to_add() -> None:
     tensors = [randn(7, D), randn(D)]
     got, want = leaves(*tensors), leaves(*tensors)

@@ -128,18 +128,26 @@ def test_the_drivers_with_kernels_give_the_same_vectors(options: dict[str, Any])
 
 
 @pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs triton")
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
 @pytest.mark.parametrize(
-    "options", [{"qk_norm": False}, {"qk_norm": True, "conditioning": "constant"}, {"causal": True}], ids=str
+    ("options", "checkpointed"),
+    [
+        ({"qk_norm": False}, False),
+        ({"conditioning": "constant"}, False),
+        ({"causal": True}, False),
+        ({"conditioning": "sigma", "classes": 3}, False),
+        ({"conditioning": "level"}, True),
+    ],
+    ids=str,
 )
 def test_the_training_pass_with_kernels_gives_the_same_gradients(options: dict[str, Any], checkpointed: bool) -> None:
-    """Of whole rows and of rows without padding, in Triton's interpreter or on a GPU."""
+    """Of whole rows, of padded ones and of rows without padding, in Triton's interpreter or on a GPU."""
     from unmask.denoisers.dit.fused_training import fused_training_trunk
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    net = build(std=0.1, **options).float().to(device)
+    net, label = build(std=0.1, **options).float().to(device), labels(options)
     net.checkpoint_activations = checkpointed
-    z, valid, flat = (t.to(device) for t in (Z, VALID, FLAT))
+    z, valid, flat, level = (t.to(device) for t in (Z, VALID, FLAT, LEVEL))
+    label = None if label is None else label.to(device)
     named = dict(net.named_parameters())
     weight = torch.randn(len(FLAT), D, generator=torch.Generator().manual_seed(1)).to(device)
 
@@ -153,13 +161,20 @@ def test_the_training_pass_with_kernels_gives_the_same_gradients(options: dict[s
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
 
     shifted = net.shift(z) if net.causal else z
-    same(fused_training_trunk(net, shifted, flat), net._blocks(shifted, None, None, flat_N=flat))
+    c = net.condition(z, level, label)
+    mask = None if net.causal else Attend(valid).allowed()
+    want = net._blocks(shifted, level, mask, flat_N=flat, cond=label)
+    same(fused_training_trunk(net, shifted, flat, c, mask=mask), want)
+    vectors = net.embed(shifted)
+    want = net._blocks(vectors, level, None, flat_N=flat, cond=label)
+    same(fused_training_trunk(net, vectors, flat, c), want)
+    if checkpointed:
+        return
     rows, place = ragged(valid), (valid.flatten().cumsum(0) - 1)[flat]
     ids = torch.where(rows.position_M == 0, net.mask_id, z[valid].roll(1)) if net.causal else z[valid]
-    want = net._blocks(ids, None, None, flat_N=place, rows=rows)
-    same(fused_training_trunk(net, ids, place, rows), want)
-    vectors = net.embed(shifted)
-    same(fused_training_trunk(net, vectors, flat), net._blocks(vectors, None, None, flat_N=flat))
+    if net.takes_ragged():
+        want = net._blocks(ids, level, None, flat_N=place, cond=label, rows=rows)
+        same(fused_training_trunk(net, ids, place, c, rows=rows), want)
 
 
 @pytest.mark.parametrize("conditioning", ["level", "sigma"])

@@ -41,6 +41,7 @@ def _forward(
     rstd_ptr,
     M,
     D,
+    per,
     eps,
     least,
     scale,
@@ -56,6 +57,7 @@ def _forward(
     lane = tl.arange(0, BLOCK)[None, :]
     at = row.to(tl.int64)[:, None] * D + lane
     inside = (row[:, None] < M) & (lane < D)
+    own = (row // per)[:, None] * D + lane  # of its condition
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
@@ -64,16 +66,16 @@ def _forward(
         if DROP:
             y = tl.where(_kept(at, tl.load(seed_ptr), least), y * scale, 0.0)
         if GATE:
-            y *= tl.load(gate_ptr + lane, mask=lane < D, other=0.0).to(tl.float32)
+            y *= tl.load(gate_ptr + own, mask=inside, other=0.0).to(tl.float32)
         rounded = (x + y).to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + at, rounded, mask=inside)
         x = rounded.to(tl.float32)
     mean = tl.sum(x, 1) / D
     centred = tl.where(inside, x - mean[:, None], 0.0)
     rstd = tl.rsqrt(tl.sum(centred * centred, 1) / D + eps)
-    h = centred * rstd[:, None] * tl.load(weight_ptr + lane, mask=lane < D, other=0.0).to(tl.float32)
+    h = centred * rstd[:, None] * tl.load(weight_ptr + own, mask=inside, other=0.0).to(tl.float32)
     if SHIFT:
-        h += tl.load(shift_ptr + lane, mask=lane < D, other=0.0).to(tl.float32)
+        h += tl.load(shift_ptr + own, mask=inside, other=0.0).to(tl.float32)
     tl.store(h_ptr + at, h.to(h_ptr.dtype.element_ty), mask=inside)
     tl.store(mean_ptr + row, mean, mask=row < M)
     tl.store(rstd_ptr + row, rstd, mask=row < M)
@@ -93,8 +95,9 @@ def _backward(
     dx_ptr,
     dy_ptr,
     sums_ptr,
-    M,
     D,
+    per,
+    programs,
     least,
     scale,
     ADD: tl.constexpr,
@@ -107,19 +110,21 @@ def _backward(
 ):
     program = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
-    weight = tl.load(weight_ptr + lane, mask=lane < D, other=0.0).to(tl.float32)
+    condition = program // programs  # whose lines it sums over
+    end = (condition + 1) * per
+    weight = tl.load(weight_ptr + condition * D + lane, mask=lane < D, other=0.0).to(tl.float32)
     dweight = tl.zeros([BLOCK], tl.float32)
     dshift = tl.zeros([BLOCK], tl.float32)
     dbranch = tl.zeros([BLOCK], tl.float32)  # of what is gated, and the same times y
     dbranch_y = tl.zeros([BLOCK], tl.float32)
     if GATE:
-        gate = tl.load(gate_ptr + lane, mask=lane < D, other=0.0).to(tl.float32)
+        gate = tl.load(gate_ptr + condition * D + lane, mask=lane < D, other=0.0).to(tl.float32)
     for line in range(LINES):
-        row = program * LINES + line
+        row = condition * per + (program % programs) * LINES + line
         at = row.to(tl.int64) * D + lane
-        inside = (row < M) & (lane < D)
-        mean = tl.load(mean_ptr + row, mask=row < M, other=0.0)
-        rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)
+        inside = (row < end) & (lane < D)
+        mean = tl.load(mean_ptr + row, mask=row < end, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=row < end, other=0.0)
         x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
         dh = tl.load(dh_ptr + at, mask=inside, other=0.0).to(tl.float32)
         normed = tl.where(inside, (x - mean) * rstd, 0.0)
@@ -164,7 +169,8 @@ def add_norm(
     """The sum x + gate x dropout(y + bias), and its LayerNorm x weight + shift, both in x's type. y None: nothing is
     added.
 
-    The dropout's seed is the generator's next number.
+    weight, shift and gate may be [C, D]: the lines are C conditions' in turn, as many of each. The dropout's seed is
+    the generator's next number.
     """
     apply: Any = _AddNorm.apply
     if y_MD is None:
@@ -198,44 +204,50 @@ class _AddNorm(torch.autograd.Function):
         mean, rstd = (torch.empty(M, dtype=torch.float32, device=x.device) for _ in range(2))
         kinds = {"ADD": y, "BIAS": bias, "GATE": gate, "DROP": seed, "SHIFT": shift}
         given = {name: tensor is not None for name, tensor in kinds.items()}
+        weight = weight.contiguous()
+        shift, gate = (None if t is None else t.contiguous() for t in (shift, gate))
         block = triton.next_power_of_2(D)
         rows = max(1, 2048 // block)
+        per = M // (weight.numel() // D)
         if M:
             _forward[(triton.cdiv(M, rows),)](
                 *(x, _or(y, x), _or(bias, weight), _or(gate, weight), weight, _or(shift, weight), _or(seed, mean)),
-                *(total, h, mean, rstd, M, D, EPS, *_dropping(p)),
+                *(total, h, mean, rstd, M, D, max(1, per), EPS, *_dropping(p)),
                 **given,
                 ROWS=rows,
                 BLOCK=block,
                 num_warps=4 if block <= 2048 else 8,
             )
         ctx.save_for_backward(total, y if gate is not None else None, bias, gate, weight, mean, rstd, seed)
-        ctx.given, ctx.p = given, p
+        ctx.given, ctx.p, ctx.per = given, p, per
         return h if y is None else (total, h)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, y, bias, gate, weight, mean, rstd, seed = ctx.saved_tensors
-        M, D = x.shape
+        D = x.shape[1]
         dh = grads[-1].contiguous()
         dsum = grads[0].contiguous() if ctx.given["ADD"] else dh
         dx = torch.empty_like(x)
         dy = dx if seed is None and gate is None else torch.empty_like(x)
-        programs = max(1, triton.cdiv(M, LINES))
-        sums = torch.empty(4, programs, D, dtype=torch.float32, device=x.device)
+        conditions, programs = weight.numel() // D, triton.cdiv(max(1, ctx.per), LINES)
+        sums = torch.empty(4, conditions, programs, D, dtype=torch.float32, device=x.device)
         block = triton.next_power_of_2(D)
-        _backward[(programs,)](
+        _backward[(conditions * programs,)](
             *(dsum, dh, x, _or(y, x), _or(gate, weight), weight, mean, rstd, _or(seed, mean)),
-            *(dx, dy, sums, M, D, *_dropping(ctx.p)),
+            *(dx, dy, sums, D, ctx.per, programs, *_dropping(ctx.p)),
             **ctx.given,
             LINES=LINES,
             BLOCK=block,
             num_warps=min(8, max(1, block // 512)),
         )
         asked = (True, ctx.given["SHIFT"], ctx.given["BIAS"], ctx.given["GATE"])
-        dweight, dshift, dbias, dgate = (sums[i].sum(dim=0) if made else None for i, made in enumerate(asked))
+        made = [sums[i].sum(dim=1).view(weight.shape) if asked[i] else None for i in range(4)]
+        dweight, dshift, dbias, dgate = made
         if dgate is not None and dbias is not None:  # of gate x (y + bias)
             dbias, dgate = gate * dbias, dgate + bias * dbias
+        if dbias is not None and dbias.ndim > 1:
+            dbias = dbias.sum(dim=0)
         return dx, dy if ctx.given["ADD"] else None, dbias, dgate, dweight, dshift, None, None
 
 

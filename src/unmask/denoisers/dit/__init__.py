@@ -190,10 +190,10 @@ class DiTNetwork(Network):
             return super().trunk_at(z, level, flat_N, valid_BL=valid_BL, attend=attend, cond=cond)
         mask = self._mask(attending(attend, valid_BL))
         shifted = self.shift(z) if self.causal else z
-        if mask is None and self.can_fuse_training():
+        if self.can_fuse_training() and (level is None or level.ndim == 1 or not self.uses_level):
             from unmask.denoisers.dit.fused_training import fused_training_trunk
 
-            return fused_training_trunk(self, shifted, flat_N)
+            return fused_training_trunk(self, shifted, flat_N, self.condition(z, level, cond), mask=mask)
         return self._blocks(shifted, level, mask, flat_N=flat_N, cond=cond)
 
     def takes_ragged(self) -> bool:
@@ -207,7 +207,7 @@ class DiTNetwork(Network):
         if self.can_fuse_training():
             from unmask.denoisers.dit.fused_training import fused_training_trunk
 
-            return fused_training_trunk(self, ids_M, flat_N, rows)
+            return fused_training_trunk(self, ids_M, flat_N, self.condition(z_M, level_B, cond), rows=rows)
         return self._blocks(ids_M, level_B, None, flat_N=flat_N, cond=cond, rows=rows)
 
     def _mask(self, attend: Attend) -> Tensor | None:
@@ -292,9 +292,8 @@ class DiTNetwork(Network):
         return plain and kernels.fit(self.embed.weight)
 
     def can_fuse_training(self) -> bool:
-        """Trained on a GPU, with one condition for all lines at most: the pass in fused_training.py applies."""
-        one = not self.uses_level and not self.num_classes and not self.sharded
-        plain = one and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        """Trained on a GPU: the pass in fused_training.py applies."""
+        plain = torch.is_grad_enabled() and not self.sharded and not torch.compiler.is_compiling()
         return plain and kernels.fit(self.embed.weight)
 
     def can_decode(self) -> bool:

@@ -1,4 +1,4 @@
-"""The DiT's training pass on a GPU, for networks that are told no level: between two matrix products stands one kernel.
+"""The DiT's training pass on a GPU: between two matrix products stands one kernel.
 
 Nothing but those few kernels is compiled, so a run begins at once, and rows of any length share them. Lines are flat,
 [M, D], with padding or without. What a branch adds to the residual stream is added by the next norm's kernel.
@@ -6,7 +6,7 @@ Nothing but those few kernels is compiled, so a run begins at once, and rows of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -27,37 +27,51 @@ if TYPE_CHECKING:
     from unmask.denoisers.dit import DiTNetwork
 
 
-def fused_training_trunk(net: DiTNetwork, z: Tensor, flat_N: Tensor, rows: Ragged | None = None) -> Tensor:
+def fused_training_trunk(
+    net: DiTNetwork,
+    z: Tensor,
+    flat_N: Tensor,
+    c: Tensor | None = None,
+    *,
+    mask: Tensor | None = None,
+    rows: Ragged | None = None,
+) -> Tensor:
     """h_ND at the flat positions, of z [B, L] (or vectors [B, L, E]), or with `rows` of z_M without padding.
 
-    After the last block's attention only those positions go on.
+    After the last block's attention only those positions go on. c [1 or B, C] is what adaLN sees.
     """
     x = net.embed(z)
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    c = net.condition(z, None)
     see: Full | InRows
     if rows is None:
-        see = Full(net.rope_table(z.shape[1]), len(z), net.causal)
-        x = x.flatten(0, 1)
+        see = Full(net.rope_table(z.shape[1]), len(z), net.causal, mask)
+        x, row_N = x.flatten(0, 1), flat_N // z.shape[1]
     else:
-        see = InRows(net.rope_table(rows.shape[1]), rows, net.causal)
-    last = see.keeping(Keep(Lines(), flat_N))
-    *affines, final = _affines(net, c)
+        see, row_N = InRows(net.rope_table(rows.shape[1]), rows, net.causal), rows.row_M[flat_N]
+    kept = Lines(row_N=row_N)
+    last = see.keeping(Keep(kept, flat_N))
+    *affines, (final,) = _affines(net, c)
     pending = Pending()
     for i, block in enumerate(net.layers):
         how = (block, x, pending, affines[i], last if i == len(net.layers) - 1 else see)
         x, pending = checkpoint(_run, *how, use_reentrant=False) if net.checkpoint_activations else _run(*how)
-    return pending.add_to(x, final[0], net.dropout if net.training else 0.0)[1]
+    return pending.add_to(x, final.spread(kept), net.dropout if net.training else 0.0)[1]
 
 
 class Affine(NamedTuple):
-    """What a branch does to numbers besides its products, the same for all lines: the norm's weight and shift, and the
-    gate of what it adds. None: no shift, no gate."""
+    """What a branch does to numbers besides its products: the norm's weight and shift, and the gate of what it adds,
+    [D], or [B, D] where each row has its own. None: no shift, no gate."""
 
     weight: Tensor
     shift: Tensor | None = None
     gate: Tensor | None = None
+
+    def spread(self, lines: Lines) -> Affine:
+        """For a flat list of lines."""
+        if self.weight.ndim == 1:
+            return self
+        return Affine(*(None if t is None else lines.spread(t) for t in self))  # type: ignore[arg-type]
 
 
 def _affines(net: DiTNetwork, c: Tensor | None) -> list[tuple[Affine, ...]]:
@@ -66,19 +80,17 @@ def _affines(net: DiTNetwork, c: Tensor | None) -> list[tuple[Affine, ...]]:
     if c is None or net.modulation is None:
         return [*(tuple(map(Affine, pair)) for pair in norms), (Affine(net.norm.weight),)]
     modulations = [block.modulation for block in net.layers if block.modulation is not None]
-    bias_N1C, weight_NCK = (
-        torch.stack([m.bias for m in modulations])[:, None],
-        torch.stack([m.weight for m in modulations]),
-    )
+    N, B, D = len(modulations), len(c), net.width
+    bias_N1W, weight_NWC = (torch.stack([getattr(m, name) for m in modulations]) for name in ("bias", "weight"))
     with torch.autocast(c.device.type, enabled=False):
-        c_N1K = c.to(weight_NCK)[None].expand(len(modulations), -1, -1)
-        shift, scale, gate = (
-            torch.baddbmm(bias_N1C, c_N1K, weight_NCK.mT).view(len(modulations), 2, 3, -1).unbind(dim=2)
-        )
-        weight = torch.stack([w for pair in norms for w in pair]).view(scale.shape) * (1 + scale)
-        last_shift, last_scale = net.modulation(c.to(weight))[0].chunk(2)
-    parts = [t.flatten(0, 1).unbind() for t in (weight, shift, gate)]
-    branches = [Affine(*three) for three in zip(*parts, strict=True)]
+        c_NBC = c.to(weight_NWC)[None].expand(N, -1, -1)
+        mod = torch.baddbmm(bias_N1W[:, None], c_NBC, weight_NWC.mT).view(N, B, 2, 3, D)
+        shift, scale, gate = mod.transpose(1, 2).unbind(dim=3)  # [N, 2, B, D] each
+        weight = torch.stack([w for pair in norms for w in pair]).view(N, 2, 1, D) * (1 + scale)
+        last_shift, last_scale = net.modulation(c.to(weight)).chunk(2, dim=-1)
+    branches = [
+        Affine(*three) for three in zip(*(t.flatten(0, 1).unbind() for t in (weight, shift, gate)), strict=True)
+    ]
     final = Affine(net.norm.weight * (1 + last_scale), last_shift)
     return [*zip(branches[::2], branches[1::2], strict=True), (final,)]
 
@@ -121,6 +133,7 @@ class TrainingStream:
 
     def keep(self, keep: Keep) -> None:
         self.x = keep.of(self.x)
+        self.affines = tuple(affine.spread(keep.lines) for affine in self.affines)
 
     def add(self, linear: nn.Linear, h: Tensor, branch: int) -> None:
         self.pending = Pending(F.linear(h, linear.weight), linear.bias, self.affines[branch].gate)
@@ -133,11 +146,12 @@ class Full:
     table: tuple[Tensor, Tensor]
     batch: int
     causal: bool
+    mask: Tensor | None
     keep: Keep | None = None
     lines: Lines = Lines()
 
     def keeping(self, keep: Keep) -> Full:
-        return Full(self.table, self.batch, self.causal, keep)
+        return replace(self, keep=keep)
 
     def project(self, block: Block, h: Tensor) -> QKV:
         parts = rope_norm(block.qkv(h), *self.table, heads=block.heads, rows=self.batch, norm=block.qk_norm)
@@ -145,7 +159,8 @@ class Full:
         return q, k, v
 
     def look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        a = merge_heads(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)).flatten(0, 1)
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, is_causal=self.causal)
+        a = merge_heads(o).flatten(0, 1)
         return a if self.keep is None else self.keep.of(a)
 
 
@@ -160,7 +175,7 @@ class InRows:
     lines: Lines = Lines()
 
     def keeping(self, keep: Keep) -> InRows:
-        return InRows(self.table, self.rows, self.causal, keep)
+        return replace(self, keep=keep)
 
     def project(self, block: Block, h: Tensor) -> QKV:
         position_M = self.rows.position_M
