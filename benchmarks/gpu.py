@@ -28,7 +28,6 @@ SMALL = Job(
     length=1024,
     vocab=50257,
     batch=32,
-    compile=True,
     repeats=5,
     calls=8,
 )
@@ -98,10 +97,7 @@ def main() -> None:
             versions = ("textbook", "unmask") if args.what == "table" and not args.no_textbook else ("unmask",)
             plain = 0.0
             for version in versions:
-                compiled = version == "unmask" and job.task == "train"
-                result = run_job(
-                    replace(job, version=version, compile=compiled, profile=job.profile and version == "unmask")
-                )
+                result = run_job(replace(job, version=version, profile=job.profile and version == "unmask"))
                 line = asdict(replace(job, version=version)) | asdict(result) | {"peak_flops": peak}
                 out.write(json.dumps(line) + "\n")
                 out.flush()

@@ -20,7 +20,6 @@ from unmask.data.batch import make_batch
 from unmask.denoisers.dit import DiT
 from unmask.devices import fast_attention, few_threads, pick_device
 from unmask.objectives.mdlm import MDLM
-from unmask.training.compiling import compile_trunk
 from unmask.training.ema import Ema
 from unmask.training.optim import Updater, make_optimizer
 
@@ -35,8 +34,6 @@ def measure(args: argparse.Namespace, device: torch.device, ragged: bool) -> tup
     if not ragged:
         net.takes_ragged = lambda: False  # type: ignore[method-assign]
     cuda = device.type == "cuda"
-    if cuda:
-        compile_trunk(net)
     optimizer, names = make_optimizer(net, OptimConfig(lr=1e-3, muon=True, ema=0.998))
     updater = Updater(optimizer, names, ema=Ema(net, 0.998), clip=1.0)
     draws = torch.Generator().manual_seed(0)
