@@ -130,8 +130,8 @@ class RunConfig:
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # on several processes; auto: ddp unless the GPU is too small
     on_nonfinite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is no number; it never reaches the weights
     max_nonfinite: int = 10  # steps that may be skipped
-    # Write models and checkpoints in the background, from a copy in host memory, twice as often; None: on a GPU, where
-    # one process writes them
+    # Write models and checkpoints in the background, from a copy in host memory, twice as often; None: where one
+    # process writes them.
     async_save: bool | None = None
     # whole: by the first process; sharded: by each its share; auto: sharded with fsdp, unless async_save is true
     save_as: Literal["auto", "whole", "sharded"] = "auto"

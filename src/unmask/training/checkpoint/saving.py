@@ -209,16 +209,13 @@ class Saver:
 def make_saver(config: RunConfig, world: World, kind: str) -> Saver:
     """The saver of a run whose network is spread over the processes as `kind` says.
 
-    Unless the recipe decides, a GPU's whole checkpoints are written in the background: a CPU has no time of its own to
-    copy in, and the thread would take its cores from the training.
+    Unless the recipe decides, what one process saves is written in the background.
 
-    >>> make_saver(RunConfig(), World(), "alone").sharers is None
-    True
+    >>> make_saver(RunConfig(), World(), "alone").background, make_saver(RunConfig(), World(), "fsdp").background
+    (True, False)
     """
     sharded = config.save_as == "sharded" or (config.save_as == "auto" and kind == "fsdp" and not config.async_save)
-    background = config.async_save
-    if background is None:
-        background = not sharded and world.device.type == "cuda"
+    background = not sharded if config.async_save is None else config.async_save
     return Saver(
         Path(config.out),
         keep=config.keep,
