@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from small_run import small_run
 
 from unmask.distributed.world import join_world
