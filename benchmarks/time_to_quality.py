@@ -202,7 +202,8 @@ def picture(runs: dict[str, Metrics]) -> str:
     panels = []
     for across, of in (("seconds", "train_seconds"), ("tokens", "tokens")):
         curves = [Curve(name, [], [(getattr(k, of), k.bound) for k in run.looks]) for name, run in runs.items()]
-        panels.append(draw(curves, across=across, up="validation, nats per token"))
+        up = "validation, nats per token" + (", by seconds of training" if across == "seconds" else "")
+        panels.append(draw(curves, across=across, up=up))
     width, height = (int(panels[0].split(f'{word}="')[1].split('"')[0]) for word in (" width", " height"))
     inner = "".join(panel.replace("<svg ", f'<svg x="{i * width}" ', 1) for i, panel in enumerate(panels))
     size = f'viewBox="0 0 {2 * width} {height}" width="{2 * width}" height="{height}"'

@@ -132,6 +132,9 @@ def test_what_is_kept_is_the_average_of_that_step(
         def on_run(self, run: Any) -> None:
             self.run = run
 
+        def on_step(self, report: Any) -> None:
+            assert self.run._run.network.training  # also after a model was kept
+
         def on_valid(self, step: int, bound: Any) -> None:
             if step == 6:
                 at_once.append(dict(self.run.averaged().denoiser.state_dict()))
@@ -275,6 +278,21 @@ def test_without_memory_for_a_copy_it_is_written_at_once(tmp_path: Path, monkeyp
     saver.save(10, live, {}, best=False)
     assert [step for step, _ in saver.finished()] == [10]
     assert saver._places == []
+
+
+def test_memory_is_taken_beforehand(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, keep=9, background=True)
+    thread = saver.prepare(tensors(1.0))
+    assert thread is not None
+    thread.join()
+    (place,) = saver._places
+    reserved = place.tensors["model", "w"]
+    saver.save(1, tensors(1.0), {}, best=False)
+    saver.wait()
+    assert saver._places == [place]
+    assert place.tensors["model", "w"] is reserved
+    assert reserved.eq(1.0).all()
+    assert Saver(tmp_path, keep=9).prepare(tensors(1.0)) is None  # at once: from where they are
 
 
 def test_available_memory(tmp_path: Path) -> None:

@@ -96,7 +96,8 @@ def test_a_run_is_watched_and_read_again(
     (watched,) = json.loads((tmp_path / "a.json").read_text()).values()
     assert [look["step"] for look in watched["validations"]] == [0, 4, 8, 12]
     arrived = [look["seconds"] for look in watched["validations"]]
-    assert 0 < arrived[0] < watched["first_step_seconds"] < arrived[1] < arrived[2] < arrived[3]
+    assert 0 < arrived[0] <= watched["first_step_seconds"] <= arrived[1]
+    assert arrived == sorted(arrived)
     assert watched["longest_gap"]["seconds"] >= watched["longest_gap_in_training"]["seconds"] > 0
     again = ["--runs", str(tmp_path / "run"), "--plot", str(tmp_path / "a.svg"), "--json", str(tmp_path / "b.json")]
     monkeypatch.setattr(sys, "argv", ["time_to_quality.py", *again])

@@ -52,6 +52,8 @@ def test_keeping_the_best_does_not_wait_for_the_device(tmp_path: Path) -> None:
                     torch.cuda.set_sync_debug_mode("error")
                 loss, norm, _ = run.forward_backward(run.loader.fetch(run.step, *run.share))
                 run.update(1e-3, loss, norm)
+                if step == 0:
+                    run.prepare_saving()
                 if step in (2, 4):
                     assert run.ema is not None
                     kept.append({name: shadow.clone() for name, shadow in run.ema.shadow.items()})

@@ -96,6 +96,8 @@ def _loop(run: Run, tell: Announcer) -> None:
             run.update(lr, *numbers[:2])
             run.note(lr, *numbers)
             world.arm()
+            if run.step == run.resumed + 1:
+                run.prepare_saving()
             # A GPU is handed the next step before the last one's numbers are read, so it never waits for us.
             looks = run.looks_now()
             run.announce(tell, keep=0 if looks else 1)

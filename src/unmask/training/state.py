@@ -215,6 +215,11 @@ class RunState:
 
     # --- keeping and resuming ---
 
+    def prepare_saving(self) -> None:
+        """Once the optimizer has its state: a GPU's copies want pinned memory, which takes a while to get."""
+        if self.device.type == "cuda" and self.world.first and self.parallel.kind != "fsdp":
+            self.saver.prepare(self._tensors(flatten_optimizer(self.optimizer, self.names)[0]))
+
     def save(self, *, best: bool) -> None:
         """Write a checkpoint, and before it the model's folder where it is the best; or begin to, in the background."""
         optimizer, optimizer_state = flatten_optimizer(self.optimizer, self.names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from collections import deque
@@ -98,6 +99,22 @@ class Saver:
             self._write(_Job(step, tensors, state, best, write_model))
             self._raise()
 
+    def prepare(self, tensors: Groups) -> threading.Thread | None:
+        """Take the memory for a copy of such tensors while the run goes on: else the first save stops for it."""
+        if not self.background or not fits(tensors):
+            return None
+        place = HostCopy()
+
+        def reserve() -> None:
+            with contextlib.suppress(RuntimeError):  # what cannot be had now is asked for again by the save
+                place.reserve(tensors)
+                with self._changed:
+                    self._places.append(place)
+
+        thread = threading.Thread(target=reserve, name="save-memory", daemon=True)
+        thread.start()
+        return thread
+
     def finished(self, *, wait: bool = False) -> Iterator[tuple[int, Path]]:
         """Step and folder of every checkpoint that became durable since the last call."""
         if wait:
@@ -152,15 +169,17 @@ class Saver:
         return not milestone and (best or not job.best)
 
     def _place_for(self, tensors: Groups) -> HostCopy | None:
-        """Memory that nobody writes from. There are two at most; without room for a second the first is waited for."""
+        """Memory that nobody writes from; without room for more of it than is in use, that is waited for."""
         with self._changed:
             used = self._writing.place if self._writing else None
             free = [place for place in self._places if place is not used]
         if free:
             return free[0]
         if fits(tensors):
-            self._places.append(HostCopy())
-            return self._places[-1]
+            place = HostCopy()
+            with self._changed:
+                self._places.append(place)
+            return place
         self.wait()
         return next(iter(self._places), None)
 
