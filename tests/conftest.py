@@ -124,6 +124,7 @@ def make_config(corpus_file: Path) -> MakeConfig:
             valid_rows=8,
             sample_every=0,
             save_every=4,
+            async_save=False,  # at the steps that a test names; in the background it is twice as often
         )
         return dataclasses.replace(base, **changes)
 

@@ -112,7 +112,7 @@ def test_log_every_thins_the_metrics(tmp_path: Path, make_config: Any) -> None:
 
 
 def test_the_callbacks_hear_everything_in_order(tmp_path: Path, make_config: Any, record: Any) -> None:
-    config = make_config(tmp_path / "r", steps=5, valid_every=2, save_every=3, sample_every=4, async_save=False)
+    config = make_config(tmp_path / "r", steps=5, valid_every=2, save_every=3, sample_every=4)
     bounds: list[float] = []
 
     class Second(Callback):
@@ -189,7 +189,7 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path, make_config: Any, monkey
     monkeypatch.setattr(
         Run, "validate", lambda self: Bound(draws_BS=torch.tensor([[next(script)]]), tokens_B=torch.tensor([1]))
     )
-    config = make_config(tmp_path / "r", steps=18, valid_every=3, save_every=3, keep=2, async_save=False)
+    config = make_config(tmp_path / "r", steps=18, valid_every=3, save_every=3, keep=2)
     train(dataclasses.replace(config, steps=12), device="cpu")
     assert kept(tmp_path / "r") == [6, 9, 12]
     model = train(config, resume=True, device="cpu")

@@ -38,8 +38,7 @@ STEPS = 72
 def reference(tmp_path_factory: pytest.TempPathFactory, make_config: Any) -> RunConfig:
     """A run that nothing interrupts; dropout is on."""
     folder = tmp_path_factory.mktemp("reference") / "run"
-    how = {"async_save": False}  # which of the last are kept then depends on no disk
-    config: RunConfig = make_config(folder, steps=STEPS, valid_every=12, save_every=4, keep=2, sample_every=36, **how)
+    config: RunConfig = make_config(folder, steps=STEPS, valid_every=12, save_every=4, keep=2, sample_every=36)
     assert config.denoiser.dropout > 0  # type: ignore[attr-defined]
     train(config, device="cpu")
     return config
@@ -117,8 +116,7 @@ def test_a_crash_at_any_step(
 ) -> None:
     """Weights, average, optimizer and the losses that follow are those of a run which never crashed, bit for bit."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no crash of the machine is played here
-    how = {"steps": 14, "save_every": 5, "valid_every": 6, "keep": 9, "async_save": False}
-    how |= {"seed": seed, "precision": precision}
+    how = {"steps": 14, "save_every": 5, "valid_every": 6, "keep": 9, "seed": seed, "precision": precision}
     straight = tmp_path / "straight"
     train(make_config(straight, micro_batch=3, **how), device="cpu")
     expected, losses = files(straight), records(straight)

@@ -44,7 +44,7 @@ def test_the_copy_is_of_its_own_step(tmp_path: Path) -> None:
 def test_keeping_the_best_does_not_wait_for_the_device(tmp_path: Path) -> None:
     """It is a copy in the stream: of the averages at that step, though steps follow before the device has made it."""
     with join_world("cuda") as world:
-        run = Run(small_run(tmp_path), world, resume=False, init=None)
+        run = Run(small_run(tmp_path, async_save=True, save_every=400), world, resume=False, init=None)
         kept = []
         try:
             for step in range(6):
