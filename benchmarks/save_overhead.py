@@ -87,6 +87,7 @@ def main() -> None:
             valid_rows=1,
             sample_every=0,
             save_every=args.interval,
+            async_save=False,  # so that an interval is as asked for; `Turns` decides how each save is made
             keep=1,
             log_every=10**9,
         )

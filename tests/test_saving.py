@@ -97,8 +97,7 @@ def test_an_error_surfaces_at_the_next_call_and_once(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         saver.save(2, tensors(2.0), {}, best=False)
-        assert saver._thread is not None
-        saver._thread.join()
+        saver._wait_while(lambda: saver._at_work)
     calls = {
         "save": lambda: saver.save(3, tensors(3.0), {}, best=False),
         "wait": saver.wait,
@@ -150,11 +149,13 @@ def test_a_run_is_the_same_whichever_way_it_saves(tmp_path: Path, make_config: A
     for folder, how in zip(folders, ({"save_every": 4}, {"save_every": 8, "async_save": True}), strict=True):
         train(make_config(folder, **how), callbacks=[record], device="cpu")
     saves = [event[1] for event in record.events if event[0] == "save"]
-    assert saves == [4, 6, 8, 12] * 2  # 6 is the best so far
-    names = [sorted(p.relative_to(f) for p in f.rglob("*.safetensors")) for f in folders]
-    assert names[0] == names[1]
-    assert len(names[0]) == 7  # two checkpoints of three, and the model
-    for name in names[0]:
+    assert saves[:4] == [4, 6, 8, 12]  # 6 is the best so far
+    assert {6, 12} <= set(saves[4:]) <= {4, 6, 8, 12}  # in the background 4 and 8 may give way to newer ones
+    names = [{p.relative_to(f) for p in f.rglob("*.safetensors")} for f in folders]
+    assert len(names[0]) == len(names[1]) == 7  # two checkpoints of three, and the model
+    same = names[0] & names[1]
+    assert {name.parts[-2] for name in same} >= {"model", "step-00000012"}
+    for name in same:
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
 
 

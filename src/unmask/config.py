@@ -132,8 +132,10 @@ class RunConfig:
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # on several processes; auto: ddp unless the GPU is too small
     on_nonfinite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is no number; it never reaches the weights
     max_nonfinite: int = 10  # steps that may be skipped
-    async_save: bool = False  # write checkpoints in the background, from a copy in host memory, twice as often
-    # whole: by the first process; sharded: by each its share; auto: sharded with fsdp, unless in the background
+    # Write models and checkpoints in the background, from a copy in host memory, twice as often; None: on a GPU, where
+    # one process writes them.
+    async_save: bool | None = None
+    # whole: by the first process; sharded: by each its share; auto: sharded with fsdp, unless async_save is true
     save_as: Literal["auto", "whole", "sharded"] = "auto"
 
     def __post_init__(self) -> None:
@@ -177,18 +179,6 @@ class RunConfig:
         if self.data.anchor != "auto":
             return self.data.anchor
         return "none" if self.data.packing == "wrap" or self.denoiser.causal else "both"
-
-    @property
-    def saved_every(self) -> int:
-        """Steps from one save to the next, so that a kill costs `save_every` of them at most.
-
-        One that is being written in the background is not there yet: such saves are made twice as often, and each waits
-        for the one before.
-
-        >>> RunConfig(save_every=100).saved_every, RunConfig(save_every=100, async_save=True).saved_every
-        (100, 50)
-        """
-        return max(1, self.save_every // 2) if self.async_save else self.save_every
 
 
 # --- recipes ----------------------------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ def role(path: Path) -> str:
 
 
 class Taps:
-    """Wraps the calls; counts those that touch `folder` (a run's checkpoints) under root and asks `act` about each."""
+    """Wraps the calls; counts those that touch `folder` (a run's checkpoints) under root, or what is to take its place,
+    and asks `act` about each."""
 
     def __init__(self, root: Path, act: Act, folder: str = "checkpoints") -> None:
         self.root, self.act, self.folder = str(root.resolve()), act, folder
@@ -45,8 +46,11 @@ class Taps:
         for place, name in WRAPPED:
             setattr(place, name, self.real[name])
 
+    def _is_in(self, path: Path) -> bool:
+        return any(part == self.folder or part.startswith(f".{self.folder}.") for part in path.parts)
+
     def _around(self, point: str, path: Path, call: Callable[[], Any]) -> Any:
-        if self.folder not in path.parts or not str(path.absolute()).startswith(self.root):
+        if not self._is_in(path) or not str(path.absolute()).startswith(self.root):
             return call()
         self.seen.append(point)
         self.act(point, "before")
@@ -75,7 +79,7 @@ class Taps:
         def call() -> int:
             half = (len(data) + 1) // 2
             written: int = self.real["write"](descriptor, data[:half])
-            if self.folder in path.parts and self.act(point, "half") == "short":
+            if self._is_in(path) and self.act(point, "half") == "short":
                 return written
             return written + int(self.real["write"](descriptor, data[half:]))
 

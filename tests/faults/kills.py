@@ -2,7 +2,8 @@
 
     python kills.py FOLDER CORPUS points:sync:8 moments:async:200 moments:sharded:20 ...
 
-points: at so many points of the save path (0: all); moments: at so many seeded random moments of a running training.
+points: at so many points of the save path (0: all); models: of the path by which the best model is kept;
+moments: at so many seeded random moments of a running training.
 sharded: two processes with fsdp, of which each saves its share; one of them is killed.
 Prints one JSON object a part: what was done, and every case in which something was wrong.
 """
@@ -30,7 +31,10 @@ from unmask.config import DataConfig, OptimConfig, RunConfig
 from unmask.corpora.text import Text
 from unmask.denoisers.dit import DiT
 from unmask.distributed.world import World
+from unmask.errors import UnmaskError
 from unmask.objectives.mdlm import MDLM
+from unmask.storage.atomic import find_folder
+from unmask.storage.model_folder import read_folder
 from unmask.training.callbacks import Callback
 from unmask.training.checkpoint.files import load_checkpoint
 from unmask.training.checkpoint.sharded import save_sharded  # noqa: F401 (children need not import it)
@@ -148,18 +152,22 @@ class Kills:
 
     # --- points ---
 
-    def points(self, count: int) -> None:
+    def models(self, count: int) -> None:
+        """`points`, of the model's folder."""
+        self.points(count, "model")
+
+    def points(self, count: int, folder: str = "checkpoints") -> None:
         """Kill at every point of the save at step 8 of a run that has one of step 4; then go on to the end."""
         self.run_to_the_end(self.at("reference"))
         self.run_to_the_end(self.at("base", steps=EVERY))
         expected = tensors_of(self.root / "reference")
-        cases = self.list_points()
+        cases = self.list_points(folder)
         if count:
             cases = random.Random(0).sample(cases, count)
         for i, case in enumerate(cases):
-            self.one_point(f"case-{i}", case, expected)
+            self.one_point(f"case-{i}", case, expected, folder)
 
-    def list_points(self) -> list[Case]:
+    def list_points(self, folder: str) -> list[Case]:
         """As children see them that go on."""
         shutil.copytree(self.root / "base", self.root / "list")
 
@@ -173,7 +181,7 @@ class Kills:
                 seen.append((name, counts[name, when], when, rank))
                 listing.write_text(json.dumps(seen))
 
-            Taps(self.root / "list", note).__enter__()
+            Taps(self.root / "list", note, folder).__enter__()
 
         code, _ = start(self.at("list", steps=2 * EVERY), arm).end()
         if code:
@@ -184,7 +192,7 @@ class Kills:
         ends = {(name, when, rank): number for name, number, when, rank in found}
         return [case for case in found if case[1] in (1, ends[case[0], case[2], case[3]])]
 
-    def one_point(self, name: str, case: Case, expected: dict[str, bytes]) -> None:
+    def one_point(self, name: str, case: Case, expected: dict[str, bytes], folder: str) -> None:
         run = self.root / name
         shutil.copytree(self.root / "base", run)
 
@@ -199,7 +207,7 @@ class Kills:
                 if count == case[1] and (point, when) == (case[0], case[2]):
                     os.kill(os.getpid(), signal.SIGKILL)
 
-            Taps(run, die).__enter__()
+            Taps(run, die, folder).__enter__()
 
         code, told = start(self.at(name), arm).end()
         what = f"{case[2]} {case[0]} (number {case[1]}, rank {case[3]})"
@@ -208,6 +216,10 @@ class Kills:
             return
         self.reached.append(what)
         self.check_left(what, run, told, at_least=EVERY)
+        try:
+            read_folder(find_folder(run / "model"))
+        except UnmaskError as error:
+            self.wrong.append(f"{what}: left a torn model: {error}")
         code, told = start(self.at(name)).end()
         if code:
             self.wrong.append(f"{what}: going on ended with {code}")

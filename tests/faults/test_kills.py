@@ -20,13 +20,16 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks a process
 
 # Numbers of points (0: every one) and of random moments. Of the ways to save, async has all of sync's moments too.
 MODES = {"sync": (0, 200), "async": (0, 200), "sharded": (0, 50)}
+MODELS = {"sync": 0, "async": 0}  # points of the best model's folder
 if not ALL:
     MODES = {"sync": (3, 0), "async": (2, 3), "sharded": (1, 0)}
+    MODELS = {"async": 2}
 
 
 def test_a_killed_run_goes_on(tmp_path: Path, corpus_file: Path, tally: Any) -> None:
     """What is left is whole, at most one interval is lost, and the end is that of a run which was never killed."""
     parts = [f"points:{mode}:{points}" for mode, (points, _) in MODES.items()]
+    parts += [f"models:{mode}:{points}" for mode, points in MODELS.items()]
     parts += [f"moments:{mode}:{moments}" for mode, (_, moments) in MODES.items() if moments]
     program = Path(__file__).with_name("kills.py")
     done = subprocess.run(

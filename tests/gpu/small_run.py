@@ -27,5 +27,6 @@ def small_run(folder: Path, name: str = "run", **changes: Any) -> RunConfig:
         valid_rows=8,
         sample_every=6,
         save_every=4,
+        async_save=False,  # so that saves are told at their own steps
     )
     return dataclasses.replace(config, **changes)

@@ -26,6 +26,7 @@ class StepReport:
     tokens_per_second: float
     seconds: float  # since this process began to train
     tokens: int = 0  # of the step's global batch, prompts included
+    train_seconds: float = 0.0  # of the run in steps: validating, sampling and saving are not counted
 
 
 class Sample(str):
@@ -107,6 +108,10 @@ class MetricsFile(Callback):
                     continue
         atomic_text(path, "".join(line + "\n" for line in kept))
         self.file = path.open("a", encoding="utf-8")
+        self.run: RunView | None = None
+
+    def on_run(self, run: RunView) -> None:
+        self.run = run
 
     def _write(self, record: dict[str, Any]) -> None:
         self.file.write(json.dumps(record) + "\n")
@@ -120,7 +125,8 @@ class MetricsFile(Callback):
         self._write({"step": step, "note": text})
 
     def on_valid(self, step: int, bound: Bound) -> None:
-        self._write({"step": step} | {f"valid_{k}": v for k, v in bound.summary().items()})
+        trained = {} if self.run is None else {"train_seconds": self.run.train_seconds}
+        self._write({"step": step} | {f"valid_{k}": v for k, v in bound.summary().items()} | trained)
 
     def on_log(self, step: int, name: str, value: float) -> None:
         self._write({"step": step, name: value if math.isfinite(value) else None})

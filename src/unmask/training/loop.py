@@ -88,16 +88,22 @@ def _loop(run: Run, tell: Announcer) -> None:
             # DDP lays its exchange out anew after the first backward pass and sums in another order from then on. One
             # that counts for nothing lets a resumed run sum as the run it continues.
             run.forward_backward(run.loader.fetch(run.step, *run.share))
-        run.began = run.last_read = time.perf_counter()
+        run.began = time.perf_counter()
+        run.clock.go()
         for rows in batches:
             lr = learning_rate(config.optim, run.step, config.steps)
             numbers = run.forward_backward(rows, asked_to_stop)
             run.update(lr, *numbers[:2])
             run.note(lr, *numbers)
             world.arm()
+            if run.step == run.resumed + 1:
+                run.prepare_saving()
             # A GPU is handed the next step before the last one's numbers are read, so it never waits for us.
-            run.announce(tell, keep=0 if run.looks_now() else 1)
+            looks = run.looks_now()
+            run.announce(tell, keep=0 if looks else 1)
             last = run.step == config.steps or run.ends(tell)
+            if looks or last:
+                run.clock.stop()  # the device has done all steps: what comes now is no training
 
             improved = False
             if run.step % config.valid_every == 0 or last:
@@ -112,17 +118,16 @@ def _loop(run: Run, tell: Announcer) -> None:
             stopping = (run.stopping or (world.size == 1 and asked_to_stop())) and not last
             if stopping:
                 run.announce(tell)
-            if run.step % config.saved_every == 0 or improved or last or stopping:
+            if run.step % run.saver.every == 0 or improved or last or stopping:
                 run.save(best=improved)
             for step, path in run.saver.finished(wait=last or stopping):
                 tell.on_save(step, path)
-            if run.looks_now():
-                run.last_read = time.perf_counter()  # validating and saving are no part of a step
             if stopping:
                 world.barrier()  # the first process may still be writing: who leaves now ends it
                 raise stopped(config, world, run.step)
             if last:
                 return
+            run.clock.go()
 
 
 class Run(RunState):
@@ -190,7 +195,7 @@ class Run(RunState):
     def looks_now(self) -> bool:
         """Does something look at the weights after this step? On a CPU a step is over when it returns, so always."""
         config, step = self.config, self.step
-        every = (config.valid_every, config.saved_every, config.sample_every)
+        every = (config.valid_every, self.saver.every, config.sample_every)
         return self.device.type != "cuda" or step == config.steps or any(e and step % e == 0 for e in every)
 
     def announce(self, tell: Callback, keep: int = 0) -> None:
@@ -204,10 +209,11 @@ class Run(RunState):
             word, fine = self.guard.look(unread.step, loss, grad_norm, unread.indices, self.folder)
             if word:
                 tell.on_note(unread.step, word)
-            now = time.perf_counter()
+            now = self.clock.seconds
             rate, self.last_read = unread.tokens / (now - self.last_read), now
             if fine:
-                report = StepReport(unread.step, loss, unread.lr, grad_norm, rate, now - self.began, unread.tokens)
+                seconds = time.perf_counter() - self.began
+                report = StepReport(unread.step, loss, unread.lr, grad_norm, rate, seconds, unread.tokens, now)
                 self.metrics |= {"loss": loss, "lr": unread.lr, "grad_norm": grad_norm, "tokens_per_second": rate}
                 tell.on_step(report)
 

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from unmask.training.state import RunState
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_./-]{0,99}")
-_OWN = {"step", "note", "sample", "prompt", "label"}  # what else stands in metrics.jsonl under a name of its own
+_OWN = {
+    "step",
+    "note",
+    "sample",
+    "prompt",
+    "label",
+    "train_seconds",
+}  # what else stands in metrics.jsonl under a name of its own
 
 
 class RunView:
@@ -44,6 +51,11 @@ class RunView:
     def step(self) -> int:
         """Steps done. On a GPU the newest report may be of the step before."""
         return self._run.step
+
+    @property
+    def train_seconds(self) -> float:
+        """Seconds that the run has trained, also before it was resumed: validating, sampling and saving not counted."""
+        return self._run.clock.seconds
 
     @property
     def config(self) -> RunConfig:

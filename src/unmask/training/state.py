@@ -8,7 +8,9 @@ import json
 import math
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from unmask.training.callbacks import Callback, MetricsFile, Sample, TensorBoard
 from unmask.training.checkpoint.files import Checkpoint
 from unmask.training.checkpoint.resume import STATE, check_same_run, find_checkpoint, read_run
 from unmask.training.checkpoint.saving import make_saver
+from unmask.training.clock import Clock
 from unmask.training.compiling import compile_trunk
 from unmask.training.ema import Ema
 from unmask.training.held_out import held_out_sample
@@ -104,7 +107,8 @@ class RunState:
         self.guard = Guard(config.on_nonfinite, config.max_nonfinite)
         self.unread: deque[Unread] = deque()
         self.global_rows: tuple[np.ndarray, int] = (np.empty(0, dtype=np.int64), 0)
-        self.began = self.last_read = time.perf_counter()
+        self.began = time.perf_counter()
+        self.clock, self.last_read = Clock(), 0.0  # of training; where it stood at the newest report
         self.skipped: list[str] = []
         if checkpoint is not None:
             with checkpoint.holds(**STATE):
@@ -140,7 +144,7 @@ class RunState:
             )
 
     def note_best(self, bound: Bound, *, last: bool) -> bool:
-        """Keep the model folder where the metric that the recipe calls `best` is better than ever before.
+        """Whether the model is to be kept: the metric that the recipe calls `best` is better than ever before.
 
         A run that ends without ever having had that metric keeps what it ends with.
         """
@@ -150,14 +154,7 @@ class RunState:
         better = is_better(value, self.best, self.config.best_is)
         if better and value is not None:
             self.best = value
-        if not better and not (last and math.isinf(self.best)):
-            return False
-        with self._averaged():
-            weights = self._gathered(unshared(self.network))
-            if self.world.first:
-                self._model(self.network).save(self.folder / "model", weights=weights)
-            self.network.train()
-        return True
+        return better or (last and math.isinf(self.best))
 
     def copied_model(self, *, averaged: bool) -> Model:
         """A model of its own with the weights as they are now, or their average."""
@@ -222,7 +219,13 @@ class RunState:
 
     # --- keeping and resuming ---
 
+    def prepare_saving(self) -> None:
+        """Once the optimizer has its state: a GPU's copies want pinned memory, which takes a while to get."""
+        if self.device.type == "cuda" and self.world.first and self.parallel.kind != "fsdp":
+            self.saver.prepare(self._tensors(flatten_optimizer(self.optimizer, self.names)[0]))
+
     def save(self, *, best: bool) -> None:
+        """Write a checkpoint, and before it the model's folder where it is the best; or begin to, in the background."""
         optimizer, optimizer_state = flatten_optimizer(self.optimizer, self.names)
         tensors = self._tensors(optimizer)
         if self.saver.sharers is None:
@@ -236,8 +239,19 @@ class RunState:
             "optimizer": optimizer_state,
             "data": self._data(),
             "skipped_steps": self.guard.skipped,
+            "train_seconds": self.clock.seconds,
         }
-        self.saver.save(self.step, tensors, state, best=best)
+        write_model = None
+        if best:
+            write_model = partial(self._write_model, self._model(self.network))
+            self.network.train()  # a model's network is one that is used
+        self.saver.save(self.step, tensors, state, best=best, write_model=write_model)
+
+    def _write_model(self, model: Model, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """RUN/model from what a checkpoint holds: the average, where there is one, and what is not averaged."""
+        weights = self._gathered({**tensors["model"], **tensors.get("ema", {})})
+        if self.world.first:
+            model.save(self.folder / "model", weights=weights)
 
     def _tensors(self, optimizer: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         averages = {} if self.ema is None else {"ema": self.ema.shadow}
@@ -264,6 +278,9 @@ class RunState:
         self.best = self._worst if checkpoint.state["best"] is None else checkpoint.state["best"]
         self.guard.skipped = checkpoint.state.get("skipped_steps", 0)
         self.skipped = checkpoint.skipped
+        self.saver.durable = checkpoint.step
+        self.clock = Clock(checkpoint.state.get("train_seconds", 0.0))
+        self.last_read = self.clock.seconds
 
     def _init_from(self, init: str | Path) -> None:
         other = load(init, device="cpu")

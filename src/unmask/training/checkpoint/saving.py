@@ -1,11 +1,13 @@
-"""When checkpoints are written: at once, or in the background from a copy in host memory."""
+"""When a run's state is written: at once, or by a thread of its own while the run goes on."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,37 @@ from torch import Tensor
 from unmask.config import RunConfig
 from unmask.distributed.world import World
 from unmask.training.checkpoint.files import check_room, save_checkpoint
+from unmask.training.checkpoint.host_copy import HostCopy, fits
 
 Groups = Mapping[str, Mapping[str, Tensor]]
+WriteModel = Callable[[Groups], None]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is written for one step: the model's folder where it is the best so far, and then the checkpoint.
+
+    In this order, by one thread: a checkpoint knows the best bound so far, so its model must be there before it is.
+    """
+
+    step: int
+    tensors: Groups
+    state: Mapping[str, Any]
+    best: bool
+    write_model: WriteModel | None
+    copied: torch.cuda.Event | None = None  # when the device has copied the tensors
+    place: HostCopy | None = None  # where to
 
 
 class Saver:
-    """Saves a run's checkpoints. In the background one is in flight at most: the next waits for it.
+    """Saves a run. In the background one save is written at a time, and one may wait: a newer one takes its place, save
+    that the best gives way only to a better one, and a milestone to none.
 
-    What fails in the background is raised by the next call, as if it had failed there. The thread is no daemon: a
-    process that ends waits for it.
+    A save in the background returns as soon as the copy is asked for. It waits for the disk only where a kill would
+    cost more than two intervals, where what waits may not give way, or where memory has no room for a second copy.
+
+    What fails in the background is raised by the next call, as if it had failed there, and nothing that came after it
+    is written. The thread is no daemon: a process that ends waits for it.
 
     >>> import tempfile
     >>> saver = Saver(Path(tempfile.mkdtemp()), keep=2, background=True)
@@ -38,47 +62,71 @@ class Saver:
         *,
         keep: int,
         keep_every: int = 0,
+        every: int = 1,
         background: bool = False,
         sharers: World | None = None,
     ) -> None:
         self.run_dir = run_dir
         self.keep, self.keep_every = keep, keep_every
+        self.every = every  # steps from one save to the next
         self.background = background
         self.sharers = sharers  # who all save together, each its share; None: one process saves
-        self._host: dict[tuple[str, str], Tensor] = {}  # used again by every save: pages are dear to get
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self.durable = 0  # the newest step that no kill can take
         self.failed: Exception | None = None  # a save that nobody waited for any more
-        self._durable: deque[tuple[int, Path]] = deque()
+        self._changed = threading.Condition()  # of all below
+        self._at_work = False
+        self._writing: _Job | None = None
+        self._waiting: _Job | None = None
+        self._places: list[HostCopy] = []  # used again by every save: pages are dear to get
+        self._error: BaseException | None = None
+        self._finished: deque[tuple[int, Path]] = deque()
 
-    def save(self, step: int, tensors: Groups, state: Mapping[str, Any], *, best: bool) -> None:
-        """Write a checkpoint, or begin to; the tensors and the state may change once this returns."""
-        self.wait()
-        if not self.background:
-            self._write(step, tensors, state, best, None)
+    def save(
+        self,
+        step: int,
+        tensors: Groups,
+        state: Mapping[str, Any],
+        *,
+        best: bool,
+        write_model: WriteModel | None = None,
+    ) -> None:
+        """Write a checkpoint, or begin to; the tensors and the state may change once this returns.
+
+        write_model: writes the model's folder from the tensors that it gets, before the checkpoint.
+        """
+        if not (self.background and self._save_later(step, tensors, state, best, write_model)):
             self.wait()
-            return
-        check_room(self.run_dir, step, tensors)  # said at this step rather than at the next
-        copies, copied = self._to_host(tensors)
-        arguments = (step, copies, copy.deepcopy(dict(state)), best, copied)
-        self._thread = threading.Thread(target=self._write, args=arguments, name=f"save-{step}", daemon=False)
-        self._thread.start()
+            self._write(_Job(step, tensors, state, best, write_model))
+            self._raise()
+
+    def prepare(self, tensors: Groups) -> threading.Thread | None:
+        """Take the memory for a copy of such tensors while the run goes on: else the first save stops for it."""
+        if not self.background or not fits(tensors):
+            return None
+        place = HostCopy()
+
+        def reserve() -> None:
+            with contextlib.suppress(RuntimeError):  # what cannot be had now is asked for again by the save
+                place.reserve(tensors)
+                with self._changed:
+                    self._places.append(place)
+
+        thread = threading.Thread(target=reserve, name="save-memory", daemon=True)
+        thread.start()
+        return thread
 
     def finished(self, *, wait: bool = False) -> Iterator[tuple[int, Path]]:
         """Step and folder of every checkpoint that became durable since the last call."""
-        if wait or (self._thread is not None and not self._thread.is_alive()):
+        if wait:
             self.wait()
-        while self._durable:
-            yield self._durable.popleft()
+        self._raise()
+        while self._finished:
+            yield self._finished.popleft()
 
     def wait(self) -> None:
         """Until nothing is in flight; raises what went wrong."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        self._wait_while(lambda: self._at_work)
+        self._raise()
 
     def close(self) -> Iterator[tuple[int, Path]]:
         """The last of `finished`, for a run that ends by an error of its own: that one is raised, a save's is kept in
@@ -89,55 +137,112 @@ class Saver:
             self.failed = error
         return self.finished()
 
-    def _write(
-        self, step: int, tensors: Groups, state: Mapping[str, Any], best: bool, copied: torch.cuda.Event | None
-    ) -> None:
+    # --- in the background ---
+
+    def _save_later(
+        self, step: int, tensors: Groups, state: Mapping[str, Any], best: bool, write_model: WriteModel | None
+    ) -> bool:
+        """Copy and hand over; False: there is no memory for a copy."""
+        self._raise()
+        check_room(self.run_dir, step, tensors)  # said at this step rather than at the next
+        with self._changed:
+            if self._waiting is not None and self._gives_way(self._waiting, best=best):
+                self._waiting = None
+        self._wait_while(lambda: self._waiting is not None)
+        place = self._place_for(tensors)
+        if place is None:
+            return False
+        copies, copied = place.copy(tensors)
+        with self._changed:
+            self._waiting = _Job(step, copies, copy.deepcopy(dict(state)), best, write_model, copied, place)
+            if not self._at_work:
+                self._at_work = True
+                threading.Thread(target=self._work, name="save", daemon=False).start()
+        # All that was saved up to one interval ago is durable, so that a kill before the next one costs two of them.
+        due = (step // self.every - 1) * self.every
+        self._wait_while(lambda: self._at_work and self.durable < due)
+        return True
+
+    def _gives_way(self, job: _Job, *, best: bool) -> bool:
+        """Whether a save that has not begun need not be made, now that there is a newer one."""
+        milestone = self.keep_every and job.step % self.keep_every == 0
+        return not milestone and (best or not job.best)
+
+    def _place_for(self, tensors: Groups) -> HostCopy | None:
+        """Memory that nobody writes from; without room for more of it than is in use, that is waited for."""
+        with self._changed:
+            used = self._writing.place if self._writing else None
+            free = [place for place in self._places if place is not used]
+        if free:
+            return free[0]
+        if fits(tensors):
+            place = HostCopy()
+            with self._changed:
+                self._places.append(place)
+            return place
+        self.wait()
+        return next(iter(self._places), None)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                job, self._waiting = self._waiting, None
+                self._writing = job if self._error is None else None
+                self._at_work = self._writing is not None
+                self._changed.notify_all()
+                if self._writing is None:
+                    return
+            self._write(self._writing)
+
+    def _write(self, job: _Job) -> None:
         try:
-            if copied is not None:
-                copied.synchronize()
-            how: dict[str, Any] = {"keep": self.keep, "keep_every": self.keep_every, "best": best}
+            if job.copied is not None:
+                job.copied.synchronize()
+            if job.write_model is not None:
+                job.write_model(job.tensors)
+            how: dict[str, Any] = {"keep": self.keep, "keep_every": self.keep_every, "best": job.best}
             if self.sharers is None:
-                path = save_checkpoint(self.run_dir, step, tensors, state, **how)
+                path = save_checkpoint(self.run_dir, job.step, job.tensors, job.state, **how)
             else:
                 from unmask.training.checkpoint.sharded import save_sharded  # imports much of torch.distributed
 
-                path = save_sharded(self.run_dir, step, tensors, state, world=self.sharers, **how)
-            self._durable.append((step, path))
+                path = save_sharded(self.run_dir, job.step, job.tensors, job.state, world=self.sharers, **how)
+            self.durable = job.step
+            self._finished.append((job.step, path))
         except BaseException as error:
             self._error = error
 
-    def _to_host(self, tensors: Groups) -> tuple[Groups, torch.cuda.Event | None]:
-        """Copies in memory of our own. A GPU copies in its own time: before any step that comes after, and unwaited."""
-        copies: dict[str, dict[str, Tensor]] = {}
-        on_gpu = False
-        for group, named in tensors.items():
-            copies[group] = {}
-            for name, tensor in named.items():
-                place = self._host.get((group, name))
-                if place is None or place.shape != tensor.shape or place.dtype != tensor.dtype:
-                    place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-                    self._host[group, name] = place
-                copies[group][name] = place.copy_(tensor.detach(), non_blocking=True)
-                on_gpu |= tensor.is_cuda
-        if not on_gpu:
-            return copies, None
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record()
-        return copies, copied
+    def _wait_while(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not condition())
+
+    def _raise(self) -> None:
+        """What went wrong, once."""
+        with self._changed:
+            error = None if self._at_work else self._error
+            if error is not None:
+                self._error = None
+                raise error
 
 
 def make_saver(config: RunConfig, world: World, kind: str) -> Saver:
     """The saver of a run whose network is spread over the processes as `kind` says.
 
-    >>> make_saver(RunConfig(), World(), "alone").sharers is None
-    True
+    Unless the recipe decides, what one process saves of a GPU's run is written in the background. On a CPU the writing
+    would take from the steps what it saves between them.
+
+    >>> [make_saver(RunConfig(async_save=how), World(), "alone").background for how in (None, True)]
+    [False, True]
     """
-    auto = kind == "fsdp" and not config.async_save
-    sharded = auto if config.save_as == "auto" else config.save_as == "sharded"
+    sharded = config.save_as == "sharded" or (config.save_as == "auto" and kind == "fsdp" and not config.async_save)
+    on_gpu = world.device.type == "cuda"
+    background = on_gpu and not sharded if config.async_save is None else config.async_save
     return Saver(
         Path(config.out),
         keep=config.keep,
         keep_every=config.keep_every,
-        background=config.async_save,
+        # One that is being written is not there yet: such saves are made twice as often, so that a kill costs no more.
+        every=max(1, config.save_every // 2) if background else config.save_every,
+        background=background,
         sharers=world if sharded else None,
     )

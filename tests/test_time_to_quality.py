@@ -1,0 +1,109 @@
+"""The time to a bound: interpolated between validations, with the start and the stalls told."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from unmask.reader import to_dict
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("time_to_quality")
+
+
+def run_lines() -> list[tuple[dict[str, Any], float]]:
+    """Five steps of 10 tokens, a validation before them and after the second and the fifth; the third step is slow."""
+    lines: list[tuple[dict[str, Any], float]] = [({"step": 0, "valid_nats_per_token": 6.0, "train_seconds": 0.0}, 4.0)]
+    took = {1: (3.0, 3.0), 2: (1.0, 1.0), 3: (8.0, 2.0), 4: (1.0, 1.0), 5: (1.0, 1.0)}  # in all, and in training
+    seconds = trained = 0.0
+    for step, (whole, training) in took.items():
+        seconds, trained = seconds + whole, trained + training
+        record = {"step": step, "loss": 1.0, "tokens": 10, "seconds": seconds, "train_seconds": trained}
+        lines.append((record, 4.0 + seconds))
+        if step in (2, 5):
+            bound = {2: 4.0, 5: 3.0}[step]
+            look = {"step": step, "valid_nats_per_token": bound, "train_seconds": trained}
+            lines.append((look, 4.5 + seconds))
+    lines.append(({"step": 5, "note": "a loss that jumped"}, 99.0))
+    return lines
+
+
+def followed(bench: ModuleType, *, watched: bool = True) -> Any:
+    metrics = bench.Metrics()
+    for record, came in run_lines():
+        metrics.add(record, came if watched else None)
+    return metrics
+
+
+def test_a_bound_lies_on_the_line_between_two_validations(bench: ModuleType) -> None:
+    metrics = followed(bench)
+    assert metrics.reached(6.5) == bench.Look(6.0, 0, 0, 0.0, 4.0)
+    assert metrics.reached(5.5) == bench.Look(5.5, 0.5, 5.0, 1.0, 5.125)  # a quarter of the way to step 2
+    assert metrics.reached(4.0) == bench.Look(4.0, 2.0, 20.0, 4.0, 8.5)
+    assert metrics.reached(3.5) == bench.Look(3.5, 3.5, 35.0, 6.0, 13.5)
+    assert metrics.reached(2.9) is None
+    assert followed(bench, watched=False).reached(5.5) == bench.Look(5.5, 0.5, 5.0, 1.0, None)
+
+
+def test_the_first_time_counts(bench: ModuleType) -> None:
+    """A bound that is lost again was reached all the same."""
+    metrics = bench.Metrics()
+    metrics.looks = [bench.Look(bound, step, 0, 0.0) for step, bound in enumerate([5.0, 3.0, 4.0, 2.0])]
+    assert metrics.reached(3.5).step == 0.75
+
+
+def test_the_start_and_the_stalls(bench: ModuleType) -> None:
+    metrics = followed(bench)
+    assert metrics.first_step == 7.0
+    assert metrics.longest() == (bench.Gap(8.0, 3, "validation"), bench.Gap(2.0, 3, "validation"))
+    said = "\n".join(bench.table("a", metrics, [3.5, 1.0]))
+    assert "the first step is told after 7.0 s" in said
+    assert "8.00 s before step 3, with a validation" in said
+    assert "  3.5000       13.5        6.0" in said
+    assert "1.0000 not reached: the best is 3.0000 at step 5" in said
+
+
+def test_a_picture_of_two_runs(bench: ModuleType) -> None:
+    picture = bench.picture({"a": followed(bench), "<b>": followed(bench)})
+    tree = ElementTree.fromstring(picture)
+    panels = [child for child in tree if child.tag.endswith("svg")]
+    assert [panel.get("x") for panel in panels] == ["0", panels[0].get("width")]
+    for panel, across in zip(panels, ("seconds", "tokens"), strict=True):
+        assert across in ["".join(text.itertext()) for text in panel.iter() if text.tag.endswith("text")]
+        assert sum(line.tag.endswith("polyline") for line in panel.iter()) == 2
+
+
+def test_a_run_is_watched_and_read_again(
+    bench: ModuleType, tmp_path: Path, make_config: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    recipe = tmp_path / "tiny.json"
+    recipe.write_text(json.dumps(to_dict(make_config(tmp_path / "run", log_every=9))))
+    how = ["--out", str(tmp_path / "run"), "--device", "cpu", "--valid_every", "4", "--json", str(tmp_path / "a.json")]
+    monkeypatch.setattr(sys, "argv", ["time_to_quality.py", str(recipe), "--bound", "5.5", *how])
+    bench.main()
+    (watched,) = json.loads((tmp_path / "a.json").read_text()).values()
+    assert [look["step"] for look in watched["validations"]] == [0, 4, 8, 12]
+    arrived = [look["seconds"] for look in watched["validations"]]
+    assert 0 < arrived[0] <= watched["first_step_seconds"] <= arrived[1]
+    assert arrived == sorted(arrived)
+    assert watched["longest_gap"]["seconds"] >= watched["longest_gap_in_training"]["seconds"] > 0
+    again = ["--runs", str(tmp_path / "run"), "--plot", str(tmp_path / "a.svg"), "--json", str(tmp_path / "b.json")]
+    monkeypatch.setattr(sys, "argv", ["time_to_quality.py", *again])
+    bench.main()
+    (read,) = json.loads((tmp_path / "b.json").read_text()).values()
+    unwatched = [look | {"seconds": None} for look in watched["validations"]]
+    assert read["validations"] == unwatched
+    ElementTree.parse(tmp_path / "a.svg")
+    assert str(tmp_path / "run") in capfd.readouterr().out
