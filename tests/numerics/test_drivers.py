@@ -15,6 +15,7 @@ from torch import Tensor
 
 from unmask import kernels
 from unmask.denoisers.dit import DiT, DiTNetwork
+from unmask.denoisers.dit.block import Block
 from unmask.denoisers.network import Attend, as_denoiser
 from unmask.denoisers.ragged import ragged, vectors_at
 from unmask.errors import UsageError
@@ -175,6 +176,22 @@ def test_the_training_pass_with_kernels_gives_the_same_gradients(options: dict[s
     if net.takes_ragged():
         want = net._blocks(ids, level, None, flat_N=place, cond=label, rows=rows)
         same(fused_training_trunk(net, ids, place, c, rows=rows), want)
+
+
+def test_a_block_of_ones_own_is_run_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernels stand in for what they do not know."""
+
+    class Own(Block):
+        pass
+
+    monkeypatch.setattr(kernels, "fit", lambda tensor: True)
+    net = build().eval()
+    assert net.can_fuse_training()
+    with torch.no_grad():
+        assert net.can_fuse()
+        net.blocks[1].__class__ = Own
+        assert not net.can_fuse()
+    assert not net.can_fuse_training()
 
 
 @pytest.mark.parametrize("conditioning", ["level", "sigma"])

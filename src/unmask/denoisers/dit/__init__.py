@@ -288,13 +288,15 @@ class DiTNetwork(Network):
     def can_fuse(self) -> bool:
         """Used, not trained, on a GPU: the forward pass in fused.py applies."""
         training = torch.is_grad_enabled() or self.training or torch.is_autocast_enabled("cuda")
-        plain = not training and not self.sharded and not torch.compiler.is_compiling()
-        return plain and kernels.fit(self.embed.weight)
+        return not training and self._fits_kernels()
 
     def can_fuse_training(self) -> bool:
         """Trained on a GPU: the pass in fused_training.py applies."""
-        plain = torch.is_grad_enabled() and not self.sharded and not torch.compiler.is_compiling()
-        return plain and kernels.fit(self.embed.weight)
+        return torch.is_grad_enabled() and self._fits_kernels()
+
+    def _fits_kernels(self) -> bool:
+        ours = all(type(block) is Block for block in self.blocks)  # somebody's own is run as it is written
+        return ours and not self.sharded and not torch.compiler.is_compiling() and kernels.fit(self.embed.weight)
 
     def can_decode(self) -> bool:
         return self.causal and self.can_fuse()
