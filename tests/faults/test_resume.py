@@ -28,6 +28,7 @@ from unmask.training.callbacks import Callback, StepReport
 from unmask.training.checkpoint.files import load_checkpoint
 from unmask.training.ema import Ema
 from unmask.training.loop import train
+from unmask.training.optim import AdamWAndMuon
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 
@@ -295,7 +296,7 @@ POINTS: list[Callable[[], None]] = [
     at_call(os, "replace", 1, after=False),  # before the run has written anything
     at_call(os, "replace", 2, after=True),
     at_call(Ema, "update", 1, after=False),  # the weights have moved, the average has not
-    at_call(torch.optim.AdamW, "step", 6, after=True),
+    at_call(AdamWAndMuon, "step", 6, after=True),
     at_call(unmask.training.checkpoint.files, "write_tensors", 1, after=False),
     at_call(unmask.training.checkpoint.files, "write_tensors", 2, after=True),
     half_a_weights_file,
@@ -315,7 +316,6 @@ POINTS: list[Callable[[], None]] = [
 
 def killed_at_every_point(recipe: str) -> None:
     """One child a point, each going on where the last was killed. In a process of its own: forks before torch works."""
-    torch.optim.AdamW([torch.zeros(1)])  # the first one imports half of torch; once is enough for all children
     folder = Path(json.loads(Path(recipe).read_text(encoding="utf-8"))["out"])
     for arm in POINTS:
         child = os.fork()
