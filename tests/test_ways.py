@@ -182,7 +182,7 @@ def test_the_next_token_is_read_by_a_mask_that_looks_back(tokens: Tokens) -> Non
 
 
 def test_a_network_that_shifts_is_refused_for_the_next_token(tokens: Tokens) -> None:
-    network = BASELINE.build(SMALL, num_ids=NUM_IDS, mask_id=MASK)
+    network = BASELINE.build(SMALL, made_tokens())
     with pytest.raises(UsageError, match="Unshifted"):
         NextToken().loss(network, make_batch(tokens.rows(0, 4, 8, seed=1), seed=0, step=0))
 
@@ -194,6 +194,7 @@ OFF = {
     "value-residual": {"share": 0.0},
     "value-embedding": {"gain": 0.0},
     "skips": {"gain": 0.0},
+    "attention-gain": {"gain": 1.0},
     "embedding-mix": {"of_stream": 1.0, "of_embedding": 0.0},
 }
 OWN_NETWORKS = [way for way in WAYS.values() if way.network is not DiTNetwork]
@@ -213,6 +214,8 @@ def test_a_network_computes_its_own_pass(way: Way, tokens: Tokens) -> None:
     network = learned(way, tokens)
     x_BL = tokens.rows(0, 4, 8, seed=2)
     with torch.no_grad():
+        for p in network.parameters():
+            p += 0.5 * (p.numel() == 1)  # a few steps do not move a learned number far
         assert not network.can_fuse()
         other = plain_twin(network)(x_BL) - network(x_BL)
         changes = way.network is not networks.Unshifted  # which differs only while it looks back
@@ -235,9 +238,9 @@ def test_turned_off_it_is_the_plain_network(name: str, tokens: Tokens) -> None:
 @pytest.mark.parametrize("way", OWN_NETWORKS, ids=lambda way: way.name)
 def test_what_is_shared_starts_as_in_the_baseline(way: Way) -> None:
     torch.manual_seed(4)
-    plain = dict(BASELINE.build(SMALL, num_ids=NUM_IDS, mask_id=MASK).named_parameters())
+    plain = dict(BASELINE.build(SMALL, made_tokens()).named_parameters())
     torch.manual_seed(4)
-    own = dict(way.build(SMALL, num_ids=NUM_IDS, mask_id=MASK).named_parameters())
+    own = dict(way.build(SMALL, made_tokens()).named_parameters())
     same = [name for name, p in own.items() if name in plain and plain[name].shape == p.shape]
     assert all(own[name].equal(plain[name]) for name in same)
     assert len(same) > len(plain) / 2
@@ -246,13 +249,13 @@ def test_what_is_shared_starts_as_in_the_baseline(way: Way) -> None:
 @pytest.mark.parametrize("way", NETWORK, ids=lambda way: way.name)
 def test_no_network_is_larger_outside_its_embeddings(way: Way) -> None:
     """By more than a few numbers a block, which the table shows."""
-    counts = [sizes(w.build(SMALL, num_ids=NUM_IDS, mask_id=MASK))["parameters"] for w in (way, BASELINE)]
+    counts = [sizes(w.build(SMALL, made_tokens()))["parameters"] for w in (way, BASELINE)]
     assert counts[0] - counts[1] <= 2 * CONFIG.dims[1]
     assert counts[0] > 0.9 * counts[1]
 
 
 def test_every_matrix_of_swiglu_is_muons_and_stacks_two_maps() -> None:
-    network = WAYS["swiglu"].build(SMALL, num_ids=NUM_IDS, mask_id=MASK)
+    network = WAYS["swiglu"].build(SMALL, made_tokens())
     assert network.matrices()["blocks.0.mlp_in.weight"] == 2
     assert network.matrices()["blocks.0.qkv.weight"] == 3
 
@@ -263,6 +266,14 @@ def test_capped_logits_stay_within(tokens: Tokens) -> None:
         network.output.bias[:2] = torch.tensor([1e4, 1.0])
         logits = network.head(torch.zeros(1, 24))[0]
     assert logits[:2].tolist() == pytest.approx([15.0, 15 * math.tanh(1 / 15)])
+
+
+def test_the_head_starts_as_the_tokens_shares(tokens: Tokens) -> None:
+    network = WAYS["unigram-start"].build(SMALL, tokens)
+    with torch.no_grad():
+        log_p = torch.log_softmax(network.head(torch.zeros(1, 24))[0], dim=0)
+    share = (np.bincount(tokens.train, minlength=NUM_IDS) + 1) / (len(tokens.train) + NUM_IDS)
+    torch.testing.assert_close(log_p.exp(), torch.from_numpy(share).float())
 
 
 def test_mixed_values_pass_through_the_first_blocks(tokens: Tokens) -> None:

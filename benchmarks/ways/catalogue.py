@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import torch
+
 from unmask.config import OptimConfig
 from unmask.denoisers.dit import DiT, DiTNetwork
 from unmask.objectives import Objective
 from ways import networks
+from ways.data import Tokens
 from ways.objectives import Bell, Complement, Counts, Power, Weighted
 from ways.optimizers import MakeUpdater, embedding_rate, flat_ema_updater, normuon_updater, plain_updater
 from ways.schedules import Kept, NextTokenFirst, Pairs, Plan, Stage
@@ -45,15 +49,24 @@ class Way:
     network: type[DiTNetwork] = DiTNetwork
     denoiser: Callable[[DiT], DiT] = lambda config: config
     optim: Mapping[str, Any] = field(default_factory=dict)
+    start: Callable[[DiTNetwork, Tokens], None] = lambda network, tokens: None
     updater: MakeUpdater = plain_updater
     plan: Plan = Plan()
     work: float = 1.0  # tokens, as a multiple of the baseline's
 
-    def build(self, setting: Setting, *, num_ids: int, mask_id: int) -> DiTNetwork:
-        return self.network(self.denoiser(setting.denoiser), num_ids=num_ids, mask_id=mask_id)
+    def build(self, setting: Setting, tokens: Tokens) -> DiTNetwork:
+        network = self.network(self.denoiser(setting.denoiser), num_ids=tokens.num_ids, mask_id=tokens.mask_id)
+        self.start(network, tokens)
+        return network
 
     def rates(self, setting: Setting) -> OptimConfig:
         return replace(setting.optim, **self.optim)
+
+
+def _unigram(network: DiTNetwork, tokens: Tokens) -> None:
+    """The head's bias is the logarithm of each token's share of the text; each counts once more than it is there."""
+    count_I = np.bincount(tokens.train, minlength=tokens.num_ids) + 1
+    network.output.bias.data.copy_(torch.from_numpy(np.log(count_I / count_I.sum())))
 
 
 def _untied(config: DiT) -> DiT:
@@ -115,9 +128,12 @@ NETWORK = (
     Way("softcap-30", "logits within 30", network=networks.SoftCap30),
     Way("skips", "U-net skips between the halves", network=networks.Skips),
     Way("embedding-mix", "the embedding into each block", network=networks.EmbeddingMix),
+    Way("embedding-norm", "the embedding enters with size 1", network=networks.NormedEmbedding),
+    Way("attention-gain", "a learned gain for queries and keys", network=networks.AttentionGain),
     Way("half-rotary", "half of each head without position", network=networks.HalfRotary),
     Way("wide-heads", "half as many heads, twice as wide", denoiser=_wide_heads),
     Way("untied", "a head of its own", denoiser=_untied),
+    Way("unigram-start", "the head starts as the tokens' shares", start=_unigram),
 )
 
 SMALL_FIRST = (Stage(0.15, 0.25), Stage(0.4, 0.5), Stage(1.0, 1.0))

@@ -103,7 +103,8 @@ class SquaredRelu(WayNetwork):
 class GatedStream(PlainStream):
     def hidden(self, linear: nn.Linear, h: Tensor) -> Tensor:
         gate, up = linear(h).chunk(2, dim=-1)
-        return F.silu(gate) * up
+        gated: Tensor = F.silu(gate) * up
+        return gated
 
 
 class GatedBlock(WayBlock):
@@ -220,6 +221,21 @@ class ValueEmbedding(WayNetwork):
         self.notes.token_v_BLD = self.value_embed(args[0])
 
 
+class GainBlock(WayBlock):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.gain = scalar(1.0)
+
+    def normed(self, x_BHLK: Tensor) -> Tensor:
+        return super().normed(x_BHLK) * self.gain.to(x_BHLK.dtype)
+
+
+class AttentionGain(WayNetwork):
+    """qk_norm holds the attention's logits within the root of the head's width; a learned gain lets them grow."""
+
+    block = GainBlock
+
+
 class HalfRotaryBlock(WayBlock):
     def seeing(self, see: Attention) -> Attention:
         assert isinstance(see, Full)
@@ -289,6 +305,17 @@ class EmbeddingMix(WayNetwork):
     """Each block sees the embedding again, by learned numbers that start as nothing."""
 
     block = EmbeddingMixBlock
+
+
+class NormedEmbeddingBlock(WayBlock):
+    def enter(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], eps=1e-6).to(x.dtype) if self.index == 0 else x
+
+
+class NormedEmbedding(WayNetwork):
+    """The embedding enters with root mean square 1, so that early blocks do not drown it."""
+
+    block = NormedEmbeddingBlock
 
 
 # --- head and order ---------------------------------------------------------------------------------------------------

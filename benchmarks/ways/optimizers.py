@@ -104,7 +104,8 @@ class NorMuon(AdamWAndMuon):
         for p in params:
             if p not in self.state:
                 self.state[p] = {"momentum": torch.zeros_like(p), "row_square": torch.zeros_like(p[:, :1])}
-        grads = [torch.nan_to_num(p.grad * scale) for p in params]
+        scaled = torch._foreach_mul([p.grad for p in params if p.grad is not None], scale)
+        grads = [torch.nan_to_num(grad) for grad in scaled]
         momenta = [self.state[p]["momentum"] for p in params]
         torch._foreach_lerp_(momenta, grads, 1 - keep)
         ahead = torch._foreach_lerp(grads, momenta, keep)

@@ -28,8 +28,8 @@ def chain(path: str, tokenizer: Tokenizer) -> Ids:
 
 def prepare(train: str, valid: str, tokenizer: str, out: Path) -> None:
     made = load_tokenizer(tokenizer)
-    chains = {"train": chain(train, made), "valid": chain(valid, made)}
-    np.savez_compressed(out, num_ids=made.num_ids, mask_id=made.mask_id, **chains)
+    num_ids, mask_id = np.array(made.num_ids), np.array(made.mask_id)
+    np.savez_compressed(out, train=chain(train, made), valid=chain(valid, made), num_ids=num_ids, mask_id=mask_id)
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from unmask.devices import few_threads, pick_device
 from unmask.errors import UsageError, did_you_mean
 from ways.catalogue import SETTINGS, WAYS, Setting
 from ways.data import Tokens
-from ways.results import TIMED, add_line, read_lines
+from ways.results import TIMED, Line, add_line, read_lines
 from ways.table import best_ways
 from ways.training import HeldOut, run_way, time_way
 
@@ -67,7 +67,7 @@ def work(job: Job, todo: list[Pair], following: Synchronized[int]) -> None:
                 return
             name, seed = todo[index]
             began = time.time()
-            line = {"way": name, "seed": seed, "setting": job.setting.name, "setting_steps": job.setting.steps}
+            line: Line = {"way": name, "seed": seed, "setting": job.setting.name, "setting_steps": job.setting.steps}
             try:
                 if seed == TIMED:
                     line |= time_way(WAYS[name], job.setting, tokens, device, job.timed_steps)

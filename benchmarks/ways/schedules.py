@@ -51,7 +51,8 @@ class Plan:
         >>> [(m.batch, m.length) for m in Plan((Stage(0.5, 0.5), Stage(1.0, 1.0, 0.5))).moments(2, 4, 8)]
         [(2, 8), (2, 8), (8, 4)]
         """
-        total, tokens, made = steps * batch * length, 0, []
+        total, tokens = steps * batch * length, 0
+        made: list[Moment] = []
         while tokens < total:
             stage = next(stage for stage in self.stages if tokens < stage.until * total)
             cut = round(length * stage.length)

@@ -63,7 +63,7 @@ class Learner:
     def __init__(self, way: Way, seed: int, setting: Setting, tokens: Tokens, device: torch.device) -> None:
         self.way, self.seed, self.setting, self.tokens, self.device = way, seed, setting, tokens, device
         torch.manual_seed(seed)
-        self.network = way.build(setting, num_ids=tokens.num_ids, mask_id=tokens.mask_id).to(device).train()
+        self.network = way.build(setting, tokens).to(device).train()
         self.optim = way.rates(setting)
         self.updater = way.updater(self.network, self.optim)
         self.steps = round(setting.steps * way.work)
@@ -83,7 +83,7 @@ class Learner:
         for objective, batch in parts:
             with autocast(self.device), fast_attention():
                 nats = objective.loss(self.network, batch).nats / moment.work
-                nats.backward()
+                nats.backward()  # type: ignore[no-untyped-call]
             total += nats.detach()
         norm = self.updater.grad_norm()
         # by tokens: a way of smaller steps goes through the same rates
