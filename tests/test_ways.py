@@ -29,7 +29,7 @@ from unmask.training.optim import Updater
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from ways import networks
-from ways.catalogue import BASELINE, NETWORK, WAYS, Setting, Way
+from ways.catalogue import BASELINE, NETWORK, WAYS, Setting, Way, way_named
 from ways.data import Tokens
 from ways.objectives import Bell, Complement, Counts, NextToken, Power, Weighted, numbers
 from ways.optimizers import embedding_rate, flat_ema_updater, normuon_updater, plain_updater
@@ -191,10 +191,10 @@ def test_a_network_that_shifts_is_refused_for_the_next_token(tokens: Tokens) -> 
 
 # How the change is turned off: the parameters that are set, and to what.
 OFF = {
-    "value-residual": {"share": 0.0},
-    "value-embedding": {"gain": 0.0},
-    "skips": {"gain": 0.0},
-    "attention-gain": {"gain": 1.0},
+    "value-residual": {"value_share": 0.0},
+    "value-embedding": {"value_gain": 0.0},
+    "skips": {"skip_gain": 0.0},
+    "attention-gain": {"attention_gain": 1.0},
     "embedding-mix": {"of_stream": 1.0, "of_embedding": 0.0},
 }
 OWN_NETWORKS = [way for way in WAYS.values() if way.network is not DiTNetwork]
@@ -233,6 +233,37 @@ def test_turned_off_it_is_the_plain_network(name: str, tokens: Tokens) -> None:
                 p.fill_(OFF[name][parameter.rpartition(".")[2]])
         x_BL = tokens.rows(0, 4, 8, seed=2)
         torch.testing.assert_close(network(x_BL), plain_twin(network)(x_BL))
+
+
+def test_several_changes_turned_off_are_the_plain_network(tokens: Tokens) -> None:
+    network = learned(way_named("+".join(OFF)), tokens)
+    x_BL, off = tokens.rows(0, 4, 8, seed=2), {k: v for values in OFF.values() for k, v in values.items()}
+    with torch.no_grad():
+        assert not torch.allclose(network(x_BL), plain_twin(network)(x_BL), atol=1e-3)
+        for parameter, p in network.named_parameters():
+            if parameter.rpartition(".")[2] in off:
+                p.fill_(off[parameter.rpartition(".")[2]])
+        torch.testing.assert_close(network(x_BL), plain_twin(network)(x_BL))
+
+
+def test_every_network_goes_with_every_other(tokens: Tokens) -> None:
+    names = [way.name for way in NETWORK if way.name not in ("swiglu", "softcap-30")]
+    for pair in [*itertools.combinations(names, 2), names]:
+        learned(way_named("+".join(pair)), tokens, steps=1)
+    for pair in (("swiglu", "relu2"), ("softcap-15", "softcap-30")):
+        with pytest.raises(UsageError, match="leave out one"):
+            way_named("+".join(pair))
+
+
+def test_ways_at_once_change_all_that_each_does() -> None:
+    both = way_named("lr-0.6+plain+relu2+untied+momentum-0.9")
+    assert (both.objective, both.network) == (Weighted(power=0.0), networks.SquaredRelu)
+    assert both.rates(SMALL) == replace(SMALL.optim, lr=3e-3, momentum=0.9)
+    assert not both.denoiser(CONFIG).tied
+    with pytest.raises(UsageError, match="objective"):
+        way_named("plain+half")
+    with pytest.raises(UsageError, match="plain"):
+        way_named("plane+relu2")
 
 
 @pytest.mark.parametrize("way", OWN_NETWORKS, ids=lambda way: way.name)
@@ -542,7 +573,7 @@ def test_a_run_that_diverged_is_left_out(tmp_path: Path) -> None:
         rows(held[2:])
 
 
-@pytest.mark.parametrize("name", ["networks", "results", "schedules", "table"])
+@pytest.mark.parametrize("name", ["catalogue", "networks", "results", "schedules", "table"])
 def test_examples(name: str) -> None:
     tried = doctest.testmod(importlib.import_module(f"ways.{name}"))
     assert tried.attempted > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from unmask.config import OptimConfig
 from unmask.denoisers.dit import DiT, DiTNetwork
+from unmask.errors import UsageError, did_you_mean
 from unmask.objectives import Objective
 from ways import networks
 from ways.data import Tokens
@@ -163,3 +165,32 @@ OPTIMISATION = (
 )
 
 WAYS = {way.name: way for way in (BASELINE, *LONGER, *TIMES, *ORDER, *NETWORK, *OPTIMISATION)}
+
+
+def way_named(name: str) -> Way:
+    """A way of the catalogue, or several of them at once: "plain+relu2".
+
+    >>> way_named("plain+lr-0.6").optim
+    {'lr': 0.003}
+    """
+    names = name.split("+")
+    for one in names:
+        if one not in WAYS:
+            raise UsageError(f"unknown way {one!r}; {did_you_mean(one, WAYS)}")
+    ways = [way for way in WAYS.values() if way.name in names]
+    return ways[0] if len(names) == 1 else _together(name, ways)
+
+
+def _together(name: str, ways: list[Way]) -> Way:
+    made = Way(name, " + ".join(way.about for way in ways))
+    for part in ("objective", "updater", "plan", "work", "start"):
+        given = [getattr(way, part) for way in ways if getattr(way, part) != getattr(BASELINE, part)]
+        if len(given) > 1:
+            raise UsageError(f"{name}: two of these change the same thing ({part}): leave out one")
+        made = replace(made, **{part: given[0]}) if given else made
+
+    def denoiser(config: DiT) -> DiT:
+        return reduce(lambda changed, way: way.denoiser(changed), ways, config)
+
+    optim = reduce(lambda all, way: {**all, **way.optim}, ways, dict[str, Any]())
+    return replace(made, denoiser=denoiser, optim=optim, network=networks.together([way.network for way in ways]))

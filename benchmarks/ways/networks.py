@@ -1,8 +1,11 @@
-"""The DiT with one change each. Blocks leave each other notes, so that a change needs no loop of its own."""
+"""The DiT with one change each. Blocks leave each other notes, so that a change needs no loop of its own.
+
+Every change passes on what it is handed to the next class in line (`super()`), so that several can be put together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +19,7 @@ from unmask.denoisers.dit.block import Block, PlainStream, run_block
 from unmask.denoisers.dit.lines import Keep, Lines
 from unmask.denoisers.dit.norm import Norm
 from unmask.denoisers.dit.rotary import Rope
+from unmask.errors import UsageError
 
 
 @dataclass
@@ -173,17 +177,17 @@ class ChangedValues:
 class ValueResidualBlock(WayBlock):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.share = scalar(0.5)
+        self.value_share = scalar(0.5)
 
     def seeing(self, see: Attention) -> Attention:
-        return ChangedValues(see, self._mixed)
+        return ChangedValues(super().seeing(see), self._mixed)
 
     def _mixed(self, v: Tensor) -> Tensor:
         if self.index == 0:
             self.notes.v = v
             return v
         assert self.notes.v is not None
-        return torch.lerp(v, self.notes.v, self.share.to(v.dtype))
+        return torch.lerp(v, self.notes.v, self.value_share.to(v.dtype))
 
 
 class ValueResidual(WayNetwork):
@@ -195,15 +199,15 @@ class ValueResidual(WayNetwork):
 class TokenValueBlock(WayBlock):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.gain = scalar(1.0)
+        self.value_gain = scalar(1.0)
 
     def seeing(self, see: Attention) -> Attention:
-        outer = self.index < 2 or self.index >= self.num_blocks - 2
+        see, outer = super().seeing(see), self.index < 2 or self.index >= self.num_blocks - 2
         return ChangedValues(see, self._with_tokens) if outer else see
 
     def _with_tokens(self, v: Tensor) -> Tensor:
         assert self.notes.token_v_BLD is not None
-        return v + self.gain.to(v.dtype) * self.split_heads(self.notes.token_v_BLD.to(v.dtype))
+        return v + self.value_gain.to(v.dtype) * self.split_heads(self.notes.token_v_BLD.to(v.dtype))
 
 
 class ValueEmbedding(WayNetwork):
@@ -224,10 +228,10 @@ class ValueEmbedding(WayNetwork):
 class GainBlock(WayBlock):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.gain = scalar(1.0)
+        self.attention_gain = scalar(1.0)
 
     def normed(self, x_BHLK: Tensor) -> Tensor:
-        return super().normed(x_BHLK) * self.gain.to(x_BHLK.dtype)
+        return super().normed(x_BHLK) * self.attention_gain.to(x_BHLK.dtype)
 
 
 class AttentionGain(WayNetwork):
@@ -239,7 +243,7 @@ class AttentionGain(WayNetwork):
 class HalfRotaryBlock(WayBlock):
     def seeing(self, see: Attention) -> Attention:
         assert isinstance(see, Full)
-        return replace(see, rope=half_rotary(see.rope))
+        return super().seeing(replace(see, rope=half_rotary(see.rope)))
 
 
 def half_rotary(rope: Rope) -> Rope:
@@ -266,12 +270,13 @@ class HalfRotary(WayNetwork):
 class SkipBlock(WayBlock):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.gain = scalar(1.0)
+        self.skip_gain = scalar(1.0)
 
     def enter(self, x: Tensor) -> Tensor:
+        x = super().enter(x)
         if self.index < self.num_blocks - self.num_blocks // 2:
             return x
-        return x + self.gain.to(x.dtype) * self.notes.skips[self.num_blocks - 1 - self.index]
+        return x + self.skip_gain.to(x.dtype) * self.notes.skips[self.num_blocks - 1 - self.index]
 
     def forward(self, x: Tensor, c: Tensor | None, see: Attention) -> Tensor:
         y = super().forward(x, c, see)
@@ -294,6 +299,7 @@ class EmbeddingMixBlock(WayBlock):
         self.of_stream, self.of_embedding = scalar(1.0), scalar(0.0)
 
     def enter(self, x: Tensor) -> Tensor:
+        x = super().enter(x)
         if self.index == 0:
             self.notes.x = x
             return x
@@ -309,6 +315,7 @@ class EmbeddingMix(WayNetwork):
 
 class NormedEmbeddingBlock(WayBlock):
     def enter(self, x: Tensor) -> Tensor:
+        x = super().enter(x)
         return F.rms_norm(x, x.shape[-1:], eps=1e-6).to(x.dtype) if self.index == 0 else x
 
 
@@ -344,3 +351,21 @@ class Unshifted(WayNetwork):
 
     def shift(self, z: Tensor) -> Tensor:
         return z
+
+
+def together(classes: Sequence[type[DiTNetwork]]) -> type[DiTNetwork]:
+    """One network with the changes of several.
+
+    >>> together([SquaredRelu, Skips]).block.__mro__[1:3] == (SquaredBlock, SkipBlock)
+    True
+    """
+    changed = [one for one in dict.fromkeys(classes) if issubclass(one, WayNetwork)]
+    if len(changed) < 2:
+        return changed[0] if changed else DiTNetwork
+    blocks = tuple(dict.fromkeys(one.block for one in changed if one.block is not WayBlock))
+    for kind in (SoftCap, SquaredRelu | SwiGLU):
+        if sum(issubclass(one, kind) for one in changed) > 1:
+            raise UsageError("two caps of the logits, or two kinds of MLP, do not go together: leave out one")
+    name = "And".join(one.__name__ for one in changed)
+    block = type(f"{name}Block", blocks, {}) if blocks else WayBlock
+    return type(name, tuple(changed), {"block": block})

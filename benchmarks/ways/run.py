@@ -3,6 +3,7 @@
     python -m ways.run --tokens tokens.npz --out runs.jsonl --processes 4 --seeds 3 --seconds 540
     python -m ways.run --tokens tokens.npz --out runs.jsonl --ways baseline plain half --seeds 5
     python -m ways.run --tokens tokens.npz --out runs.jsonl --best 12 --seeds 3     # more seeds for what looked best
+    python -m ways.run --tokens tokens.npz --out runs.jsonl --ways plain+relu2 --seeds 3          # both at once
     python -m ways.run --tokens tokens.npz --out runs.jsonl --time 30                      # seconds, each way alone
     python -m ways.run --tokens bytes.npz --out rehearsal.jsonl --setting tiny --device cpu
 
@@ -25,8 +26,7 @@ from typing import Any
 import torch
 
 from unmask.devices import few_threads, pick_device
-from unmask.errors import UsageError, did_you_mean
-from ways.catalogue import SETTINGS, WAYS, Setting
+from ways.catalogue import SETTINGS, WAYS, Setting, way_named
 from ways.data import Tokens
 from ways.results import TIMED, Line, add_line, read_lines
 from ways.table import best_ways
@@ -70,9 +70,9 @@ def work(job: Job, todo: list[Pair], following: Synchronized[int]) -> None:
             line: Line = {"way": name, "seed": seed, "setting": job.setting.name, "setting_steps": job.setting.steps}
             try:
                 if seed == TIMED:
-                    line |= time_way(WAYS[name], job.setting, tokens, device, job.timed_steps)
+                    line |= time_way(way_named(name), job.setting, tokens, device, job.timed_steps)
                 else:
-                    line |= run_way(WAYS[name], seed, job.setting, tokens, device, held_out)
+                    line |= run_way(way_named(name), seed, job.setting, tokens, device, held_out)
             except Exception as error:
                 traceback.print_exc()
                 line |= {"error": f"{type(error).__name__}: {str(error)[:200]}"}
@@ -110,8 +110,7 @@ def chosen_pairs(args: argparse.Namespace, setting: Setting) -> list[Pair]:
     if args.best is not None:
         names = best_ways(read_lines(args.out, setting.name, setting.steps), args.best)
     for name in names:
-        if name not in WAYS:
-            raise UsageError(f"unknown way {name!r}; {did_you_mean(name, WAYS)}")
+        way_named(name)  # said before the first run
     seeds = [TIMED] if args.time else range(args.seeds)
     done = done_pairs(args.out, setting)
     return [(name, seed) for seed in seeds for name in names if (name, seed) not in done]

@@ -19,7 +19,7 @@ from statistics import fmean, variance
 
 from unmask.errors import UsageError
 from unmask.evaluation.measurement import student_975
-from ways.catalogue import SETTINGS, WAYS
+from ways.catalogue import SETTINGS, way_named
 from ways.results import TIMED, Line, read_lines
 
 Point = tuple[float, float]
@@ -71,11 +71,16 @@ def exchange(found: dict[str, dict[int, Line]], bound: float) -> float | None:
     ends = [(0.0, mean_end(base))]
     for name, runs in found.items():
         both = sorted(runs.keys() & base.keys())
-        if name.startswith("work-") and both:
+        if is_longer(name) and both:
             apart = fmean(_end(runs[s]) - _end(base[s]) for s in both)
-            ends.append((math.log(WAYS[name].work), mean_end(base) + apart))
+            ends.append((math.log(way_named(name).work), mean_end(base) + apart))
     at = crossing(sorted(ends), bound)
     return None if at is None else math.exp(at)
+
+
+def is_longer(name: str) -> bool:
+    """Is it the baseline with more or less work, and nothing else?"""
+    return name.startswith("work-") and "+" not in name
 
 
 def mean_end(runs: dict[int, Line]) -> float:
@@ -103,7 +108,7 @@ def rows(lines: Sequence[Line]) -> list[Row]:
 
 def best_ways(lines: Sequence[Line], count: int) -> list[str]:
     """The baseline, and the ways with the lowest bounds so far."""
-    ranked = [row.way for row in rows(lines) if row.way != "baseline" and not row.way.startswith("work-")]
+    ranked = [row.way for row in rows(lines) if row.way != "baseline" and not is_longer(row.way)]
     return ["baseline", *ranked[:count]]
 
 
@@ -150,7 +155,7 @@ def show(row: Row) -> str:
         return "" if value is None else f"{value:.2f}"
 
     more = [f"{n:+,} {word}" for n, word in ((row.more_parameters, "in blocks"), (row.more_embeddings, "embeddings"))]
-    about = "; ".join([WAYS[row.way].about, *(text for text in more if not text.startswith("+0 "))])
+    about = "; ".join([way_named(row.way).about, *(text for text in more if not text.startswith("+0 "))])
     seconds = f"{row.seconds:.1f}{'' if row.alone else '*'}"
     return (
         f"{row.way:<18} {row.seeds:>2} {row.bound:8.4f} {row.third:+8.4f} {row.last:+8.4f} {row.own:7.4f} "
