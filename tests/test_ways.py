@@ -33,9 +33,10 @@ from ways.catalogue import BASELINE, NETWORK, WAYS, Setting, Way, way_named
 from ways.data import Tokens
 from ways.objectives import Bell, Complement, Counts, NextToken, Power, Weighted, numbers
 from ways.optimizers import embedding_rate, flat_ema_updater, normuon_updater, plain_updater
+from ways.prepare import prepare
 from ways.results import add_line, read_lines
 from ways.run import main as run_main
-from ways.schedules import Kept, NextTokenFirst, Pairs, Plan, Stage
+from ways.schedules import Kept, NextTokenFirst, Pairs, Plan, Stage, Turning
 from ways.table import best_ways, exchange, rows
 from ways.training import HeldOut, Learner, look_steps, run_way, sizes, time_way
 
@@ -388,6 +389,16 @@ def test_an_epoch_has_every_window_once(tokens: Tokens) -> None:
     assert not tokens.rows(0, windows, 8, seed=1).equal(tokens.rows(windows, windows, 8, seed=1))
 
 
+def test_texts_become_a_chain_and_come_back(tmp_path: Path) -> None:
+    for name, texts in (("train", ["ab", "", "c"]), ("valid", ["d"])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    prepare(str(tmp_path / "train.jsonl"), str(tmp_path / "valid.jsonl"), "bytes", tmp_path / "held", most=5)
+    held = Tokens.load(tmp_path / "held")
+    assert held.train.tolist() == [97, 98, 256, 99, 256]
+    assert held.valid.tolist() == [100, 256]
+    assert (held.num_ids, held.mask_id) == (258, 257)
+
+
 def test_shifted_windows_lie_in_the_text_and_move_each_epoch() -> None:
     tokens = Tokens(np.arange(85, dtype=np.uint16), np.zeros(8, np.uint16), NUM_IDS, MASK)
     windows = 85 // 8 - 1
@@ -431,6 +442,12 @@ def test_rows_for_the_next_token_leave_even_times_to_the_others(tokens: Tokens) 
     assert len(causal.x_BL) == len(masked.x_BL) == 4
     assert sorted((masked.time_B * 4).ceil().tolist()) == [1.0, 2.0, 3.0, 4.0]
     assert len(plan.parts(Counts(), tokens, last, seed=0)) == 1
+
+
+def test_a_run_turns_from_one_loss_to_another(tokens: Tokens) -> None:
+    plan = Turning(first=Weighted(power=0.5), until=0.7)
+    asked = [plan.parts(Counts(), tokens, moment, seed=0)[0][0] for moment in plan.moments(10, 8, 16)]
+    assert asked == [Weighted(power=0.5)] * 7 + [Counts()] * 3
 
 
 def test_a_stage_of_short_rows_takes_more_of_them() -> None:
@@ -479,9 +496,8 @@ def call(monkeypatch: pytest.MonkeyPatch, *args: str) -> None:
 def test_a_second_call_skips_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    held, out = tmp_path / "tokens.npz", tmp_path / "runs.jsonl"
-    some = made_tokens(4000)
-    np.savez_compressed(held, train=some.train, valid=some.valid, num_ids=NUM_IDS, mask_id=MASK)
+    held, out = tmp_path / "tokens.npz.xz", tmp_path / "runs.jsonl"
+    made_tokens(4000).save(held)
     args = ["--tokens", str(held), "--out", str(out), "--setting", "tiny", "--device", "cpu", "--steps", "4"]
     call(monkeypatch, *args, "--ways", "baseline", "plain")
     with out.open("a") as file:
@@ -502,9 +518,8 @@ def test_a_second_call_skips_what_is_there(
 def test_a_way_that_fails_is_noted_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    held, out = tmp_path / "tokens.npz", tmp_path / "runs.jsonl"
-    some = made_tokens(4000)
-    np.savez_compressed(held, train=some.train, valid=some.valid, num_ids=NUM_IDS, mask_id=MASK)
+    held, out = tmp_path / "tokens.npz.xz", tmp_path / "runs.jsonl"
+    made_tokens(4000).save(held)
     args = ["--tokens", str(held), "--out", str(out), "--setting", "tiny", "--device", "cpu", "--steps", "2"]
 
     def broken(*args: Any) -> Any:

@@ -18,7 +18,7 @@ from ways import networks
 from ways.data import Tokens
 from ways.objectives import Bell, Complement, Counts, Power, Weighted
 from ways.optimizers import MakeUpdater, embedding_rate, flat_ema_updater, normuon_updater, plain_updater
-from ways.schedules import Kept, NextTokenFirst, Pairs, Plan, Stage
+from ways.schedules import Kept, NextTokenFirst, Pairs, Plan, Stage, Turning
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,8 @@ TIMES = (
     Way("low", "few masks more often, p(n) ~ n^-1/2, unbiased", Power(power=-0.5)),
     Way("plain", "every masked token counts alike", Weighted(power=0.0)),
     Way("half", "weight (L/n)^1/2", Weighted(power=0.5)),
+    Way("power-0.75", "weight (L/n)^3/4", Weighted(power=0.75)),
+    Way("half-then-bound", "weight (L/n)^1/2 until the rate falls, then the bound", plan=Turning()),
     Way("clip-0.05", "no counts below 5% of a row", Weighted(least=0.05)),
     Way("clip-0.15", "no counts below 15% of a row", Weighted(least=0.15)),
     Way("complement", "a mask and its complement, half as many texts, unbiased", Complement(), plan=Pairs()),

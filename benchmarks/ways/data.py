@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import lzma
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +29,14 @@ class Tokens:
 
     @classmethod
     def load(cls, path: Path) -> Tokens:
-        with np.load(path) as held:
+        with lzma.open(path) as file, np.load(io.BytesIO(file.read())) as held:
             return cls(held["train"], held["valid"], int(held["num_ids"]), int(held["mask_id"]))
+
+    def save(self, path: Path) -> None:
+        """As numpy's archive in xz, which makes it a quarter smaller than the archive's own compression."""
+        num_ids, mask_id = np.array(self.num_ids), np.array(self.mask_id)
+        with lzma.open(path, "wb") as file:
+            np.savez(file, train=self.train, valid=self.valid, num_ids=num_ids, mask_id=mask_id)
 
     def rows(self, first: int, count: int, length: int, *, seed: int, shifted: bool = False) -> Tensor:
         """Rows first..first+count of an endless chain of epochs, each in an order of its own.

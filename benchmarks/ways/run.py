@@ -1,11 +1,11 @@
 """Run many (way, seed) pairs, several processes on one device, and write a JSON line after each.
 
-    python -m ways.run --tokens tokens.npz --out runs.jsonl --processes 4 --seeds 3 --seconds 540
-    python -m ways.run --tokens tokens.npz --out runs.jsonl --ways baseline plain half --seeds 5
-    python -m ways.run --tokens tokens.npz --out runs.jsonl --best 12 --seeds 3     # more seeds for what looked best
-    python -m ways.run --tokens tokens.npz --out runs.jsonl --ways plain+relu2 --seeds 3          # both at once
-    python -m ways.run --tokens tokens.npz --out runs.jsonl --time 30                      # seconds, each way alone
-    python -m ways.run --tokens bytes.npz --out rehearsal.jsonl --setting tiny --device cpu
+    python -m ways.run --tokens tokens.npz.xz --out runs.jsonl --processes 4 --seeds 3 --seconds 540
+    python -m ways.run --tokens tokens.npz.xz --out runs.jsonl --ways baseline plain half --seeds 5
+    python -m ways.run --tokens tokens.npz.xz --out runs.jsonl --best 12 --seeds 3     # more seeds for what looked best
+    python -m ways.run --tokens tokens.npz.xz --out runs.jsonl --ways plain+relu2 --seeds 3          # both at once
+    python -m ways.run --tokens tokens.npz.xz --out runs.jsonl --time 30                      # seconds, each way alone
+    python -m ways.run --tokens bytes.npz.xz --out rehearsal.jsonl --setting tiny --device cpu
 
 What is in the file already is not run again. All ways have their first seed before any has its second.
 """

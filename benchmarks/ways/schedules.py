@@ -9,7 +9,7 @@ import torch
 from unmask.data.batch import Batch, make_batch
 from unmask.objectives import Objective
 from ways.data import Tokens
-from ways.objectives import NextToken
+from ways.objectives import NextToken, Weighted
 
 Part = tuple[Objective, Batch]
 
@@ -101,6 +101,17 @@ class Kept(Plan):
             torch.cat([getattr(one, name) for one in groups]) for name in ("x_BL", "scored_BL", "key_B", "time_B")
         )
         return [(objective, Batch(x, None, scored, key, time))]
+
+
+@dataclass(frozen=True)
+class Turning(Plan):
+    """Another loss first, the way's own after a share of the run."""
+
+    first: Objective = Weighted(power=0.5)
+    until: float = 0.7
+
+    def parts(self, objective: Objective, tokens: Tokens, moment: Moment, seed: int) -> list[Part]:
+        return super().parts(self.first if moment.done < self.until else objective, tokens, moment, seed)
 
 
 @dataclass(frozen=True)
