@@ -120,6 +120,18 @@ ORDER = (
         network=networks.Unshifted,
         plan=NextTokenFirst(start=0.5, flat=0.0, until=0.7),
     ),
+    Way(
+        "mixed-more",
+        "three quarters of the rows for the next token, falling to none at 70%",
+        network=networks.Unshifted,
+        plan=NextTokenFirst(start=0.75, flat=0.0, until=0.7),
+    ),
+    Way(
+        "mixed-longer",
+        "half of the rows for the next token, falling to none at 95%",
+        network=networks.Unshifted,
+        plan=NextTokenFirst(start=0.5, flat=0.0, until=0.95),
+    ),
 )
 
 NETWORK = (

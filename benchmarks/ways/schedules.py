@@ -12,6 +12,7 @@ from ways.data import Tokens
 from ways.objectives import NextToken, Weighted
 
 Part = tuple[Objective, Batch]
+FEW_SHAPES = 8  # a batch is cut at eighths: a GPU's attention searches for kernels at each new shape
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class NextTokenFirst(Plan):
 
     def parts(self, objective: Objective, tokens: Tokens, moment: Moment, seed: int) -> list[Part]:
         ((_, whole),) = super().parts(objective, tokens, moment, seed)
-        causal = round(self.share(moment.done) * moment.batch)
+        causal = round(self.share(moment.done) * FEW_SHAPES) * moment.batch // FEW_SHAPES
         parts: list[Part] = [(NextToken(), whole.rows(0, causal))] if causal else []
         if causal < moment.batch:  # made anew, so that the times are spread evenly over those that are left
             parts.append((objective, make_batch(whole.x_BL[causal:], seed=seed, step=moment.step)))
