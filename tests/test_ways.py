@@ -572,6 +572,7 @@ def test_a_difference_is_worth_tokens_of_the_baseline() -> None:
     table = {row.way: row for row in rows(LINES)}
     assert table["plain"].worth == pytest.approx(math.sqrt(2))
     assert table["half"].worth is None
+    assert table["baseline"].worth == 1
     assert table["work-2"].worth == pytest.approx(2)
     assert exchange({"baseline": {0: LINES[0]}}, 3.9) is None
 

@@ -60,6 +60,8 @@ def crossing(points: Sequence[Point], level: float) -> float | None:
     (1.5, None)
     """
     for (x0, y0), (x1, y1) in pairwise(points):
+        if y0 == level:
+            return x0
         if y0 > level >= y1:
             return x0 + (x1 - x0) * (y0 - level) / (y0 - y1)
     return None
