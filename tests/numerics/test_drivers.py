@@ -110,8 +110,8 @@ def test_the_drivers_with_kernels_give_the_same_vectors(options: dict[str, Any])
     shifted = net.shift(z) if net.causal else z
     mask = None if net.causal else Attend(valid).allowed()
     for more in ({}, {"at_BK": at}):
-        plain = net._blocks(shifted, level, mask, cond=cond, **more)
-        fused = fused_trunk(net, shifted, level, mask=mask, cond=cond, **more)
+        plain = net._blocks(shifted, level, mask, causal=net.causal, cond=cond, **more)
+        fused = fused_trunk(net, shifted, level, mask=mask, causal=net.causal, cond=cond, **more)
         real = valid if not more else torch.ones_like(at, dtype=torch.bool)
         torch.testing.assert_close(fused[real], plain[real], rtol=2e-3, atol=2e-3)
     vectors = net.embed(shifted)
@@ -124,7 +124,7 @@ def test_the_drivers_with_kernels_give_the_same_vectors(options: dict[str, Any])
         net.trunk(z, cache=cache, span=(0, 3))
         for position in (3, 4, 5):
             h = fused_decode(net, z[:, position - 1], torch.tensor([position], device=device), cache, 7)
-            want = net._blocks(shifted, None, None)[:, position]
+            want = net._blocks(shifted, None, None, causal=True)[:, position]
             torch.testing.assert_close(h, want, rtol=2e-3, atol=2e-3)
 
 
@@ -164,18 +164,18 @@ def test_the_training_pass_with_kernels_gives_the_same_gradients(options: dict[s
     shifted = net.shift(z) if net.causal else z
     c = net.condition(z, level, label)
     mask = None if net.causal else Attend(valid).allowed()
-    want = net._blocks(shifted, level, mask, flat_N=flat, cond=label)
-    same(fused_training_trunk(net, shifted, flat, c, mask=mask), want)
+    want = net._blocks(shifted, level, mask, flat_N=flat, causal=net.causal, cond=label)
+    same(fused_training_trunk(net, shifted, flat, c, mask=mask, causal=net.causal), want)
     vectors = net.embed(shifted)
-    want = net._blocks(vectors, level, None, flat_N=flat, cond=label)
-    same(fused_training_trunk(net, vectors, flat, c), want)
+    want = net._blocks(vectors, level, None, flat_N=flat, causal=net.causal, cond=label)
+    same(fused_training_trunk(net, vectors, flat, c, causal=net.causal), want)
     if checkpointed:
         return
     rows, place = ragged(valid), (valid.flatten().cumsum(0) - 1)[flat]
     ids = torch.where(rows.position_M == 0, net.mask_id, z[valid].roll(1)) if net.causal else z[valid]
     if net.takes_ragged():
-        want = net._blocks(ids, level, None, flat_N=place, cond=label, rows=rows)
-        same(fused_training_trunk(net, ids, place, c, rows=rows), want)
+        want = net._blocks(ids, level, None, flat_N=place, causal=net.causal, cond=label, rows=rows)
+        same(fused_training_trunk(net, ids, place, c, causal=net.causal, rows=rows), want)
 
 
 def test_a_block_of_ones_own_is_run_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

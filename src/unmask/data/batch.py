@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ class Batch:
 
     x_BL: clean tokens. valid_BL: not padding (None: all). scored_BL: noised and scored, unlike prompt, anchor, padding.
     key_B: drives the row's masks. time_B: the row's time in (0, 1]. label_B: the row's class, -1 for none (None: none).
+    place_B: the row's place in the order of the global batch's times. done: the share of a run's steps before this one,
+    for losses that change on the way; nothing that is measured does.
     """
 
     x_BL: Tensor
@@ -28,6 +31,8 @@ class Batch:
     key_B: Tensor
     time_B: Tensor
     label_B: Tensor | None = None
+    place_B: Tensor | None = None
+    done: float = 1.0
 
     @property
     def num_tokens(self) -> Tensor:
@@ -35,10 +40,16 @@ class Batch:
 
     def rows(self, lo: int, hi: int) -> Batch:
         """A slice: one micro-batch, or one worker's share."""
-        valid_BL = None if self.valid_BL is None else self.valid_BL[lo:hi]
-        label_B = None if self.label_B is None else self.label_B[lo:hi]
-        rest = (t[lo:hi] for t in (self.scored_BL, self.key_B, self.time_B))
-        return replace(Batch(self.x_BL[lo:hi], valid_BL, *rest), label_B=label_B)
+        return self._where(slice(lo, hi))
+
+    def where(self, row_B: Tensor) -> Batch:
+        """The rows at which row_B is true."""
+        return self._where(row_B)
+
+    def _where(self, rows: slice | Tensor) -> Batch:
+        held = {field.name: getattr(self, field.name) for field in fields(self)}
+        cut: dict[str, Any] = {name: t[rows] for name, t in held.items() if isinstance(t, Tensor)}
+        return replace(self, **cut)
 
     def drop_labels(self, share: float) -> Batch:
         """The same rows, about this share of them without a label: what classifier-free guidance trains with."""
@@ -68,6 +79,7 @@ def make_batch(
     num_rows: int | None = None,
     label_B: Tensor | None = None,
     suffix: int = 0,
+    done: float = 1.0,
 ) -> Batch:
     """Rows `first_row..` of the global batch of `num_rows` at this step. suffix: tokens at each row's end that are
     neither noised nor scored.
@@ -90,13 +102,17 @@ def make_batch(
         scored_BL = scored_BL & (position_L >= prefix_len_B[:, None])
     rows_B = torch.arange(first_row, first_row + B, device=x_BL.device)
     step_key = fold(row_keys(seed, torch.zeros((), dtype=torch.long, device=x_BL.device)), step)
+    num_rows = num_rows or B
+    time_B = low_discrepancy_times(step_key, rows_B, num_rows)
     return Batch(
         x_BL=x_BL,
         valid_BL=valid_BL,
         scored_BL=scored_BL,
         key_B=fold(step_key, rows_B + 1),
-        time_B=low_discrepancy_times(step_key, rows_B, num_rows or B),
+        time_B=time_B,
         label_B=label_B,
+        place_B=(torch.ceil(time_B * num_rows) - 1).long(),
+        done=done,
     )
 
 
@@ -108,6 +124,7 @@ def batch_of(
     first_row: int = 0,
     num_rows: int | None = None,
     device: torch.device | None = None,
+    done: float = 1.0,
 ) -> Batch:
     """`make_batch` of packed rows, on the device (None: the host).
 
@@ -129,4 +146,5 @@ def batch_of(
         num_rows=num_rows,
         label_B=None if rows.label is None else torch.from_numpy(rows.label).to(device),
         suffix=rows.suffix,
+        done=done,
     )

@@ -27,7 +27,8 @@ class Attend(NamedTuple):
 
     valid_BL: False at padding, which stands at the end of a row and which nobody sees. mask [L, L] or [B, L, L]: True
     where the position of the row may see the one of the column. blocks [L] or [B, L]: each position's block number; it
-    sees its own and earlier blocks. All of them hold at once. A position always sees itself.
+    sees its own and earlier blocks. causal: it sees no later positions, where the network `looks_back`. All hold at
+    once. A position always sees itself.
 
     >>> Attend(blocks=torch.tensor([0, 0, 1])).allowed()[0, 0].int().tolist()
     [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
@@ -36,9 +37,13 @@ class Attend(NamedTuple):
     valid_BL: Tensor | None = None
     mask: Tensor | None = None
     blocks: Tensor | None = None
+    causal: bool = False
 
     def allowed(self) -> Tensor | None:
-        """A boolean mask [1 or B, 1, 1 or L, L] for `scaled_dot_product_attention`; None: everything is visible."""
+        """A boolean mask [1 or B, 1, 1 or L, L] for `scaled_dot_product_attention`; None: everything is visible.
+
+        `causal` is in it only beside a mask or blocks: by itself attention's kernels know it without one.
+        """
         valid = None if self.valid_BL is None else self.valid_BL[:, None, None, :]
         if self.mask is None and self.blocks is None:
             return valid
@@ -50,6 +55,7 @@ class Attend(NamedTuple):
                 (self.blocks[..., None, :] <= self.blocks[..., :, None]).view(-1, 1, *self.blocks.shape[-1:] * 2)
             )
         both = functools.reduce(torch.logical_and, parts)
+        both = both.tril() if self.causal else both
         # Else a padded position might see nothing, and a softmax over nothing is NaN, which spreads.
         return both | torch.eye(both.shape[-1], dtype=torch.bool, device=both.device)
 
@@ -82,6 +88,7 @@ class Network(nn.Module):
     width: int = 0  # of the vectors h_ND; 0: unknown
     causal: bool = False
     uses_level: bool = False
+    looks_back: bool = False  # sees both sides, and may be told to see no later positions (`Attend.causal`)
     num_classes: int = 0  # classes that `cond` may name, a number for each row; -1 names none
     label_dropout: float = 0.0  # the share of rows that lose their class in training
     checkpoint_activations: bool = False
@@ -280,6 +287,7 @@ class _Wrapped(Network):
         attend = attending(attend, valid_BL)
         name = "of a wrapped function"
         refuse_options(name, positions_BL=positions_BL, cache=cache, span=span, mask=attend.mask, blocks=attend.blocks)
+        refuse_options(name, causal=attend.causal or None)
         cond = check_labels(cond, self.num_classes)
         if level is not None and (first := next(self.parameters(), None)) is not None:
             level = level.to(first.dtype)  # a foreign network wants its own precision

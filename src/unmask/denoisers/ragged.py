@@ -23,10 +23,11 @@ class Ragged(NamedTuple):
     position_M: Tensor
     starts: Tensor  # [B + 1]: row b is starts[b]..starts[b + 1]
     shape: tuple[int, int]  # B, L
+    causal: bool = False  # nobody sees later positions, whatever the network is
 
     def to(self, device: torch.device) -> Ragged:
         moved = [put(t, device) for t in self[:4]]
-        return Ragged(moved[0], moved[1], moved[2], moved[3], self.shape)
+        return Ragged(moved[0], moved[1], moved[2], moved[3], self.shape, self.causal)
 
 
 def ragged(valid_BL: Tensor, multiple: int = 1) -> Ragged:
@@ -93,11 +94,12 @@ def vectors_at(
     valid_BL = attend.valid_BL
     plain = attend.mask is None and attend.blocks is None
     if valid_BL is None or not plain or z.is_floating_point() or not network.takes_ragged():
-        moved = Attend(*(None if t is None else put(t, device) for t in attend))
-        options: dict[str, Any] = {"valid_BL": moved.valid_BL} if plain else {"attend": moved}
+        valid, mask, blocks = (None if t is None else put(t, device) for t in attend[:3])
+        moved = Attend(valid, mask, blocks, attend.causal)
+        options: dict[str, Any] = {"valid_BL": moved.valid_BL} if plain and not attend.causal else {"attend": moved}
         return network.trunk_at(put(z, device), level, put(flat_N, device), cond=label_B, **options)
     # On a GPU every new size of a step costs the host a search for kernels and for memory: few sizes cost few.
-    rows = ragged(valid_BL, FEW_SIZES if device.type == "cuda" else 1)
+    rows = ragged(valid_BL, FEW_SIZES if device.type == "cuda" else 1)._replace(causal=attend.causal)
     place_N = (valid_BL.flatten().cumsum(0) - 1)[flat_N]
     z_M = F.pad(z[valid_BL], (0, len(rows.at_M) - int(rows.starts[len(z)])), value=network.mask_id)
     z_M = put(z_M, device)

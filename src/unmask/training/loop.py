@@ -152,7 +152,12 @@ class Run(RunState):
         for lo in range(0, len(rows), micro):
             hi = min(lo + micro, len(rows))
             part = batch_of(
-                rows.part(lo, hi), seed=self.config.seed, step=self.step, first_row=first + lo, num_rows=batch
+                rows.part(lo, hi),
+                seed=self.config.seed,
+                step=self.step,
+                first_row=first + lo,
+                num_rows=batch,
+                done=self.step / self.config.steps,
             )
             # Dropout, too, depends on the step and the micro-batch alone: resuming needs no generator state.
             torch.manual_seed(int(row_keys(self.config.seed, torch.tensor(self.step * batch + first + lo))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
@@ -21,6 +20,7 @@ from unmask.denoisers.dit.embedding import Embedding
 from unmask.denoisers.dit.lines import Keep, Lines
 from unmask.denoisers.dit.norm import Norm
 from unmask.denoisers.dit.rotary import rope_of, rotary
+from unmask.denoisers.dit.start import start_weights
 from unmask.denoisers.dit.time import TimeEmbedding
 from unmask.denoisers.network import (
     Attend,
@@ -109,6 +109,7 @@ class DiT(Denoiser):
 
 class DiTNetwork(Network):
     capturable = True
+    looks_back = True
     embed: Embedding
 
     def __init__(self, config: DiT, *, num_ids: int, mask_id: int) -> None:
@@ -132,20 +133,9 @@ class DiTNetwork(Network):
         self.output = nn.Linear(hidden, num_ids)
         self._rope_tables: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         self._kept: Constants | None = None
-        self._init_weights()
+        start_weights(self)
         if config.tied:
             self.output.weight = self.embed.weight
-
-    def _init_weights(self) -> None:
-        for name, p in self.named_parameters():
-            if name.endswith("bias") or "modulation" in name or name == "output.weight":
-                nn.init.zeros_(p)  # adaLN starts as the identity, the head as the uniform law
-            elif p.ndim > 1:
-                nn.init.normal_(p, std=1.0 if name == "label.weight" else 0.02)  # a class is no small hint
-            if name.startswith("blocks.") and name.endswith("out.weight"):  # added to the residual stream, 2 a block
-                # adaLN's gate is zero already: a second zero after it, and neither would ever have a gradient.
-                identity = self.config.zero_init and self.modulation is None
-                nn.init.normal_(p, std=0.0 if identity else 0.02 / math.sqrt(2 * len(self.blocks)))
 
     def trunk(
         self,
@@ -166,14 +156,14 @@ class DiTNetwork(Network):
             refuse_options("dit with a cache", positions_BL=positions_BL, at_BK=at_BK, cond=cond, attend=attend)
             return cached_trunk(self, z, cache, span or (0, z.shape[1]))
         refuse_options("dit without a cache", span=span)
-        mask = self._mask(attending(attend, valid_BL))
+        mask, causal = self._mask(attending(attend, valid_BL))
         shifted = self.shift(z) if self.causal else z
         level_per_position = level is not None and level.ndim > 1 and self.uses_level
         if positions_BL is None and not level_per_position and self.can_fuse():
             from unmask.denoisers.dit.fused import fused_trunk
 
-            return fused_trunk(self, shifted, level, mask=mask, cond=cond, at_BK=at_BK)
-        return self._blocks(shifted, level, mask, positions_BL, at_BK, cond=cond)
+            return fused_trunk(self, shifted, level, mask=mask, causal=causal, cond=cond, at_BK=at_BK)
+        return self._blocks(shifted, level, mask, positions_BL, at_BK, causal=causal, cond=cond)
 
     def trunk_at(
         self,
@@ -188,13 +178,14 @@ class DiTNetwork(Network):
         """After the last block's attention only the asked positions go on: a loss looks at half of them."""
         if self.can_fuse():
             return super().trunk_at(z, level, flat_N, valid_BL=valid_BL, attend=attend, cond=cond)
-        mask = self._mask(attending(attend, valid_BL))
+        mask, causal = self._mask(attending(attend, valid_BL))
         shifted = self.shift(z) if self.causal else z
         if self.can_fuse_training() and (level is None or level.ndim == 1 or not self.uses_level):
             from unmask.denoisers.dit.fused_training import fused_training_trunk
 
-            return fused_training_trunk(self, shifted, flat_N, self.condition(z, level, cond), mask=mask)
-        return self._blocks(shifted, level, mask, flat_N=flat_N, cond=cond)
+            c = self.condition(z, level, cond)
+            return fused_training_trunk(self, shifted, flat_N, c, mask=mask, causal=causal)
+        return self._blocks(shifted, level, mask, flat_N=flat_N, causal=causal, cond=cond)
 
     def takes_ragged(self) -> bool:
         # a row's own shift, scale and gate would be copied to each of its positions, which costs more than padding
@@ -204,18 +195,22 @@ class DiTNetwork(Network):
         self, z_M: Tensor, level_B: Tensor | None, rows: Ragged, flat_N: Tensor, *, cond: Tensor | None = None
     ) -> Tensor:
         ids_M = torch.where(rows.position_M == 0, self.mask_id, z_M.roll(1)) if self.causal else z_M
+        causal = self.causal or rows.causal
         if self.can_fuse_training():
             from unmask.denoisers.dit.fused_training import fused_training_trunk
 
-            return fused_training_trunk(self, ids_M, flat_N, self.condition(z_M, level_B, cond), rows=rows)
-        return self._blocks(ids_M, level_B, None, flat_N=flat_N, cond=cond, rows=rows)
+            c = self.condition(z_M, level_B, cond)
+            return fused_training_trunk(self, ids_M, flat_N, c, causal=causal, rows=rows)
+        return self._blocks(ids_M, level_B, None, flat_N=flat_N, causal=causal, cond=cond, rows=rows)
 
-    def _mask(self, attend: Attend) -> Tensor | None:
-        if not self.causal:
-            return attend.allowed()
-        if attend.mask is not None or attend.blocks is not None:
+    def _mask(self, attend: Attend) -> tuple[Tensor | None, bool]:
+        """What attention is told: a mask, or that it sees no later positions."""
+        plain = attend.mask is None and attend.blocks is None
+        if self.causal and not plain:
             raise UsageError("a causal denoiser sees what stands before a position: give it no mask and no blocks")
-        return None  # padding stands at the end of a row, so the causal mask already hides it from every real position
+        if plain and (self.causal or attend.causal):
+            return None, True  # padding stands at the end of a row, so that it is hidden from every real position
+        return attend.allowed(), False
 
     def _blocks(
         self,
@@ -225,6 +220,8 @@ class DiTNetwork(Network):
         positions_BL: Tensor | None = None,
         at_BK: Tensor | None = None,
         flat_N: Tensor | None = None,
+        *,
+        causal: bool,
         cond: Tensor | None = None,
         rows: Ragged | None = None,
     ) -> Tensor:
@@ -240,17 +237,17 @@ class DiTNetwork(Network):
         see: Attention
         last: Attention
         if rows is None:
-            see = last = Full(rope, mask, self.causal)
+            see = last = Full(rope, mask, causal)
             if flat_N is not None:
-                last = Full(rope, mask, self.causal, Keep(Lines(row_N=flat_N // length, flat_N=flat_N), flat_N))
+                last = Full(rope, mask, causal, Keep(Lines(row_N=flat_N // length, flat_N=flat_N), flat_N))
             elif at_BK is not None:
-                last = AtPositions(rope, mask, self.causal, at_BK)
+                last = AtPositions(rope, mask, causal, at_BK)
         else:
             assert flat_N is not None
             rope, lines = rope_of(rope, rows.position_M), Lines(row_N=rows.row_M, flat_N=rows.at_M)
-            see = InRows(rope, rows, self.causal, None, lines)
+            see = InRows(rope, rows, causal, None, lines)
             keep = Keep(Lines(row_N=rows.row_M[flat_N], flat_N=rows.at_M[flat_N]), flat_N)
-            last = InRows(rope, rows, self.causal, keep, lines)
+            last = InRows(rope, rows, causal, keep, lines)
         for i, block in enumerate(self.blocks):
             now = last if i == len(self.blocks) - 1 else see
             if self.checkpoint_activations and torch.is_grad_enabled():

@@ -29,6 +29,7 @@ def fused_trunk(
     level_B: Tensor | None,
     *,
     mask: Tensor | None = None,
+    causal: bool = False,
     cond: Tensor | None = None,
     at_BK: Tensor | None = None,
 ) -> Tensor:
@@ -38,7 +39,7 @@ def fused_trunk(
     if z.is_floating_point():
         x_BLD = x_BLD.clone()  # the stream is added to in place
     stream = FusedStream(net.constants(z, level_B, cond), x_BLD.flatten(0, 1), L)
-    see = Full(net.rope_table(L), B, mask, net.causal)
+    see = Full(net.rope_table(L), B, mask, causal)
     last = len(net.layers) - 1
     for i, block in enumerate(net.layers):
         stream.block = i

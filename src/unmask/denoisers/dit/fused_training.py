@@ -34,6 +34,7 @@ def fused_training_trunk(
     c: Tensor | None = None,
     *,
     mask: Tensor | None = None,
+    causal: bool = False,
     rows: Ragged | None = None,
 ) -> Tensor:
     """h_ND at the flat positions, of z [B, L] (or vectors [B, L, E]), or with `rows` of z_M without padding.
@@ -45,10 +46,10 @@ def fused_training_trunk(
         x = x.to(torch.get_autocast_dtype(x.device.type))
     see: Full | InRows
     if rows is None:
-        see = Full(net.rope_table(z.shape[1]), len(z), net.causal, mask)
+        see = Full(net.rope_table(z.shape[1]), len(z), causal, mask)
         x, row_N = x.flatten(0, 1), flat_N // z.shape[1]
     else:
-        see, row_N = InRows(net.rope_table(rows.shape[1]), rows, net.causal), rows.row_M[flat_N]
+        see, row_N = InRows(net.rope_table(rows.shape[1]), rows, causal), rows.row_M[flat_N]
     kept = Lines(row_N=row_N)
     last = see.keeping(Keep(kept, flat_N))
     *affines, (final,) = _affines(net, c)
