@@ -48,7 +48,7 @@ class MDLMWarm(MDLM):
 
     def share_at(self, done: float) -> float:
         """
-        >>> [MDLMWarm(share=0.5, flat=0.2, until=0.6).share_at(done) for done in (0.0, 0.2, 0.4, 0.6)]
+        >>> [MDLMWarm(share=0.5, flat=0.25, until=0.75).share_at(done) for done in (0.0, 0.25, 0.5, 0.75)]
         [0.5, 0.5, 0.25, 0.0]
         """
         if done >= self.until:
