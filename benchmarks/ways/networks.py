@@ -230,8 +230,10 @@ class GainBlock(WayBlock):
         super().__init__(*args)
         self.attention_gain = scalar(1.0)
 
-    def normed(self, x_BHLK: Tensor) -> Tensor:
-        return super().normed(x_BHLK) * self.attention_gain.to(x_BHLK.dtype)
+    def normed(self, q: Tensor, k: Tensor, v: Tensor) -> QKV:
+        q, k, v = super().normed(q, k, v)
+        gain = self.attention_gain.to(q.dtype)
+        return q * gain, k * gain, v
 
 
 class AttentionGain(WayNetwork):

@@ -73,9 +73,9 @@ def pin(page: Page, seed: int = 1) -> None:
 
 def shown(result: Locator, row: int = 0) -> str:
     """The text as it stands on the page; a mask is _, its space with it."""
-    mask = "e => e.matches?.('.mask') ? '_' : e.textContent"
+    mask = "e => e.matches?.('.mask') ? '\\ue000' : e.textContent"  # a text may hold a _ of its own
     nodes = result.locator(".canvas").nth(row).evaluate(f"e => [...e.childNodes].map({mask})")
-    return "".join(nodes).replace(" _", "_").replace("\xa0", "").replace("↵", "")
+    return "".join(nodes).replace(" \ue000", "_").replace("\ue000", "_").replace("\xa0", "").replace("↵", "")
 
 
 def listen_in(page: Page) -> None:
