@@ -72,6 +72,7 @@ def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     saver = Saver(tmp_path, keep=9, background=True)
     saver.save(1, tensors(1.0), {}, best=False)
+    assert gate.entered.wait(30)  # one that has not begun would give way
     threading.Timer(0.1, gate.open.set).start()
     for step in (2, 3):
         saver.save(step, tensors(float(step)), {}, best=False)  # waits

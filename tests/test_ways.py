@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from matrix import sample
 from unmask.config import OptimConfig
 from unmask.data.batch import Batch, make_batch
 from unmask.denoisers.dit import DiT, DiTNetwork
@@ -458,7 +459,7 @@ def test_a_stage_of_short_rows_takes_more_of_them() -> None:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=lambda way: way.name)
+@pytest.mark.parametrize("way", sample(WAYS.values(), 14), ids=lambda way: way.name)
 def test_every_way_learns(way: Way, tokens: Tokens) -> None:
     setting = replace(SMALL, steps=12, batch=16, length=16)
     held_out = HeldOut(tokens, setting)

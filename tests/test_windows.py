@@ -50,7 +50,7 @@ def epochs_of(loader: Loader, num: int) -> list[list[tuple[int, list[int]]]]:
     return [rows[e * len(loader.rows) : (e + 1) * len(loader.rows)] for e in range(num)]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     num_tokens=st.integers(1, 90), length=st.integers(2, 12), batch=st.integers(1, 9), seed=st.integers(-(2**70), 2**70)
 )
@@ -64,7 +64,7 @@ def test_every_token_is_in_one_row_of_each_epoch(num_tokens: int, length: int, b
             assert tokens == [place % num_tokens for place in places]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(num_tokens=st.integers(1, 90), length=st.integers(2, 12), batch=st.integers(1, 9), seed=st.integers(0, 99))
 def test_the_order_of_rows_and_their_lengths_are_those_of_fixed_windows(
     num_tokens: int, length: int, batch: int, seed: int

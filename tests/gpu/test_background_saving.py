@@ -31,10 +31,12 @@ def test_the_copy_is_of_its_own_step(tmp_path: Path) -> None:
         weight.fill_(float(step))
         saver.save(step, {"model": {"w": weight, "on_host": torch.full((3,), float(step))}}, {}, best=False)
         weight.fill_(-1.0)
-    assert [step for step, _ in saver.finished(wait=True)] == [1, 2, 3, 4, 5]
+    steps = [step for step, _ in saver.finished(wait=True)]  # one that waits may give way to the next
+    assert steps[-1] == 5
+    assert len(steps) > 1
     assert saver._places
     assert all(place.tensors["model", "w"].is_pinned() for place in saver._places)
-    for step in range(1, 6):
+    for step in steps:
         found = load_checkpoint(tmp_path / "checkpoints" / f"step-{step:08d}")
         assert found is not None
         assert found.tensors["model"]["w"].eq(float(step)).all()

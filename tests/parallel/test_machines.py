@@ -112,7 +112,8 @@ def test_two_machines_begin_again_when_a_process_of_one_dies(tmp_path: Path) -> 
     assert codes == [0, 0], told()
     assert saved(config.out)[-1] == 120
     assert "going on from step" in told()
-    assert "Traceback" not in told()
+    ours = [line for line in told().splitlines() if "torch/distributed/elastic" not in line]
+    assert not any("Traceback" in line for line in ours)  # torchrun logs one of its own where a machine leaves first
     check_losses(config)
 
 
