@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks a process
 MODES = {"sync": (0, 200), "async": (0, 200), "sharded": (0, 50)}
 MODELS = {"sync": 0, "async": 0}  # points of the best model's folder
 if not ALL:
-    MODES = {"sync": (3, 0), "async": (2, 3), "sharded": (1, 0)}
-    MODELS = {"async": 2}
+    MODES = {"sync": (2, 0), "async": (2, 2), "sharded": (1, 0)}
+    MODELS = {"async": 1}
 
 
 def test_a_killed_run_goes_on(tmp_path: Path, corpus_file: Path, tally: Any) -> None:

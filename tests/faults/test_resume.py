@@ -192,7 +192,7 @@ class Program:
         return self.process.returncode, out, err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT][: 2 if ALL else 1], ids=lambda s: s.name)
 def test_a_request_to_stop(number: signal.Signals, recipe: Path, reference: RunConfig, tmp_path: Path) -> None:
     """SIGTERM and Ctrl-C finish the step, save, exit with 75 and say how to go on."""
     folder = tmp_path / "run"

@@ -123,7 +123,7 @@ def test_every_sampler(
 
 @pytest.mark.parametrize("sampler", WINDOWS, ids=repr)
 @given(rows=canvases(7), seed=st.integers(0, 10**6), end=ENDS, forbidden=FORBIDDEN)
-@settings(max_examples=6)
+@settings(max_examples=3)
 def test_every_sampler_in_windows(
     sampler: Sampler, rows: list[list[int]], seed: int, end: int | None, forbidden: tuple[int, ...]
 ) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from matrix import ALL
 from unmask import objectives
 from unmask.data.batch import make_batch
 from unmask.denoisers.dit import DiT
@@ -96,7 +97,9 @@ def test_the_source_is_worth_learning() -> None:
 @pytest.mark.parametrize(
     ("objective", "within"),
     [
-        (objectives.MDLM(), 0.07),
+        pytest.param(
+            objectives.MDLM(), 0.07, marks=pytest.mark.skipif(not ALL, reason="the next is its integral: make faults")
+        ),
         (objectives.MDLM(form="count"), 0.07),
         (objectives.AR(), 0.02),
     ],
@@ -109,6 +112,7 @@ def test_trained_bound_comes_close_to_the_entropy_from_above(objective: Objectiv
     assert bound.ci95[1] >= truth  # not below the truth by more than its interval
 
 
+@pytest.mark.skipif(not ALL, reason="trains two networks; the equations are enumerated elsewhere: make faults")
 def test_d3pm_is_not_better_than_mdlm() -> None:
     truth = Source().entropy_per_token
     d3pm, mdlm = trained_bound(objectives.D3PM(steps=100)), trained_bound(objectives.MDLM())
