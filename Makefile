@@ -18,7 +18,7 @@ test: $(READY)
 # All kills, write faults, corruptions, hostile folders, requests and ways to spread a run; `make test` runs a sample that
 # is the same every time, see tests/matrix.py.
 faults: $(READY)
-	UNMASK_FAULTS=all UNMASK_FAULTS_REPORT=docs/faults-last.txt $(BIN)/python -m pytest -q tests/faults tests/hostile tests/parallel tests/server/test_schema.py tests/server/test_page.py tests/test_generate_many.py tests/numerics/test_learning.py tests/numerics/test_drivers.py tests/test_ways.py
+	UNMASK_FAULTS=all UNMASK_FAULTS_REPORT=docs/faults-last.txt $(BIN)/python -m pytest -q tests/faults tests/hostile tests/parallel tests/server/test_schema.py tests/server/test_page.py tests/server/test_page_for_everybody.py tests/server/test_stops.py tests/test_generate_many.py tests/numerics/test_learning.py tests/numerics/test_drivers.py tests/test_ways.py
 
 # What needs a GPU; without one it is said and nothing else runs.
 gpu: $(READY)

@@ -112,7 +112,7 @@ def canvases(draw: st.DrawFn, length: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("sampler", EVERY, ids=repr)
 @given(rows=canvases(4), seed=st.integers(0, 10**6), level=st.booleans(), end=ENDS, forbidden=FORBIDDEN)
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_every_sampler(
     sampler: Sampler, rows: list[list[int]], seed: int, level: bool, end: int | None, forbidden: tuple[int, ...]
 ) -> None:

@@ -60,7 +60,7 @@ RESUMED: dict[int, list[tuple[int, str, str]]] = {
 if ALL:
     RESUMED = {size: list(itertools.product((0, 1, 2), ("ddp", "fsdp"), ("fp32", "bf16"))) for size in RESUMED}
 # Kinds, ways and dtypes of single steps.
-STEPPED = {size: pairwise(list(KINDS), WAYS, DTYPES) for size in (2, 4)}
+STEPPED = {size: pairwise(list(KINDS), WAYS, DTYPES) for size in ((2, 4) if ALL else (2,))}
 
 
 # A schedule with parameters of its own, of shapes that two processes do not share alike.

@@ -14,6 +14,7 @@ from browsing import act, done, fill, listen, panel, part, pin, said, select, sh
 from playwright.sync_api import Browser, Page, Route, expect
 from small_server import Running, random_model, running
 
+from matrix import ALL
 from unmask.model import Model
 from unmask.server.access import Access
 
@@ -334,7 +335,7 @@ def test_no_request_leaves_the_server(small: Model, browser: Browser) -> None:
 # --- for everybody ---
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1280)])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1280)][: 2 if ALL else 1])
 def test_it_is_accessible_and_fits(page: Page, scheme: Any, width: int) -> None:
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     page.set_viewport_size({"width": width, "height": 844})
