@@ -19,6 +19,7 @@ from worlds import (
     MUON,
     RESHARDED,
     RESUMED,
+    SIZES,
     STEPPED,
     WAYS_OF,
     losses,
@@ -46,7 +47,7 @@ def start(size: int, *words: str, timeout: float = 600) -> subprocess.CompletedP
 def worked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("worlds")
     write_text(folder)
-    start(4, str(WORKER), str(folder), f"{'gradients,' if ALL else ''}losses,resume,reshard,muon")
+    start(4, str(WORKER), str(folder), f"{'gradients,losses,resume,' if ALL else ''}reshard,muon")
     start(2, str(WORKER), str(folder), "gradients,losses,resume,learned,ends,reshard,fallback,windows,nonfinite,errors")
     return folder
 
@@ -98,14 +99,14 @@ def test_shifted_windows_are_the_same(worked: Path) -> None:
     assert {step for step in alone if alone[step] != fixed[step]} == set(range(6, 21))  # from the second epoch on
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", SIZES)
 def test_activations_computed_again_change_nothing(worked: Path, size: int) -> None:
     plain = losses(make_config(worked, f"plain-{size}"))
     first = found(worked, f"checkpointed-{size}")[0]
     assert list(first["losses"].values()) == pytest.approx(list(plain["losses"].values()), rel=1e-5)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", SIZES)
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     worked: Path, size: int, tally: Callable[..., None]
 ) -> None:

@@ -50,17 +50,17 @@ MUON: dict[str, Any] = {
 RESHARDED = {4: [("fsdp", "auto", 3)], 2: [("fsdp", "auto", 5), ("ddp", "auto", 7), ("fsdp", "whole", 9)]}
 COMPILED = [("ddp", "bf16"), ("fsdp", "fp32")]
 WAYS = [("ddp", None), ("ddp", 1), ("fsdp", None), ("fsdp", 1)]
-WAYS_OF = {2: WAYS if ALL else [("ddp", 1), ("fsdp", 1)], 4: WAYS if ALL else [("fsdp", None)]}
+SIZES = (2, 4) if ALL else (2,)  # four processes share Muon's matrices and change their number in any case
+WAYS_OF = {size: WAYS if ALL else [("ddp", 1), ("fsdp", None)] for size in SIZES}
 DTYPES = (torch.float32, torch.float64)
 # Seeds, ways and precisions of runs that are stopped and gone on with.
 RESUMED: dict[int, list[tuple[int, str, str]]] = {
     2: [(1, "fsdp", "bf16"), (2, "ddp", "bf16"), (0, "fsdp", "fp32")],
-    4: [(0, "fsdp", "bf16")],
 }
 if ALL:
-    RESUMED = {size: list(itertools.product((0, 1, 2), ("ddp", "fsdp"), ("fp32", "bf16"))) for size in RESUMED}
+    RESUMED = {size: list(itertools.product((0, 1, 2), ("ddp", "fsdp"), ("fp32", "bf16"))) for size in SIZES}
 # Kinds, ways and dtypes of single steps.
-STEPPED = {size: pairwise(list(KINDS), WAYS, DTYPES) for size in ((2, 4) if ALL else (2,))}
+STEPPED = {size: pairwise(list(KINDS), WAYS, DTYPES) for size in SIZES}
 
 
 # A schedule with parameters of its own, of shapes that two processes do not share alike.
