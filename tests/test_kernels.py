@@ -303,6 +303,9 @@ def test_the_updater_is_the_same_with_kernels_and_without(by_muon: bool, monkeyp
             norm = updater.grad_norm()
             updater.update(lr=0.01, grad_norm=norm, nonfinite=~torch.isfinite(norm))
         assert updater.ema is not None
+        before = [t.detach().clone() for t in (*net.parameters(), *updater.ema.shadow.values())]
+        updater.update(lr=0.01, grad_norm=norm, nonfinite=torch.tensor(True, device=DEVICE))  # changes nothing
+        assert all(a.equal(b) for a, b in zip(before, (*net.parameters(), *updater.ema.shadow.values()), strict=True))
         sides.append({**dict(net.named_parameters()), **{f"ema {k}": v for k, v in updater.ema.shadow.items()}})
     tolerance = 1e-6 if DEVICE.type == "cpu" else 1e-3  # a GPU orthogonalises in bfloat16
     for name, tensor in sides[0].items():

@@ -21,6 +21,7 @@ from worlds import (
     RESUMED,
     SIZES,
     STEPPED,
+    WAYS,
     WAYS_OF,
     losses,
     make_config,
@@ -68,6 +69,7 @@ def test_gradients_do_not_depend_on_the_processes(worked: Path, kind: str, dtype
         if (this, of) == (kind, dtype)
     ]
     assert paths
+    assert {way for steps in STEPPED.values() for this, way, _ in steps if this == kind} == set(WAYS)
     for path in paths:
         together = load_file(path)
         assert together.keys() == alone.keys()

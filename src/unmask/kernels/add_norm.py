@@ -82,6 +82,26 @@ def _forward(
 
 
 @triton.jit
+def _norm_gradient(dh, normed, weight, rstd, D):
+    dn = dh * weight
+    return rstd * (dn - tl.sum(dn, 0) / D - normed * (tl.sum(dn * normed, 0) / D))
+
+
+@triton.jit
+def _store_sums(
+    sums_ptr, lane, D, dweight, dshift, dbranch, dbranch_y, SHIFT: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr
+):
+    at, every, inside = sums_ptr + tl.program_id(0) * D + lane, tl.num_programs(0) * D, lane < D
+    tl.store(at, dweight, mask=inside)
+    if SHIFT:
+        tl.store(at + every, dshift, mask=inside)
+    if BIAS:
+        tl.store(at + 2 * every, dbranch, mask=inside)
+    if GATE:
+        tl.store(at + 3 * every, dbranch_y, mask=inside)
+
+
+@triton.jit
 def _backward(
     dsum_ptr,
     dh_ptr,
@@ -97,7 +117,6 @@ def _backward(
     sums_ptr,
     D,
     per,
-    programs,
     least,
     scale,
     ADD: tl.constexpr,
@@ -110,29 +129,25 @@ def _backward(
 ):
     program = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
-    condition = program // programs  # whose lines it sums over
-    end = (condition + 1) * per
+    condition = program // tl.cdiv(per, LINES)  # whose lines it sums over
+    first, end = condition * per + program % tl.cdiv(per, LINES) * LINES, (condition + 1) * per
     weight = tl.load(weight_ptr + condition * D + lane, mask=lane < D, other=0.0).to(tl.float32)
     dweight = tl.zeros([BLOCK], tl.float32)
-    dshift = tl.zeros([BLOCK], tl.float32)
-    dbranch = tl.zeros([BLOCK], tl.float32)  # of what is gated, and the same times y
-    dbranch_y = tl.zeros([BLOCK], tl.float32)
+    dshift, dbranch, dbranch_y = dweight, dweight, dweight  # the latter of what is gated, and the same times y
     if GATE:
         gate = tl.load(gate_ptr + condition * D + lane, mask=lane < D, other=0.0).to(tl.float32)
     for line in range(LINES):
-        row = condition * per + (program % programs) * LINES + line
+        row = first + line
         at = row.to(tl.int64) * D + lane
         inside = (row < end) & (lane < D)
         mean = tl.load(mean_ptr + row, mask=row < end, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < end, other=0.0)
-        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
         dh = tl.load(dh_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        normed = tl.where(inside, (x - mean) * rstd, 0.0)
+        normed = tl.where(inside, (tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) - mean) * rstd, 0.0)
         dweight += dh * normed
         if SHIFT:
             dshift += dh
-        dn = dh * weight
-        dx = rstd * (dn - tl.sum(dn, 0) / D - normed * (tl.sum(dn * normed, 0) / D))
+        dx = _norm_gradient(dh, normed, weight, rstd, D)
         if ADD:
             dx += tl.load(dsum_ptr + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
@@ -146,14 +161,7 @@ def _backward(
             dy *= gate
         if DROP or GATE:
             tl.store(dy_ptr + at, dy.to(dy_ptr.dtype.element_ty), mask=inside)
-    sums, every = sums_ptr + program * D + lane, tl.num_programs(0) * D
-    tl.store(sums, dweight, mask=lane < D)
-    if SHIFT:
-        tl.store(sums + every, dshift, mask=lane < D)
-    if BIAS:
-        tl.store(sums + 2 * every, dbranch, mask=lane < D)
-    if GATE:
-        tl.store(sums + 3 * every, dbranch_y, mask=lane < D)
+    _store_sums(sums_ptr, lane, D, dweight, dshift, dbranch, dbranch_y, SHIFT, BIAS, GATE)
 
 
 def add_norm(
@@ -235,7 +243,7 @@ class _AddNorm(torch.autograd.Function):
         block = triton.next_power_of_2(D)
         _backward[(conditions * programs,)](
             *(dsum, dh, x, _or(y, x), _or(gate, weight), weight, mean, rstd, _or(seed, mean)),
-            *(dx, dy, sums, D, ctx.per, programs, *_dropping(ctx.p)),
+            *(dx, dy, sums, D, max(1, ctx.per), *_dropping(ctx.p)),
             **ctx.given,
             LINES=LINES,
             BLOCK=block,

@@ -173,8 +173,10 @@ class Updater:
         if isinstance(self.optimizer, AdamWAndMuon):
             averages = None if self.ema is None else {p: self.ema.shadow[name] for name, p in self.muons.items()}
             self.optimizer.step_muon(scale=scale, nonfinite=nonfinite, averages=averages, towards=towards)
-            if averages and (idle := [p for p in self.muons.values() if p.grad is None]):  # the average goes on
-                torch._foreach_lerp_([averages[p] for p in idle], idle, towards)
+            idle = [p for p in self.muons.values() if averages and p.grad is None]  # the average goes on
+            self._average(
+                [local(averages[p]) for p in idle] if averages else [], list(map(local, idle)), nonfinite, towards
+            )
 
     def _update_few(
         self, group: dict[str, Any], few: dict[str, Tensor], scale: Tensor, nonfinite: Tensor, towards: float
@@ -201,8 +203,15 @@ class Updater:
             grad_scale=1 / scale,
             found_inf=nonfinite.float(),
         )
-        if self.ema is not None:
-            torch._foreach_lerp_([local(self.ema.shadow[name]) for name in few], params, towards)
+        self._average([local(self.ema.shadow[name]) for name in few] if self.ema else [], params, nonfinite, towards)
+
+    @staticmethod
+    def _average(averages: list[Tensor], params: list[Tensor], nonfinite: Tensor, towards: float) -> None:
+        """Averages go `towards` of the way to the parameters, none of it where nonfinite is not 0."""
+        if averages:
+            ways = torch._foreach_sub(params, averages)
+            torch._foreach_mul_(ways, towards * (nonfinite == 0).float())
+            torch._foreach_add_(averages, ways)
 
     def _begin(self) -> int:
         """The optimizer's state as it makes it itself, where there is none yet; how many updates it has made."""
