@@ -133,6 +133,25 @@ def test_linear_gelu_and_its_gradient(width: int) -> None:
     same_gradients(got, want, (linear_gelu(*got), plain))
 
 
+@pytest.mark.parametrize("more", [False, True], ids=["last", "others follow"])
+@pytest.mark.parametrize("lines", [3, 150])
+def test_mix_values_and_its_gradient(lines: int, more: bool) -> None:
+    from unmask.kernels.mix_values import mix_values
+
+    torch.manual_seed(0)
+    qkv, first, share = torch.randn(lines, 72), torch.randn(lines, 24), torch.tensor([0.3])
+    up, beside = torch.randn(lines, 24), torch.randn(lines, 24)
+    found = []
+    for by_kernel in (False, True):
+        leaves = [t.clone().requires_grad_() for t in (qkv, first, share)]
+        v = leaves[0][:, 48:]
+        mixed, kept = mix_values(v, *leaves[1:]) if by_kernel else (torch.lerp(v, leaves[1], leaves[2]), leaves[1])
+        ((mixed * up).sum() + ((kept * beside).sum() if more else 0)).backward()
+        found.append([mixed.detach(), *(leaf.grad for leaf in leaves)])
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("listed", [False, True], ids=["whole rows", "positions told"])
 def test_rope_norm_and_its_gradient(norm: bool, listed: bool) -> None:

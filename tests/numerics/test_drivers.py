@@ -42,6 +42,7 @@ def networks() -> Iterator[dict[str, Any]]:
     for causal, qk_norm in itertools.product((False, True), (False, True)):
         for more in (
             {},
+            {"value_residual": True},
             {"conditioning": "constant"},
             {"conditioning": "level"},
             {"conditioning": "sigma", "classes": 3},

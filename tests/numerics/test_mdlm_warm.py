@@ -133,3 +133,19 @@ def test_a_run_goes_on_bit_for_bit_and_its_model_is_one_of_masks(tmp_path: Any, 
     assert isinstance(models[0].objective, MDLMWarm)
     text = models[0].generate(length=8, seed=0)
     assert text == models[1].generate(length=8, seed=0)
+
+
+@pytest.mark.parametrize("form", ["time", "count"])
+def test_a_power_of_the_weight_is_learned_by_and_never_measured_by(form: Any) -> None:
+    net, batch = network().eval(), make_batch(rows(), seed=0, step=0)
+    plain, half = MDLM(form=form), MDLMWarm(form=form, share=0.0, power=0.5)
+    noised = plain.noised(batch, plain.process(net))
+    logits = net.head(net.trunk(noised.z_BL, noised.level_B))
+    each_BL = -torch.log_softmax(logits[..., :V], dim=-1).gather(-1, batch.x_BL[..., None]).squeeze(-1)
+    want = (noised.weight_B[:, None].sqrt() * each_BL * noised.masked_BL).sum()
+    assert float(half.loss(net, batch).nats.detach()) == pytest.approx(float(want.detach()), rel=1e-6)
+    with torch.no_grad():
+        assert half.row_nats(net, batch).equal(plain.row_nats(net, batch))
+    for wrong in ({"power": 1.5}, {"power": 0.5, "steps": 4, "zero_masking": False}):
+        with pytest.raises(UsageError, match="power"):
+            MDLMWarm(**wrong)

@@ -19,6 +19,7 @@ from unmask.config import OptimConfig
 from unmask.data.batch import make_batch
 from unmask.denoisers.dit import DiT
 from unmask.denoisers.network import Network
+from unmask.denoisers.recorded import Recorder
 from unmask.devices import fast_attention
 from unmask.objectives.mdlm import MDLM
 from unmask.samplers import Sampler
@@ -77,6 +78,8 @@ def train(job: Job, net: Network, base: int) -> Result:
     if job.compile:
         net.can_fuse_training = lambda: False  # type: ignore[method-assign]
         compile_trunk(net)
+    if device.type == "cuda" and job.version != "textbook":
+        net.recorder = Recorder()
 
     def step(i: int) -> None:
         optimizer.zero_grad(set_to_none=True)

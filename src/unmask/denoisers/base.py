@@ -11,7 +11,7 @@ from unmask.registry import Room
 if TYPE_CHECKING:
     from unmask.denoisers.network import Network
 
-room = Room("unmask.denoisers", base="Denoiser", helpers=("network", "flat_rows", "ragged"))
+room = Room("unmask.denoisers", base="Denoiser", helpers=("network", "flat_rows", "ragged", "recorded"))
 
 
 class Denoiser(ABC):

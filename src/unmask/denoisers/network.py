@@ -17,6 +17,7 @@ from unmask.errors import UsageError
 
 if TYPE_CHECKING:
     from unmask.denoisers.ragged import Ragged
+    from unmask.denoisers.recorded import Recorder
 
 
 Cache = Any  # what a network keeps of the positions it has read; nobody but the network looks inside
@@ -92,6 +93,7 @@ class Network(nn.Module):
     num_classes: int = 0  # classes that `cond` may name, a number for each row; -1 names none
     label_dropout: float = 0.0  # the share of rows that lose their class in training
     checkpoint_activations: bool = False
+    recorder: Recorder | None = None  # replays training passes, where one process trains by itself on a GPU
     sharded: bool = False  # each process holds a share of each weight: only a part's own forward pass may touch them
     takes_padding: bool = True  # rows of different lengths share a call by valid_BL at no extra cost
     capturable: bool = False  # no call looks at a value on the host, so that a CUDA graph may replay it

@@ -60,12 +60,11 @@ def ragged_attention(q_MHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, rows: Ragged, 
     tensor([0.5000, 0.5000, 2.0000])
     """
     if q_MHK.is_cuda and q_MHK.dtype in (torch.bfloat16, torch.float16):
-        from torch.nn.attention.varlen import varlen_attn
-
-        # the kernel wants the longest row only to size its grid, and a graph is kept while it does not change
-        window = (-1, 0) if causal else (-1, -1)
+        # The kernel wants the longest row only to size its grid, and a graph is kept while it does not change. This is
+        # what torch.nn.attention.varlen calls, which at its first call imports the compiler: seconds of every start.
         starts, longest = rows.starts, rows.shape[1]
-        out: Tensor = varlen_attn(q_MHK, k_MHK, v_MHK, starts, starts, longest, longest, window_size=window)  # type: ignore[assignment]
+        attention = torch.ops.aten._flash_attention_forward
+        out: Tensor = attention(q_MHK, k_MHK, v_MHK, starts, starts, longest, longest, 0.0, causal, False)[0]
         return out
     (B, L), (M, H, K) = rows.shape, q_MHK.shape
     q, k, v = (put_rows(t.flatten(1), rows.at_M, B * L).view(B, L, H, K).transpose(1, 2) for t in (q_MHK, k_MHK, v_MHK))

@@ -26,7 +26,7 @@ def _kept(at, seed, least):
     return (h & 0xFFFFFF) >= least
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "per"])
 def _forward(
     x_ptr,
     y_ptr,
@@ -101,7 +101,7 @@ def _store_sums(
         tl.store(at + 3 * every, dbranch_y, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["per"])
 def _backward(
     dsum_ptr,
     dh_ptr,

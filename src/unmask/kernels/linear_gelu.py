@@ -17,7 +17,7 @@ BLOCK = 512  # columns of a program
 LINES = 16  # that it sums over
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _gelu_backward(dg_ptr, u_ptr, du_ptr, dbias_ptr, M, W, LINES: tl.constexpr, BLOCK: tl.constexpr):
     """The derivative of u/2 (1 + tanh(c (u + a u^3)))."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -15,17 +15,17 @@ from torch import Tensor
 EPS = 1e-6
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["listed"])
 def _forward(
     qkv_ptr,
     cos_ptr,
     sin_ptr,
     position_ptr,
+    listed,
     rstd_ptr,
     length,
     eps,
     NORM: tl.constexpr,
-    LISTED: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -34,7 +34,7 @@ def _forward(
     row = tl.program_id(0).to(tl.int64)
     head, k = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_K)[None, :]
     inside = (head < HEADS) & (k < HALF)
-    position = tl.load(position_ptr + row) if LISTED else row % length
+    position = tl.where(listed > 0, tl.load(position_ptr + row, mask=listed > 0, other=0), row % length)
     cos = tl.load(cos_ptr + position * HALF + k, mask=k < HALF, other=0.0)
     sin = tl.load(sin_ptr + position * HALF + k, mask=k < HALF, other=0.0)
     D: tl.constexpr = HEADS * 2 * HALF
@@ -52,7 +52,7 @@ def _forward(
         tl.store(at + HALF, (a * sin + b * cos).to(qkv_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["listed", "lines"])
 def _backward(
     dq_ptr,
     dk_ptr,
@@ -61,6 +61,7 @@ def _backward(
     cos_ptr,
     sin_ptr,
     position_ptr,
+    listed,
     rstd_ptr,
     out_ptr,
     length,
@@ -75,7 +76,6 @@ def _backward(
     v_line,
     lines,
     NORM: tl.constexpr,
-    LISTED: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -84,7 +84,7 @@ def _backward(
     row = tl.program_id(0).to(tl.int64)
     head, k = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_K)[None, :]
     inside = (head < HEADS) & (k < HALF)
-    position = tl.load(position_ptr + row) if LISTED else row % length
+    position = tl.where(listed > 0, tl.load(position_ptr + row, mask=listed > 0, other=0), row % length)
     cos = tl.load(cos_ptr + position * HALF + k, mask=k < HALF, other=0.0)
     sin = tl.load(sin_ptr + position * HALF + k, mask=k < HALF, other=0.0)
     D: tl.constexpr = HEADS * 2 * HALF
@@ -143,11 +143,10 @@ class _RopeNorm(torch.autograd.Function):
         M, W = qkv.shape
         qkv = qkv.detach()  # the projection's result is needed by nobody else, its backward pass included
         rstd = torch.empty(M, 2, heads if norm else 0, dtype=torch.float32, device=qkv.device)
-        ctx.shape = _shape(heads, W // 3 // heads // 2, norm, position is not None)
+        ctx.shape = _shape(heads, W // 3 // heads // 2, norm)
         ctx.lines = M // rows
         if M:
-            where = cos if position is None else position
-            _forward[(M,)](qkv, cos, sin, where, rstd, len(cos), EPS, **ctx.shape)
+            _forward[(M,)](qkv, cos, sin, *_listed(position, qkv), rstd, len(cos), EPS, **ctx.shape)
         ctx.save_for_backward(qkv, cos, sin, position, rstd)
         return tuple(qkv.view(rows, M // rows, 3, heads, -1).unbind(dim=2))
 
@@ -158,11 +157,16 @@ class _RopeNorm(torch.autograd.Function):
         grads = [t if t.stride(-1) == 1 else t.contiguous() for t in (dq, dk, dv)]
         strides = [t.stride(i) for t in grads for i in (0, 2, 1)]
         if len(qkv):
-            where = cos if position is None else position
-            _backward[(len(qkv),)](*grads, qkv, cos, sin, where, rstd, out, len(cos), *strides, ctx.lines, **ctx.shape)
+            where = _listed(position, qkv)
+            _backward[(len(qkv),)](*grads, qkv, cos, sin, *where, rstd, out, len(cos), *strides, ctx.lines, **ctx.shape)
         return out, None, None, None, None, None, None
 
 
-def _shape(heads: int, half: int, norm: bool, listed: bool) -> dict[str, Any]:
+def _listed(position_M: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
+    """Positions, and whether they are to be read: a number and no constant, so that both cases share one kernel."""
+    return (like.new_empty(1, dtype=torch.int64), 0) if position_M is None else (position_M, 1)
+
+
+def _shape(heads: int, half: int, norm: bool) -> dict[str, Any]:
     blocks = {"BLOCK_H": triton.next_power_of_2(heads), "BLOCK_K": triton.next_power_of_2(half)}
-    return {"NORM": norm, "LISTED": listed, "HEADS": heads, "HALF": half, **blocks, "num_warps": 2}
+    return {"NORM": norm, "HEADS": heads, "HALF": half, **blocks, "num_warps": 2}

@@ -68,9 +68,7 @@ def split_rope(qkv_MW: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> tuple[Tensor, 
 
 def join_rope(q_MD: Tensor, k_MD: Tensor, v_MD: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
     """The gradient of split_rope."""
-    way: Any = _join_op if torch.compiler.is_compiling() else _join
-    qkv_MW: Tensor = way(q_MD, k_MD, v_MD, cos_LK, sin_LK)
-    return qkv_MW
+    return _join(q_MD, k_MD, v_MD, cos_LK, sin_LK)
 
 
 def _split(qkv_MW: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,13 +92,18 @@ def _backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Non
     return join_rope(dq, dk, dv, *ctx.saved_tensors), None, None
 
 
+def _op_backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, None, None]:
+    # traced with tensors that hold nothing, at a time when the compiler no longer says that it compiles
+    return _join_op(dq, dk, dv, *ctx.saved_tensors), None, None
+
+
 class _SplitRope(torch.autograd.Function):
     forward, setup_context, backward = staticmethod(_split), staticmethod(_setup), staticmethod(_backward)
 
 
 _split_op = library.custom_op("unmask::split_rope", _split, mutates_args=())
 _join_op = library.custom_op("unmask::join_rope", _join, mutates_args=())
-_split_op.register_autograd(_backward, setup_context=_setup)
+_split_op.register_autograd(_op_backward, setup_context=_setup)
 
 
 @_split_op.register_fake

@@ -113,6 +113,7 @@ class MDLM(Objective):
         self.check(denoiser)
         batch = batch.drop_labels(denoiser.label_dropout)
         noised = self.noised(batch, self.process(denoiser))
+        noised = dataclasses.replace(noised, weight_B=self.training_weight(noised.weight_B))
         if self.zero_masking:
             nats = weighted_cross_entropy(denoiser, *self._masked_vectors(denoiser, batch, noised)[:3])
         else:
@@ -120,6 +121,10 @@ class MDLM(Objective):
         if not self.carry_over:
             nats = nats + summed_nats(denoiser, *self._reconstruction(denoiser, batch))
         return LossSum(nats, batch.num_tokens)
+
+    def training_weight(self, weight_B: Tensor) -> Tensor:
+        """What a masked token counts in training, of what it counts in the bound."""
+        return weight_B
 
     def noised(self, batch: Batch, process: Absorbing) -> Noised:
         """q(z_t | x) for each row at its own time; prompts and padding stay as they are."""

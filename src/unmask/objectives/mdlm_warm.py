@@ -24,13 +24,15 @@ class MDLMWarm(MDLM):
     after that, and none from `until` on.
 
     Every token of such a row is learned from, with a loss that varies little: the weights that read a text are soon
-    there, and what masks need besides is learned from the other rows. The bound, the process and the samplers are
-    MDLM's.
+    there, and what masks need besides is learned from the other rows. power: training counts a masked token with its
+    weight to this power; 1 is the bound's, 0 counts all alike, and what lies between varies less. The bound, the
+    process and the samplers are MDLM's.
     """
 
     share: float = 0.5
     flat: float = 0.0
     until: float = 0.7
+    power: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,6 +40,12 @@ class MDLMWarm(MDLM):
             raise UsageError(
                 f"share must lie in [0, 1] and 0 <= flat <= until <= 1, got {self.share}, {self.flat} and {self.until}"
             )
+        if not 0 <= self.power <= 1:
+            raise UsageError(f"power must lie in [0, 1], got {self.power}")
+        if self.power < 1 and not self.zero_masking:
+            raise UsageError("power needs zero_masking: without it a masked token has no weight of its own")
+        if self.power < 1 and self.noise.build() is not None:
+            raise UsageError("a schedule with parameters is learned by the bound's own weights: set power = 1")
 
     def check_whole(self, network: Network) -> None:
         super().check_whole(network)
@@ -45,6 +53,9 @@ class MDLMWarm(MDLM):
             raise UsageError(
                 f"{type(network).__name__} cannot be told to look back alone (Attend.causal): use the objective mdlm"
             )
+
+    def training_weight(self, weight_B: Tensor) -> Tensor:
+        return weight_B**self.power
 
     def share_at(self, done: float) -> float:
         """

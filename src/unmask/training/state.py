@@ -23,6 +23,7 @@ from unmask.data.loader import Loader
 from unmask.data.packing import Rows, reading_bar, rows_of
 from unmask.data.tokenizers import Tokenizer, load_tokenizer, tokenizer_from_json
 from unmask.denoisers.network import Network
+from unmask.denoisers.recorded import Recorder
 from unmask.devices import pick_precision
 from unmask.distributed.parallel import ParallelNetwork, whole
 from unmask.distributed.world import World
@@ -129,6 +130,8 @@ class RunState:
                 part.compile()
         elif config.compile:
             compile_trunk(network, padding=self.rows.typical_length() is not None)
+        if parallel.kind == "alone" and self.device.type == "cuda":
+            network.recorder = Recorder()
         return parallel
 
     # --- looking at the model ---

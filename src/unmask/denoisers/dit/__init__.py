@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from unmask import kernels
 from unmask.denoisers import Denoiser
 from unmask.denoisers.dit.attention import AtPositions, Attention, Full, InRows
-from unmask.denoisers.dit.block import Block
+from unmask.denoisers.dit.block import Block, whose_values
 from unmask.denoisers.dit.cache import KVCache, cached_trunk, step_rows
 from unmask.denoisers.dit.embedding import Embedding
 from unmask.denoisers.dit.lines import Keep, Lines
@@ -56,6 +56,7 @@ class DiT(Denoiser):
     constant: the branch exists and always sees 0, as published nets without time conditioning.
     qk_norm: queries and keys have root mean square 1, which bounds the attention's logits and bears larger rates.
     zero_init: every block starts as the identity, as adaLN's do, without its branch.
+    value_residual: attention reads values that are to a learned share the first block's.
     classes: so many labels, which the branch sees as well; `label_dropout` of the rows lose theirs in training, so that
     the network learns to write without one, too, as guidance needs.
     """
@@ -71,6 +72,7 @@ class DiT(Denoiser):
     causal: bool = False
     qk_norm: bool = came_later(True, before=False)
     zero_init: bool = came_later(True, before=False)
+    value_residual: bool = False
     classes: int = 0
     label_dropout: float = 0.1
 
@@ -126,7 +128,8 @@ class DiTNetwork(Network):
         self.num_classes, self.label_dropout = config.classes, config.label_dropout
         self.label = nn.Embedding(config.classes + 1, cond_dim) if config.classes else None  # the last: no class
         self.blocks = nn.ModuleList(
-            Block(hidden, self.num_heads, cond_dim, config.dropout, config.qk_norm) for _ in range(blocks)
+            Block(hidden, self.num_heads, cond_dim, config.dropout, config.qk_norm, values)
+            for values in whose_values(config.value_residual, blocks)
         )
         self.norm = Norm(hidden)
         self.modulation = nn.Linear(cond_dim, 2 * hidden) if cond_dim else None
@@ -239,15 +242,15 @@ class DiTNetwork(Network):
         if rows is None:
             see = last = Full(rope, mask, causal)
             if flat_N is not None:
-                last = Full(rope, mask, causal, Keep(Lines(row_N=flat_N // length, flat_N=flat_N), flat_N))
+                last = replace(see, keep=Keep(Lines(row_N=flat_N // length, flat_N=flat_N), flat_N))
             elif at_BK is not None:
-                last = AtPositions(rope, mask, causal, at_BK)
+                last = AtPositions(rope, mask, causal, at_BK, see.first)
         else:
             assert flat_N is not None
             rope, lines = rope_of(rope, rows.position_M), Lines(row_N=rows.row_M, flat_N=rows.at_M)
             see = InRows(rope, rows, causal, None, lines)
             keep = Keep(Lines(row_N=rows.row_M[flat_N], flat_N=rows.at_M[flat_N]), flat_N)
-            last = InRows(rope, rows, causal, keep, lines)
+            last = replace(see, keep=keep)
         for i, block in enumerate(self.blocks):
             now = last if i == len(self.blocks) - 1 else see
             if self.checkpoint_activations and torch.is_grad_enabled():
@@ -288,8 +291,8 @@ class DiTNetwork(Network):
         return not training and self._fits_kernels()
 
     def can_fuse_training(self) -> bool:
-        """Trained on a GPU: the pass in fused_training.py applies."""
-        return torch.is_grad_enabled() and self._fits_kernels()
+        """Trained on a GPU, or validated as it is trained: the pass in fused_training.py applies."""
+        return (torch.is_grad_enabled() or torch.is_autocast_enabled("cuda")) and self._fits_kernels()
 
     def _fits_kernels(self) -> bool:
         ours = all(type(block) is Block for block in self.blocks)  # somebody's own is run as it is written

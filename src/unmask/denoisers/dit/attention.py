@@ -7,7 +7,7 @@ makes of them what each position reads. fused.py and fused_training.py have the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -27,8 +27,18 @@ QKV = tuple[Tensor, Tensor, Tensor]
 KV = tuple[Tensor, Tensor]  # keys and values [B, heads, length, head_dim] of one block
 
 
+class First:
+    """The first block's values in a pass, which later ones mix into theirs where the network has value_residual."""
+
+    v: Tensor | None = None
+
+
 class Attention(Protocol):
     """What a block needs to know of how it is driven."""
+
+    @property
+    def first(self) -> First:
+        """The same for all blocks of a pass."""
 
     @property
     def lines(self) -> Lines:
@@ -52,6 +62,7 @@ class Full:
     causal: bool
     keep: Keep | None = None
     lines: Lines = Lines()
+    first: First = field(default_factory=First)
 
     def project(self, block: Block, h: Tensor) -> QKV:
         qkv_BLW = block.qkv(h)
@@ -76,6 +87,7 @@ class AtPositions:
     mask: Tensor | None
     causal: bool
     at_BK: Tensor
+    first: First
     lines: Lines = Lines()
 
     @property
@@ -104,6 +116,7 @@ class InRows:
     causal: bool
     keep: Keep | None
     lines: Lines
+    first: First = field(default_factory=First)
 
     def project(self, block: Block, h: Tensor) -> QKV:
         qkv_MW = block.qkv(h)
@@ -130,6 +143,7 @@ class Cached:
     start: int
     stop: int
     mask: Tensor | None
+    first: First
     keep: Keep | None = None
     lines: Lines = Lines()
 
@@ -155,6 +169,7 @@ class RowCaches:
     rope: Rope
     kvs: Sequence[KV]
     at: Sequence[int]
+    first: First
     keep: Keep | None = None
     lines: Lines = Lines()
 

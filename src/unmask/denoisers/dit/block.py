@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unmask.denoisers.dit.attention import QKV, Attention
+from unmask import kernels
+from unmask.denoisers.dit.attention import QKV, Attention, First
 from unmask.denoisers.dit.dropout import hashed_dropout
 from unmask.denoisers.dit.lines import Keep, Lines
 from unmask.denoisers.dit.norm import Norm
+
+Values = Literal["own", "first", "mixed"]  # first: kept for the later blocks, which mix them into theirs
+
+
+def whose_values(value_residual: bool, blocks: int) -> list[Values]:
+    """Of each block.
+
+    >>> whose_values(True, 3)
+    ['first', 'mixed', 'mixed']
+    """
+    later: list[Values] = ["mixed"] * (blocks - 1)
+    return ["first", *later] if value_residual else ["own"] * blocks
 
 
 class Stream(Protocol):
@@ -32,23 +45,31 @@ class Stream(Protocol):
 
 def run_block(block: Block, stream: Stream, see: Attention) -> None:
     """x += out(attention(norm1(x))), then x += mlp_out(gelu(mlp_in(norm2(x)))), whoever drives it."""
-    a = attend(block, stream.norm(block.norm1, 0), see)
-    if see.keep is not None:
-        stream.keep(see.keep)
+    run_branches(block, stream, attend(block, stream, see), see.keep)
+
+
+def attend(block: Block, stream: Stream, see: Attention) -> Tensor:
+    """What attention reads at each position, or at those that it keeps."""
+    q, k, v = see.project(block, stream.norm(block.norm1, 0))
+    return see.look(q, k, block.mixed(v, see.first))
+
+
+def run_branches(block: Block, stream: Stream, a: Tensor, keep: Keep | None) -> None:
+    """What attention has read, and the MLP, added to the stream."""
+    if keep is not None:
+        stream.keep(keep)
     stream.add(block.out, a, 0)
     stream.add(block.mlp_out, stream.hidden(block.mlp_in, stream.norm(block.norm2, 1)), 1)
-
-
-def attend(block: Block, h: Tensor, see: Attention) -> Tensor:
-    return see.look(*see.project(block, h))
 
 
 class Block(nn.Module):
     """Attention and MLP, each pre-normed; with conditioning, adaLN shifts, scales and gates both."""
 
-    def __init__(self, hidden: int, heads: int, cond_dim: int, dropout: float, qk_norm: bool) -> None:
+    def __init__(
+        self, hidden: int, heads: int, cond_dim: int, dropout: float, qk_norm: bool, values: Values = "own"
+    ) -> None:
         super().__init__()
-        self.heads, self.dropout, self.qk_norm = heads, dropout, qk_norm
+        self.heads, self.dropout, self.qk_norm, self.values = heads, dropout, qk_norm, values
         self.norm1 = Norm(hidden)
         self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
         self.out = nn.Linear(hidden, hidden, bias=False)
@@ -56,6 +77,7 @@ class Block(nn.Module):
         self.mlp_in = nn.Linear(hidden, 4 * hidden)
         self.mlp_out = nn.Linear(4 * hidden, hidden)
         self.modulation = nn.Linear(cond_dim, 6 * hidden) if cond_dim else None
+        self.value_share = nn.Parameter(torch.full((1,), 0.5)) if values == "mixed" else None
 
     def forward(self, x: Tensor, c: Tensor | None, see: Attention) -> Tensor:
         stream = PlainStream(self, x, c, see.lines)
@@ -68,6 +90,25 @@ class Block(nn.Module):
             return q, k, v
         q, k = (F.rms_norm(x, x.shape[-1:], eps=1e-6) for x in (q, k))
         return q, k, v
+
+    def mixed(self, v: Tensor, first: First) -> Tensor:
+        """The values that are read: this block's, or where it mixes, a learned share of them the first block's."""
+        if self.values == "first":
+            first.v = v
+        if self.value_share is None:
+            return v
+        assert first.v is not None
+        if not kernels.fit(v) or torch.compiler.is_compiling():
+            return torch.lerp(v, first.v, self.value_share.to(v.dtype))
+        from unmask.kernels.mix_values import mix_values
+
+        # [rows, heads, length, width of a head], turned so that its lines follow each other; or [lines, heads, width]
+        v, kept = (t.transpose(1, 2) if t.ndim == 4 else t for t in (v, first.v))
+        v_MD, kept_MD = (t.flatten(-2).flatten(0, -2) for t in (v, kept))
+        mixed_MD, kept_MD = mix_values(v_MD, kept_MD, self.value_share)
+        mixed, kept = mixed_MD.view(v.shape), kept_MD.view(v.shape)
+        mixed, first.v = (t.transpose(1, 2) if t.ndim == 4 else t for t in (mixed, kept))
+        return mixed
 
     def split_heads(self, y_BLD: Tensor) -> Tensor:
         """[B, L, D] → [B, heads, L, head_dim]"""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from unmask.denoisers.dit.attention import KV, Cached, RowCaches
+from unmask.denoisers.dit.attention import KV, Cached, First, RowCaches
 from unmask.denoisers.dit.lines import Lines
 from unmask.denoisers.dit.rotary import rotary
 from unmask.errors import UsageError
@@ -32,8 +32,9 @@ def cached_trunk(net: DiTNetwork, z: Tensor, cache: KVCache, span: tuple[int, in
         steps = torch.arange(stop, device=z.device)
         mask = steps[None, :] <= steps[start:, None]
     c = net.condition(z, None)
+    first = First()
     for block, kv in zip(net.blocks, cache, strict=True):
-        x_BND = block(x_BND, c, Cached((cos[..., start:, :], sin[..., start:, :]), kv, start, stop, mask))
+        x_BND = block(x_BND, c, Cached((cos[..., start:, :], sin[..., start:, :]), kv, start, stop, mask, first))
     return net.final(x_BND, c, Lines())
 
 
@@ -48,6 +49,7 @@ def step_rows(net: DiTNetwork, ids_M: Tensor, caches: Sequence[KVCache], at: Seq
     position_M = torch.tensor([*at, *[0] * (M - len(at))], device=ids_M.device)
     rope = rotary(net.head_dim, position_M.unsqueeze(1), 1, ids_M.device, x_M1D.dtype)
     c = net.condition(ids_M, None)
+    first = First()
     for i, block in enumerate(net.blocks):
-        x_M1D = block(x_M1D, c, RowCaches(rope, [cache[i] for cache in caches], at))
+        x_M1D = block(x_M1D, c, RowCaches(rope, [cache[i] for cache in caches], at, first))
     return net.final(x_M1D, c, Lines())[:, 0]

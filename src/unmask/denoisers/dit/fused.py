@@ -5,14 +5,14 @@ Between two matrix products stands one kernel. Biases, GELU and the residual sum
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unmask.denoisers.dit.attention import KV, QKV, mask_at, merge_heads
+from unmask.denoisers.dit.attention import KV, QKV, First, mask_at, merge_heads
 from unmask.denoisers.dit.block import Block, run_block
 from unmask.denoisers.dit.lines import Keep, Lines
 from unmask.denoisers.dit.norm import Norm
@@ -77,6 +77,7 @@ class Full:
     position_M: Tensor | None = None
     keep: Keep | None = None
     lines: Lines = Lines()
+    first: First = field(default_factory=First)
 
     def project(self, block: Block, h: Tensor) -> QKV:
         qkv = F.linear(h, block.qkv.weight)
@@ -97,6 +98,7 @@ class AtPositions:
     mask: Tensor | None
     at_BK: Tensor
     keep: Keep
+    first: First
     lines: Lines = Lines()
 
     @classmethod
@@ -105,7 +107,7 @@ class AtPositions:
         offset = torch.arange(0, B * length, length, device=at_BK.device)[:, None]
         flat_M = (at_BK if B == 1 else at_BK + offset).reshape(-1)
         mask = mask_at(see.mask, at_BK, length, see.causal)
-        return cls(see.table, mask, at_BK, Keep(Lines(at_BK=at_BK), flat_M))
+        return cls(see.table, mask, at_BK, Keep(Lines(at_BK=at_BK), flat_M), see.first)
 
     def project(self, block: Block, h: Tensor) -> QKV:
         B, D, heads = len(self.at_BK), h.shape[1], block.heads
@@ -133,6 +135,10 @@ class Captured:
     stop: int
     keep: Keep | None = None
     lines: Lines = Lines()
+
+    @property
+    def first(self) -> First:
+        return self.full.first
 
     def project(self, block: Block, h: Tensor) -> QKV:
         return self.full.project(block, h)

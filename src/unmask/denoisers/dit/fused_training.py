@@ -6,16 +6,17 @@ Nothing but those few kernels is compiled, so a run begins at once, and rows of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from unmask.denoisers.dit.attention import QKV, Attention, merge_heads
-from unmask.denoisers.dit.block import Block, run_block
+from unmask.denoisers.dit.attention import QKV, Attention, First, merge_heads
+from unmask.denoisers.dit.block import Block, attend, run_branches
 from unmask.denoisers.dit.lines import Keep, Lines
 from unmask.denoisers.dit.norm import Norm
 from unmask.denoisers.ragged import Ragged, ragged_attention
@@ -50,14 +51,36 @@ def fused_training_trunk(
         x, row_N = x.flatten(0, 1), flat_N // z.shape[1]
     else:
         see, row_N = InRows(net.rope_table(rows.shape[1]), rows, causal), rows.row_M[flat_N]
-    kept = Lines(row_N=row_N)
-    last = see.keeping(Keep(kept, flat_N))
-    *affines, (final,) = _affines(net, c)
-    pending = Pending()
-    for i, block in enumerate(net.layers):
-        how = (block, x, pending, affines[i], last if i == len(net.layers) - 1 else see)
-        x, pending = checkpoint(_run, *how, use_reentrant=False) if net.checkpoint_activations else _run(*how)
-    return pending.add_to(x, final.spread(kept), net.dropout if net.training else 0.0)[1]
+    layers, keep = net.layers, Keep(Lines(row_N=row_N), flat_N)
+    modulations = _modulations(net, c)
+    run = _checkpointed if net.checkpoint_activations else _plainly
+
+    def to_last_attention(x: Tensor, *modulations: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream before the last block's branches, and what its attention reads: all that has a fixed shape."""
+        affines, pending = _affines(net, modulations), Pending()
+        for block, own in zip(layers[:-1], affines, strict=False):
+            x, pending = run(_block, block, x, pending, own, see)
+        x, a = run(_attention, layers[-1], x, pending, affines[-1], see)
+        return x, a
+
+    plain = mask is None and rows is None and not net.checkpoint_activations
+    if net.recorder is not None and plain and torch.is_grad_enabled():
+        how = (len(z), causal, net.training, torch.is_autocast_enabled(x.device.type))
+        x, a = net.recorder(to_last_attention, (x, *modulations), net.blocks, how)
+    else:
+        x, a = to_last_attention(x, *modulations)
+    last: tuple[Tensor, Pending] = run(_rest, layers[-1], x, a, _affines(net, modulations)[-1], keep)
+    x, pending = last
+    _, h_ND = pending.add_to(x, _final(net, c).spread(keep.lines), net.dropout if net.training else 0.0)
+    return h_ND
+
+
+def _plainly(part: Callable[..., Any], *inputs: Any) -> Any:
+    return part(*inputs)
+
+
+def _checkpointed(part: Callable[..., Any], *inputs: Any) -> Any:
+    return checkpoint(part, *inputs, use_reentrant=False)
 
 
 class Affine(NamedTuple):
@@ -75,25 +98,36 @@ class Affine(NamedTuple):
         return Affine(*(None if t is None else lines.spread(t) for t in self))  # type: ignore[arg-type]
 
 
-def _affines(net: DiTNetwork, c: Tensor | None) -> list[tuple[Affine, ...]]:
-    """Of every block's two branches, and of the last norm; all modulations in one product."""
-    norms = [(block.norm1.weight, block.norm2.weight) for block in net.layers]
-    if c is None or net.modulation is None:
-        return [*(tuple(map(Affine, pair)) for pair in norms), (Affine(net.norm.weight),)]
+def _modulations(net: DiTNetwork, c: Tensor | None) -> tuple[Tensor, ...]:
+    """Weight, shift and gate [branches, B, D] of all blocks' branches, in one product; nothing without adaLN."""
     modulations = [block.modulation for block in net.layers if block.modulation is not None]
+    if c is None or not modulations:
+        return ()
     N, B, D = len(modulations), len(c), net.width
     bias_N1W, weight_NWC = (torch.stack([getattr(m, name) for m in modulations]) for name in ("bias", "weight"))
+    norms = torch.stack([norm.weight for block in net.layers for norm in (block.norm1, block.norm2)])
     with torch.autocast(c.device.type, enabled=False):
         c_NBC = c.to(weight_NWC)[None].expand(N, -1, -1)
         mod = torch.baddbmm(bias_N1W[:, None], c_NBC, weight_NWC.mT).view(N, B, 2, 3, D)
-        shift, scale, gate = mod.transpose(1, 2).unbind(dim=3)  # [N, 2, B, D] each
-        weight = torch.stack([w for pair in norms for w in pair]).view(N, 2, 1, D) * (1 + scale)
-        last_shift, last_scale = net.modulation(c.to(weight)).chunk(2, dim=-1)
-    branches = [
-        Affine(*three) for three in zip(*(t.flatten(0, 1).unbind() for t in (weight, shift, gate)), strict=True)
-    ]
-    final = Affine(net.norm.weight * (1 + last_scale), last_shift)
-    return [*zip(branches[::2], branches[1::2], strict=True), (final,)]
+        shift, scale, gate = (t.flatten(0, 1) for t in mod.transpose(1, 2).unbind(dim=3))
+        return norms[:, None] * (1 + scale), shift, gate
+
+
+def _affines(net: DiTNetwork, modulations: tuple[Tensor, ...]) -> list[tuple[Affine, ...]]:
+    """Of every block's two branches."""
+    if not modulations:
+        return [(Affine(block.norm1.weight), Affine(block.norm2.weight)) for block in net.layers]
+    branches = [Affine(*three) for three in zip(*(t.unbind() for t in modulations), strict=True)]
+    return list(zip(branches[::2], branches[1::2], strict=True))
+
+
+def _final(net: DiTNetwork, c: Tensor | None) -> Affine:
+    """Of the last norm."""
+    if c is None or net.modulation is None:
+        return Affine(net.norm.weight)
+    with torch.autocast(c.device.type, enabled=False):
+        shift, scale = net.modulation(c.to(net.norm.weight)).chunk(2, dim=-1)
+        return Affine(net.norm.weight * (1 + scale), shift)
 
 
 class Pending(NamedTuple):
@@ -109,11 +143,26 @@ class Pending(NamedTuple):
         return add_norm(x, self.y, affine.weight, **how, dropout=dropout)
 
 
-def _run(
+def _block(
     block: Block, x: Tensor, pending: Pending, affines: tuple[Affine, ...], see: Attention
 ) -> tuple[Tensor, Pending]:
+    x, a = _attention(block, x, pending, affines, see)
+    return _rest(block, x, a, affines, None)
+
+
+def _attention(
+    block: Block, x: Tensor, pending: Pending, affines: tuple[Affine, ...], see: Attention
+) -> tuple[Tensor, Tensor]:
     stream = TrainingStream(block, x, pending, affines)
-    run_block(block, stream, see)
+    a = attend(block, stream, see)
+    return stream.x, a
+
+
+def _rest(block: Block, x: Tensor, a: Tensor, affines: tuple[Affine, ...], keep: Keep | None) -> tuple[Tensor, Pending]:
+    stream = TrainingStream(block, x, Pending(), affines)
+    if keep is not None:
+        a = keep.of(a)
+    run_branches(block, stream, a, keep)
     return stream.x, stream.pending
 
 
@@ -150,9 +199,7 @@ class Full:
     mask: Tensor | None
     keep: Keep | None = None
     lines: Lines = Lines()
-
-    def keeping(self, keep: Keep) -> Full:
-        return replace(self, keep=keep)
+    first: First = field(default_factory=First)
 
     def project(self, block: Block, h: Tensor) -> QKV:
         parts = rope_norm(block.qkv(h), *self.table, heads=block.heads, rows=self.batch, norm=block.qk_norm)
@@ -161,8 +208,7 @@ class Full:
 
     def look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, is_causal=self.causal)
-        a = merge_heads(o).flatten(0, 1)
-        return a if self.keep is None else self.keep.of(a)
+        return merge_heads(o).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -174,9 +220,7 @@ class InRows:
     causal: bool
     keep: Keep | None = None
     lines: Lines = Lines()
-
-    def keeping(self, keep: Keep) -> InRows:
-        return replace(self, keep=keep)
+    first: First = field(default_factory=First)
 
     def project(self, block: Block, h: Tensor) -> QKV:
         position_M = self.rows.position_M
@@ -187,5 +231,4 @@ class InRows:
         return q, k, v
 
     def look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        a = ragged_attention(q, k, v, self.rows, causal=self.causal).flatten(1)
-        return a if self.keep is None else self.keep.of(a)
+        return ragged_attention(q, k, v, self.rows, causal=self.causal).flatten(1)
