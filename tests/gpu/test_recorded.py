@@ -43,7 +43,7 @@ def learn(net: DiTNetwork, objective: Any, steps: int, micro: int = 1) -> tuple[
         for part in range(micro):
             torch.manual_seed(step * micro + part)
             with torch.autocast("cuda", dtype=torch.bfloat16), fast_attention():
-                batch = make_batch(x_BL, seed=0, step=step * micro + part)
+                batch = make_batch(x_BL, seed=0, step=step * micro + part, done=0.0)
                 nats = objective.loss(net, batch).nats / x_BL.numel()
                 nats.backward()
             total += float(nats.detach())
@@ -61,6 +61,8 @@ CASES = {
     "ar": (AR(), {"causal": True}),
     "level": (MDLM(), {"conditioning": "level"}),
     "constant": (MDLM(), {"conditioning": "constant"}),
+    "value residual": (MDLM(), {"value_residual": True}),
+    "next token first, value residual": (MDLMWarm(share=0.5), {"value_residual": True}),
     "dropout": (MDLM(), {"dropout": 0.2}),
     "dropout and level": (MDLM(), {"conditioning": "level", "dropout": 0.2}),
 }

@@ -138,6 +138,8 @@ def test_the_drivers_with_kernels_give_the_same_vectors(options: dict[str, Any])
     [
         ({"qk_norm": False}, False),
         ({"conditioning": "constant"}, False),
+        ({"value_residual": True}, False),
+        ({"value_residual": True}, True),
         ({"causal": True}, False),
         ({"conditioning": "sigma", "classes": 3}, False),
         ({"conditioning": "level"}, True),
@@ -180,6 +182,10 @@ def test_the_training_pass_with_kernels_gives_the_same_gradients(
     same(fused_training_trunk(net, vectors, flat, c, causal=net.causal), want)
     if checkpointed:
         return
+    if not net.causal:
+        some = Attend(back=2)
+        want = net._blocks(z, level, some.allowed((B, L)), flat_N=flat, causal=False, cond=label)  # type: ignore[union-attr]
+        same(fused_training_trunk(net, z, flat, c, back=2), want)
     rows, place = ragged(valid), (valid.flatten().cumsum(0) - 1)[flat]
     ids = torch.where(rows.position_M == 0, net.mask_id, z[valid].roll(1)) if net.causal else z[valid]
     if net.takes_ragged():

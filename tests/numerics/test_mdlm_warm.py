@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 import unmask
-from unmask.data.batch import make_batch
+from unmask.data.batch import Batch, make_batch
 from unmask.denoisers.dit import DiT, DiTNetwork
 from unmask.denoisers.network import Attend, as_denoiser
 from unmask.errors import UsageError
 from unmask.objectives.mdlm import MDLM
-from unmask.objectives.mdlm_warm import MDLMWarm, next_token_nats
+from unmask.objectives.mdlm_warm import MDLMWarm
 from unmask.training.loop import train
 
 V, B, L = 5, 16, 6
@@ -32,6 +32,11 @@ def network(**options: Any) -> DiTNetwork:
 
 def rows(seed: int = 0, num: int = B) -> Tensor:
     return torch.randint(0, V, (num, L), generator=torch.Generator().manual_seed(seed))
+
+
+def next_token_nats(net: DiTNetwork, batch: Batch) -> Tensor:
+    """Of rows that all look back."""
+    return MDLMWarm(share=1.0, until=1.0).loss(net, replace(batch, done=0.0)).nats
 
 
 @pytest.mark.parametrize("lengths", [None, [6, 2, 1, 4]], ids=["whole", "padded"])
@@ -80,15 +85,19 @@ def test_who_looks_back_and_when() -> None:
     assert whole.place_B.sort().values.equal(torch.arange(B))
 
 
-def test_the_loss_is_of_both_kinds_of_rows() -> None:
-    net, objective = network(), MDLMWarm(share=0.5, form="count")
-    batch = make_batch(rows(), seed=0, step=0, done=0.0)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("options", [{}, {"value_residual": True}, {"conditioning": "constant"}], ids=str)
+def test_the_loss_is_of_both_kinds_of_rows(options: dict[str, Any], padded: bool) -> None:
+    """In one pass as in two."""
+    net, objective = network(**options), MDLMWarm(share=0.5, form="count")
+    lengths = torch.randint(1, L + 1, (B,), generator=torch.Generator().manual_seed(1)) if padded else None
+    batch = make_batch(rows(), lengths, seed=0, step=0, done=0.0)
     back_B = objective.looks_back_B(batch)
     masked = MDLM(form="count").loss(net, batch.where(~back_B)).nats
     total = objective.loss(net, batch)
     both = masked + next_token_nats(net, batch.where(back_B))
     assert total.nats.item() == pytest.approx(both.item(), rel=1e-12)
-    assert int(total.tokens) == B * L
+    assert int(total.tokens) == (B * L if lengths is None else int(lengths.sum()))
     late = objective.loss(net, replace(batch, done=0.7))
     assert late.nats.item() == pytest.approx(MDLM(form="count").loss(net, batch).nats.item(), rel=1e-12)
 
@@ -146,6 +155,6 @@ def test_a_power_of_the_weight_is_learned_by_and_never_measured_by(form: Any) ->
     assert float(half.loss(net, batch).nats.detach()) == pytest.approx(float(want.detach()), rel=1e-6)
     with torch.no_grad():
         assert half.row_nats(net, batch).equal(plain.row_nats(net, batch))
-    for wrong in ({"power": 1.5}, {"power": 0.5, "steps": 4, "zero_masking": False}):
-        with pytest.raises(UsageError, match="power"):
+    for wrong, word in (({"power": 1.5}, "power"), ({"steps": 4, "zero_masking": False}, "SUBS")):
+        with pytest.raises(UsageError, match=word):
             MDLMWarm(**wrong)

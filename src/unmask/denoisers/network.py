@@ -28,8 +28,8 @@ class Attend(NamedTuple):
 
     valid_BL: False at padding, which stands at the end of a row and which nobody sees. mask [L, L] or [B, L, L]: True
     where the position of the row may see the one of the column. blocks [L] or [B, L]: each position's block number; it
-    sees its own and earlier blocks. causal: it sees no later positions, where the network `looks_back`. All hold at
-    once. A position always sees itself.
+    sees its own and earlier blocks. causal: it sees no later positions, where the network `looks_back`; back: those of
+    the first so many rows see none. All hold at once. A position always sees itself.
 
     >>> Attend(blocks=torch.tensor([0, 0, 1])).allowed()[0, 0].int().tolist()
     [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
@@ -39,12 +39,24 @@ class Attend(NamedTuple):
     mask: Tensor | None = None
     blocks: Tensor | None = None
     causal: bool = False
+    back: int = 0
 
-    def allowed(self) -> Tensor | None:
+    @property
+    def unmasked(self) -> bool:
+        return self.valid_BL is None and self.mask is None and self.blocks is None
+
+    def allowed(self, shape: tuple[int, int] | None = None) -> Tensor | None:
         """A boolean mask [1 or B, 1, 1 or L, L] for `scaled_dot_product_attention`; None: everything is visible.
 
-        `causal` is in it only beside a mask or blocks: by itself attention's kernels know it without one.
+        `causal` is in it only beside a mask or blocks: by itself attention's kernels know it without one. shape (B, L)
+        is needed for `back` alone.
         """
+        if self.back:
+            assert shape is not None
+            (B, L), whole = shape, self._replace(back=0).allowed()
+            later = torch.ones(B, 1, L, L, dtype=torch.bool) if whole is None else whole.expand(B, 1, L, L).clone()
+            later[: self.back] &= torch.ones(L, L, dtype=torch.bool, device=later.device).tril()
+            return later | torch.eye(L, dtype=torch.bool, device=later.device)
         valid = None if self.valid_BL is None else self.valid_BL[:, None, None, :]
         if self.mask is None and self.blocks is None:
             return valid
@@ -289,7 +301,7 @@ class _Wrapped(Network):
         attend = attending(attend, valid_BL)
         name = "of a wrapped function"
         refuse_options(name, positions_BL=positions_BL, cache=cache, span=span, mask=attend.mask, blocks=attend.blocks)
-        refuse_options(name, causal=attend.causal or None)
+        refuse_options(name, causal=attend.causal or None, back=attend.back or None)
         cond = check_labels(cond, self.num_classes)
         if level is not None and (first := next(self.parameters(), None)) is not None:
             level = level.to(first.dtype)  # a foreign network wants its own precision

@@ -24,10 +24,21 @@ class Ragged(NamedTuple):
     starts: Tensor  # [B + 1]: row b is starts[b]..starts[b + 1]
     shape: tuple[int, int]  # B, L
     causal: bool = False  # nobody sees later positions, whatever the network is
+    back: tuple[int, int] = (0, 0)  # nor do those of the first so many rows, which are so many tokens
 
     def to(self, device: torch.device) -> Ragged:
-        moved = [put(t, device) for t in self[:4]]
-        return Ragged(moved[0], moved[1], moved[2], moved[3], self.shape, self.causal)
+        at_M, row_M, position_M, starts = (put(t, device) for t in self[:4])
+        return self._replace(at_M=at_M, row_M=row_M, position_M=position_M, starts=starts)
+
+    def parts(self) -> tuple[Ragged, Ragged]:
+        """The rows that look back, and the others."""
+        (B, L), (rows, tokens) = self.shape, self.back
+        first = [t[:tokens] for t in (self.at_M, self.row_M, self.position_M)]
+        rest = (self.at_M[tokens:] - rows * L, self.row_M[tokens:] - rows, self.position_M[tokens:])
+        return (
+            Ragged(first[0], first[1], first[2], self.starts[: rows + 1], (rows, L), causal=True),
+            Ragged(*rest, self.starts[rows:] - tokens, (B - rows, L), causal=self.causal),
+        )
 
 
 def ragged(valid_BL: Tensor, multiple: int = 1) -> Ragged:
@@ -59,6 +70,9 @@ def ragged_attention(q_MHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, rows: Ragged, 
     >>> ragged_attention(torch.zeros(3, 1, 1), torch.zeros(3, 1, 1), v, rows, causal=False).flatten()
     tensor([0.5000, 0.5000, 2.0000])
     """
+    if rows.back[0]:
+        both = zip(rows.parts(), *(t.tensor_split((rows.back[1],)) for t in (q_MHK, k_MHK, v_MHK)), strict=True)
+        return torch.cat([ragged_attention(q, k, v, part, causal=causal or part.causal) for part, q, k, v in both])
     if q_MHK.is_cuda and q_MHK.dtype in (torch.bfloat16, torch.float16):
         # The kernel wants the longest row only to size its grid, and a graph is kept while it does not change. This is
         # what torch.nn.attention.varlen calls, which at its first call imports the compiler: seconds of every start.
@@ -94,11 +108,13 @@ def vectors_at(
     plain = attend.mask is None and attend.blocks is None
     if valid_BL is None or not plain or z.is_floating_point() or not network.takes_ragged():
         valid, mask, blocks = (None if t is None else put(t, device) for t in attend[:3])
-        moved = Attend(valid, mask, blocks, attend.causal)
-        options: dict[str, Any] = {"valid_BL": moved.valid_BL} if plain and not attend.causal else {"attend": moved}
+        moved = attend._replace(valid_BL=valid, mask=mask, blocks=blocks)
+        usual = plain and not attend.causal and not attend.back
+        options: dict[str, Any] = {"valid_BL": moved.valid_BL} if usual else {"attend": moved}
         return network.trunk_at(put(z, device), level, put(flat_N, device), cond=label_B, **options)
     # On a GPU every new size of a step costs the host a search for kernels and for memory: few sizes cost few.
-    rows = ragged(valid_BL, FEW_SIZES if device.type == "cuda" else 1)._replace(causal=attend.causal)
+    rows = ragged(valid_BL, FEW_SIZES if device.type == "cuda" else 1)
+    rows = rows._replace(causal=attend.causal, back=(attend.back, int(rows.starts[attend.back])))
     place_N = (valid_BL.flatten().cumsum(0) - 1)[flat_N]
     z_M = F.pad(z[valid_BL], (0, len(rows.at_M) - int(rows.starts[len(z)])), value=network.mask_id)
     z_M = put(z_M, device)

@@ -40,19 +40,19 @@ class Recorder:
             # As it is written, the first time: kernels are compiled, libraries choose theirs.
             self._seen.add(key)
             return run(*inputs)
+        if any(made is not None and made.busy for made in self._made.values()):
+            return run(*inputs)  # one at a time: its activations are still needed
         if key not in self._made and len(self._made) < MOST:
             self._made[key] = self._record(run, inputs, owner)
         recording = self._made.get(key)
-        if recording is None or recording.busy:
-            return run(*inputs)
-        return recording(inputs)
+        return run(*inputs) if recording is None else recording(inputs)
 
     def _record(self, run: Pass, inputs: Sequence[Tensor], owner: nn.Module) -> Recording | None:
         """None where memory is short. A recording keeps its activations; half of the device is left to others."""
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
         while free < total / 2 and any(self._made.values()):
-            oldest = next(key for key, made in self._made.items() if made is not None and not made.busy)
+            oldest = next(key for key, made in self._made.items() if made is not None)
             del self._made[oldest]
             torch.cuda.empty_cache()
             free, total = torch.cuda.mem_get_info()
@@ -81,7 +81,8 @@ class Recording:
                 outputs = run(*self.inputs)
             self.asked = [torch.zeros_like(t) for t in outputs]  # the gradients of what comes out
             learned = [t for t in (*self.inputs, *aliases) if t.requires_grad]
-            with torch.cuda.graph(self._backward, pool=self._forward.pool(), **how):
+            # In memory of its own: what it leaves as gradients the next pass must not write over.
+            with torch.cuda.graph(self._backward, **how):
                 made = iter(torch.autograd.grad(outputs, learned, self.asked, allow_unused=True))
         self.gradients = [next(made) if t.requires_grad else None for t in (*self.inputs, *aliases)]
         self.outputs = [t.detach() for t in outputs]

@@ -42,8 +42,8 @@ class MDLMWarm(MDLM):
             )
         if not 0 <= self.power <= 1:
             raise UsageError(f"power must lie in [0, 1], got {self.power}")
-        if self.power < 1 and not self.zero_masking:
-            raise UsageError("power needs zero_masking: without it a masked token has no weight of its own")
+        if not self.carry_over or not self.zero_masking:
+            raise UsageError("mdlm_warm has both halves of SUBS: use mdlm where carry_over or zero_masking is off")
         if self.power < 1 and self.noise.build() is not None:
             raise UsageError("a schedule with parameters is learned by the bound's own weights: set power = 1")
 
@@ -75,27 +75,38 @@ class MDLMWarm(MDLM):
         return batch.place_B * count // EIGHTHS != (batch.place_B + 1) * count // EIGHTHS
 
     def loss(self, denoiser: Network, batch: Batch) -> LossSum:
+        """One pass for both kinds of rows; those that look back stand first."""
         back_B = self.looks_back_B(batch)
         if not back_B.any():
             return super().loss(denoiser, batch)
-        back = batch.where(back_B).drop_labels(denoiser.label_dropout)
-        nats = next_token_nats(denoiser, back)
-        if not back_B.all():
-            nats = nats + super().loss(denoiser, batch.where(~back_B)).nats
-        return LossSum(nats, batch.num_tokens)
+        self.check(denoiser)
+        back, rest = (batch.where(rows_B).drop_labels(denoiser.label_dropout) for rows_B in (back_B, ~back_B))
+        noised = self.noised(rest, self.process(denoiser))
+        L, scored_N = batch.x_BL.shape[1], next_tokens(back)
+        masked_N = noised.masked_BL.flatten().nonzero().squeeze(1)
+        weight_N = self.training_weight(noised.weight_B)[masked_N // L]
+        x_N = torch.cat([back.x_BL.flatten()[scored_N], rest.x_BL.flatten()[masked_N]])
+        weight_N = torch.cat([torch.ones_like(scored_N, dtype=weight_N.dtype), weight_N])
+        level_B = torch.cat([torch.zeros_like(back.time_B), noised.level_B.to(back.time_B)])
+        h_ND = vectors_at(
+            denoiser,
+            torch.cat([back.x_BL, noised.z_BL]),
+            level_B if denoiser.uses_level else None,
+            torch.cat([scored_N - 1, masked_N + back.x_BL.numel()]),
+            attend=Attend(_joined(back.valid_BL, rest.valid_BL), back=len(back.x_BL)),
+            label_B=_joined(back.label_B, rest.label_B),
+        )
+        x_N, weight_N = (put(t, h_ND.device) for t in (x_N, weight_N))
+        return LossSum(weighted_cross_entropy(denoiser, h_ND, x_N, weight_N), batch.num_tokens)
 
 
-def next_token_nats(denoiser: Network, batch: Batch) -> Tensor:
-    """The sum of -log p(x_l | x_<l) over the scored tokens, of a network that sees both sides and looks back here.
-
-    A token enters at its own position, as beside masks; position l - 1 answers for l, and a row's first token is
-    nobody's.
-    """
+def next_tokens(batch: Batch) -> Tensor:
+    """The flat places of the scored tokens that have one before them in their row, which answers for them: a token
+    enters at its own position, as beside masks, and a row's first token is nobody's."""
     L = batch.x_BL.shape[1]
-    flat_N = batch.scored_BL[:, 1:].flatten().nonzero().squeeze(1)
-    before_N = flat_N // (L - 1) * L + flat_N % (L - 1)
-    clean_B = torch.zeros_like(batch.time_B) if denoiser.uses_level else None
-    attend = Attend(batch.valid_BL, causal=True)
-    h_ND = vectors_at(denoiser, batch.x_BL, clean_B, before_N, attend=attend, label_B=batch.label_B)
-    x_N = put(batch.x_BL.flatten()[before_N + 1], h_ND.device)
-    return weighted_cross_entropy(denoiser, h_ND, x_N, torch.ones_like(x_N, dtype=torch.float32))
+    flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)
+    return flat_N[flat_N % L > 0]
+
+
+def _joined(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return None if a is None or b is None else torch.cat([a, b])

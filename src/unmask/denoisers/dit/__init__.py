@@ -159,7 +159,7 @@ class DiTNetwork(Network):
             refuse_options("dit with a cache", positions_BL=positions_BL, at_BK=at_BK, cond=cond, attend=attend)
             return cached_trunk(self, z, cache, span or (0, z.shape[1]))
         refuse_options("dit without a cache", span=span)
-        mask, causal = self._mask(attending(attend, valid_BL))
+        mask, causal = self._mask(attending(attend, valid_BL), z)
         shifted = self.shift(z) if self.causal else z
         level_per_position = level is not None and level.ndim > 1 and self.uses_level
         if positions_BL is None and not level_per_position and self.can_fuse():
@@ -181,13 +181,14 @@ class DiTNetwork(Network):
         """After the last block's attention only the asked positions go on: a loss looks at half of them."""
         if self.can_fuse():
             return super().trunk_at(z, level, flat_N, valid_BL=valid_BL, attend=attend, cond=cond)
-        mask, causal = self._mask(attending(attend, valid_BL))
-        shifted = self.shift(z) if self.causal else z
+        told, shifted = attending(attend, valid_BL), self.shift(z) if self.causal else z
         if self.can_fuse_training() and (level is None or level.ndim == 1 or not self.uses_level):
             from unmask.denoisers.dit.fused_training import fused_training_trunk
 
-            c = self.condition(z, level, cond)
-            return fused_training_trunk(self, shifted, flat_N, c, mask=mask, causal=causal)
+            c, back = self.condition(z, level, cond), told.back if told.unmasked else 0
+            mask, causal = self._mask(told._replace(back=told.back - back), z)
+            return fused_training_trunk(self, shifted, flat_N, c, mask=mask, causal=causal, back=back)
+        mask, causal = self._mask(told, z)
         return self._blocks(shifted, level, mask, flat_N=flat_N, causal=causal, cond=cond)
 
     def takes_ragged(self) -> bool:
@@ -206,14 +207,15 @@ class DiTNetwork(Network):
             return fused_training_trunk(self, ids_M, flat_N, c, causal=causal, rows=rows)
         return self._blocks(ids_M, level_B, None, flat_N=flat_N, causal=causal, cond=cond, rows=rows)
 
-    def _mask(self, attend: Attend) -> tuple[Tensor | None, bool]:
+    def _mask(self, attend: Attend, z: Tensor) -> tuple[Tensor | None, bool]:
         """What attention is told: a mask, or that it sees no later positions."""
         plain = attend.mask is None and attend.blocks is None
         if self.causal and not plain:
             raise UsageError("a causal denoiser sees what stands before a position: give it no mask and no blocks")
         if plain and (self.causal or attend.causal):
             return None, True  # padding stands at the end of a row, so that it is hidden from every real position
-        return attend.allowed(), False
+        mask = attend.allowed((z.shape[0], z.shape[1]))
+        return None if mask is None else mask.to(z.device), False
 
     def _blocks(
         self,
@@ -373,8 +375,7 @@ class DiTNetwork(Network):
             return None
         if label_B is None:  # one row serves the whole batch
             label_B = torch.full((1,), -1, device=z_BL.device)
-        embedded: Tensor = self.label(torch.where(label_B < 0, self.num_classes, label_B))
-        return embedded
+        return cast(Tensor, self.label(torch.where(label_B < 0, self.num_classes, label_B)))
 
     def _time(self, z: Tensor, level: Tensor | None) -> Tensor | None:
         if self.time is None:
@@ -387,8 +388,7 @@ class DiTNetwork(Network):
             signal = -torch.log1p(-level.clamp(max=1 - 1e-3))
         else:
             signal = 1000 * level
-        embedded: Tensor = self.time(signal)
-        return embedded
+        return cast(Tensor, self.time(signal))
 
     def final(self, x: Tensor, c: Tensor | None, lines: Lines) -> Tensor:
         """The last norm, modulated."""

@@ -36,18 +36,20 @@ def fused_training_trunk(
     *,
     mask: Tensor | None = None,
     causal: bool = False,
+    back: int = 0,
     rows: Ragged | None = None,
 ) -> Tensor:
     """h_ND at the flat positions, of z [B, L] (or vectors [B, L, E]), or with `rows` of z_M without padding.
 
-    After the last block's attention only those positions go on. c [1 or B, C] is what adaLN sees.
+    After the last block's attention only those positions go on. c [1 or B, C] is what adaLN sees. back: the first so
+    many rows see no later positions.
     """
     x = net.embed(z)
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     see: Full | InRows
     if rows is None:
-        see = Full(net.rope_table(z.shape[1]), len(z), causal, mask)
+        see = Full(net.rope_table(z.shape[1]), len(z), causal, mask, back)
         x, row_N = x.flatten(0, 1), flat_N // z.shape[1]
     else:
         see, row_N = InRows(net.rope_table(rows.shape[1]), rows, causal), rows.row_M[flat_N]
@@ -65,7 +67,7 @@ def fused_training_trunk(
 
     plain = mask is None and rows is None and not net.checkpoint_activations
     if net.recorder is not None and plain and torch.is_grad_enabled():
-        how = (len(z), causal, net.training, torch.is_autocast_enabled(x.device.type))
+        how = (len(z), causal, back, net.training, torch.is_autocast_enabled(x.device.type))
         x, a = net.recorder(to_last_attention, (x, *modulations), net.blocks, how)
     else:
         x, a = to_last_attention(x, *modulations)
@@ -197,6 +199,7 @@ class Full:
     batch: int
     causal: bool
     mask: Tensor | None
+    back: int = 0
     keep: Keep | None = None
     lines: Lines = Lines()
     first: First = field(default_factory=First)
@@ -207,6 +210,12 @@ class Full:
         return q, k, v
 
     def look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.back:
+            # split in one go: so is the gradient put together
+            sizes = [self.back, len(q) - self.back]
+            pairs = zip(*(torch.split(t, sizes) for t in (q, k, v)), (True, False), strict=True)
+            read = [F.scaled_dot_product_attention(q, k, v, is_causal=causal) for q, k, v, causal in pairs]
+            return torch.cat([merge_heads(o) for o in read]).flatten(0, 1)
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, is_causal=self.causal)
         return merge_heads(o).flatten(0, 1)
 
