@@ -193,7 +193,6 @@ def test_a_network_that_shifts_is_refused_for_the_next_token(tokens: Tokens) -> 
 
 # How the change is turned off: the parameters that are set, and to what.
 OFF = {
-    "value-residual": {"value_share": 0.0},
     "value-embedding": {"value_gain": 0.0},
     "skips": {"skip_gain": 0.0},
     "attention-gain": {"attention_gain": 1.0},

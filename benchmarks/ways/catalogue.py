@@ -79,6 +79,10 @@ def _wide_heads(config: DiT) -> DiT:
     return replace(config, heads=max(1, config.dims[2] // 2))
 
 
+def _value_residual(config: DiT) -> DiT:
+    return replace(config, value_residual=True)
+
+
 def _dropout(config: DiT) -> DiT:
     return replace(config, dropout=0.1)
 
@@ -138,7 +142,7 @@ NETWORK = (
     Way("relu2", "squared ReLU", network=networks.SquaredRelu),
     Way("swiglu", "SwiGLU of as many parameters", network=networks.SwiGLU),
     Way("rmsnorm", "RMSNorm", network=networks.RmsNormed),
-    Way("value-residual", "values of block 1 mixed into later ones", network=networks.ValueResidual),
+    Way("value-residual", "values of block 1 mixed into later ones", denoiser=_value_residual),
     Way("value-embedding", "a second embedding in the values of 4 blocks", network=networks.ValueEmbedding),
     Way("softcap-15", "logits within 15", network=networks.SoftCap),
     Way("softcap-30", "logits within 30", network=networks.SoftCap30),

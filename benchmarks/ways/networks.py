@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unmask.denoisers.dit import DiT, DiTNetwork
-from unmask.denoisers.dit.attention import QKV, Attention, Full
+from unmask.denoisers.dit.attention import QKV, Attention, First, Full
 from unmask.denoisers.dit.block import Block, PlainStream, run_block
 from unmask.denoisers.dit.lines import Keep, Lines
 from unmask.denoisers.dit.norm import Norm
@@ -27,7 +27,6 @@ class Notes:
     """What a forward pass tells its later blocks."""
 
     x: Tensor | None = None  # the stream that entered the first block
-    v: Tensor | None = None  # the first block's values
     token_v_BLD: Tensor | None = None  # the tokens' own values
     skips: list[Tensor] = field(default_factory=list)  # what the first half's blocks gave
 
@@ -63,7 +62,7 @@ class WayNetwork(DiTNetwork):
         self.notes = Notes()
         plain, self.blocks = self.blocks, nn.ModuleList()
         for i, old in enumerate(plain):
-            new = self.block(hidden, heads, 0, config.dropout, config.qk_norm)
+            new = self.block(hidden, heads, 0, config.dropout, config.qk_norm, cast(Block, old).values)
             new.index, new.num_blocks, new.notes = i, num_blocks, self.notes
             take_over(new, old)
             self.blocks.append(new)
@@ -114,8 +113,8 @@ class GatedStream(PlainStream):
 class GatedBlock(WayBlock):
     stream = GatedStream
 
-    def __init__(self, hidden: int, heads: int, cond_dim: int, dropout: float, qk_norm: bool) -> None:
-        super().__init__(hidden, heads, cond_dim, dropout, qk_norm)
+    def __init__(self, hidden: int, *args: Any) -> None:
+        super().__init__(hidden, *args)
         inner = 8 * hidden // 3 // 8 * 8  # three maps of two thirds of the width: not more than two of the whole
         self.mlp_in = nn.Linear(hidden, 2 * inner, bias=False)
         self.mlp_out = nn.Linear(inner, hidden)
@@ -166,34 +165,16 @@ class ChangedValues:
     def keep(self) -> Keep | None:
         return self.see.keep
 
+    @property
+    def first(self) -> First:
+        return self.see.first
+
     def project(self, block: Block, h: Tensor) -> QKV:
         q, k, v = self.see.project(block, h)
         return q, k, self.change(v)
 
     def look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.see.look(q, k, v)
-
-
-class ValueResidualBlock(WayBlock):
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.value_share = scalar(0.5)
-
-    def seeing(self, see: Attention) -> Attention:
-        return ChangedValues(super().seeing(see), self._mixed)
-
-    def _mixed(self, v: Tensor) -> Tensor:
-        if self.index == 0:
-            self.notes.v = v
-            return v
-        assert self.notes.v is not None
-        return torch.lerp(v, self.notes.v, self.value_share.to(v.dtype))
-
-
-class ValueResidual(WayNetwork):
-    """The first block's values, mixed into those of every later block by a learned share that starts at 1/2."""
-
-    block = ValueResidualBlock
 
 
 class TokenValueBlock(WayBlock):

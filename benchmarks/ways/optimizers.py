@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -82,13 +82,22 @@ class NorMuon(AdamWAndMuon):
     beta2 = 0.95
 
     @torch.no_grad()
-    def step_muon(self, *, scale: Tensor | float, nonfinite: Tensor | None) -> None:
+    def step_muon(
+        self,
+        *,
+        scale: Tensor | float,
+        nonfinite: Tensor | None,
+        averages: Mapping[Tensor, Tensor] | None = None,
+        towards: float = 0.0,
+    ) -> None:
         for group in filter(is_muon, self.param_groups):
             by_shape: dict[tuple[int, int], list[tuple[Tensor, int]]] = {}
             for p, parts in zip(group["params"], group["parts"], strict=True):
                 by_shape.setdefault((p.shape[0] // parts, p.shape[1]), []).append((p, parts))
             for shape, members in by_shape.items():
                 self._step_shape(group, shape, members, scale, nonfinite)
+        for p, average in (averages or {}).items():
+            average.lerp_(p, towards)
 
     def _step_shape(
         self,

@@ -98,6 +98,24 @@ def test_all_drivers_give_the_same_vectors(options: dict[str, Any]) -> None:
         where = [position + 1 for position in where]
 
 
+@torch.no_grad()
+def test_values_are_mixed_by_their_share() -> None:
+    """None of the first block's is the plain network; all of them, and a later block's own projection is not read."""
+    net, plain = build(value_residual=True), build()
+    plain.load_state_dict({name: p for name, p in net.state_dict().items() if "value_share" not in name})
+    share, later = net.layers[1].value_share, net.layers[1].qkv.weight
+    assert net.layers[0].value_share is None
+    assert share is not None
+    share.fill_(0.0)
+    assert net.trunk(Z).equal(plain.trunk(Z))
+    share.fill_(1.0)
+    before = net.trunk(Z)
+    later[2 * D :] += 1.0
+    torch.testing.assert_close(net.trunk(Z), before, rtol=1e-12, atol=1e-12)
+    share.fill_(0.5)
+    assert not net.trunk(Z).isclose(before).all()
+
+
 @pytest.mark.skipif(not kernels.HAS_TRITON, reason="needs triton")
 @pytest.mark.parametrize(
     "options", sample([o for o in networks() if o["qk_norm"] or "conditioning" not in o], 4), ids=str
