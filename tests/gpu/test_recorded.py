@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unmask.data.batch import make_batch
 from unmask.denoisers.dit import DiT, DiTNetwork
-from unmask.denoisers.recorded import Recorder
+from unmask.denoisers.recorded import FIRST, Recorder
 from unmask.devices import fast_attention
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
@@ -73,9 +73,9 @@ CASES = {
 def test_what_is_replayed_is_what_is_written(case: str, micro: int) -> None:
     """Bit for bit, over steps that change the weights; gradients add up over micro-batches."""
     objective, options = CASES[case]
-    plain = learn(network(recorded=False, **options), objective, 6, micro)
+    plain = learn(network(recorded=False, **options), objective, FIRST + 4, micro)
     net = network(recorded=True, **options)
-    recorded = learn(net, objective, 6, micro)
+    recorded = learn(net, objective, FIRST + 4, micro)
     assert net.recorder is not None
     assert any(net.recorder._made.values())
     assert recorded[0] == plain[0]
@@ -89,13 +89,13 @@ def test_a_pass_that_waits_for_its_backward_pass_is_left_alone() -> None:
     for recorded in (False, True):
         net = network(recorded=recorded)
         with torch.autocast("cuda", dtype=torch.bfloat16), fast_attention():
-            batches = [make_batch(torch.full((4, L), i), seed=0, step=i) for i in range(4)]
-            for batch in batches[:2]:
+            batches = [make_batch(torch.full((4, L), i), seed=0, step=i) for i in range(FIRST + 3)]
+            for batch in batches[: FIRST + 1]:
                 MDLM().loss(net, batch).nats.backward()
-            lost = MDLM().loss(net, batches[2]).nats
+            lost = MDLM().loss(net, batches[-2]).nats
             del lost
             net.zero_grad()
-            (MDLM().loss(net, batches[2]).nats + MDLM().loss(net, batches[3]).nats).backward()
+            (MDLM().loss(net, batches[-2]).nats + MDLM().loss(net, batches[-1]).nats).backward()
         if net.recorder is not None:
             (made,) = net.recorder._made.values()
             assert made is not None
@@ -106,9 +106,9 @@ def test_a_pass_that_waits_for_its_backward_pass_is_left_alone() -> None:
 
 def test_a_copy_and_weights_that_have_moved_are_recorded_anew() -> None:
     net = network(recorded=True)
-    learn(net, MDLM(), 3)
+    learn(net, MDLM(), FIRST + 1)
     copied = copy.deepcopy(net)
     assert copied.recorder is not None
     assert copied.recorder is not net.recorder
     net.blocks[0].qkv.weight.data = net.blocks[0].qkv.weight.data.clone()
-    assert learn(net, MDLM(), 4)[0] == learn(copied, MDLM(), 4)[0]
+    assert learn(net, MDLM(), FIRST + 2)[0] == learn(copied, MDLM(), FIRST + 2)[0]

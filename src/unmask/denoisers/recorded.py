@@ -6,6 +6,7 @@ A host that hands a GPU its kernels one by one is slower than the GPU itself, th
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+FIRST = 3  # passes of a shape before it is recorded
 MOST = 64  # recordings in a network's life: more shapes than that are no habit
 
 Pass = Callable[..., tuple[Tensor, ...]]
@@ -23,7 +25,7 @@ class Recorder:
     """Replays what it has seen before. It belongs to a network, whose weights stay where they are in memory."""
 
     def __init__(self) -> None:
-        self._seen: set[Hashable] = set()
+        self._seen: Counter[Hashable] = Counter()
         self._made: dict[Hashable, Recording | None] = {}  # None: there was no room
         self._places: tuple[int, ...] = ()
 
@@ -34,11 +36,11 @@ class Recorder:
         """run(*inputs), which reads the owner's weights and nothing else that changes, save what `key` tells apart."""
         places = tuple(weight.data_ptr() for weight in owner.parameters())
         if places != self._places:
-            self._seen, self._made, self._places = set(), {}, places
+            self._seen, self._made, self._places = Counter(), {}, places
         key = key, tuple((t.shape, t.dtype, t.requires_grad) for t in inputs)
-        if key not in self._seen:
-            # As it is written, the first time: kernels are compiled, libraries choose theirs.
-            self._seen.add(key)
+        if self._seen[key] < FIRST:
+            # As it is written, at first: kernels are compiled, libraries choose theirs, and a run's first step is told.
+            self._seen[key] += 1
             return run(*inputs)
         if any(made is not None and made.busy for made in self._made.values()):
             return run(*inputs)  # one at a time: its activations are still needed
