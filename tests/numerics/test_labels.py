@@ -189,12 +189,11 @@ def test_labels_that_a_model_does_not_know_are_refused(two_kinds: Model) -> None
         DiT(classes=2, label_dropout=1.0)
 
 
-def test_a_network_with_classes_is_not_exported_without_them(tmp_path: Path) -> None:
-    net = DiT(hidden=8, blocks=1, heads=2, conditioning="constant", classes=2, qk_norm=False).build(
-        num_ids=5, mask_id=4
-    )
-    with pytest.raises(UsageError, match="with classes has no published form"):
-        write_published(net, tmp_path / "out", length=16)
+@pytest.mark.parametrize("options", [{"classes": 2}, {"value_residual": True}], ids=str)
+def test_a_network_is_not_exported_without_what_it_has(tmp_path: Path, options: dict[str, Any]) -> None:
+    dit = DiT(hidden=8, blocks=1, heads=2, conditioning="constant", qk_norm=False, **options)
+    with pytest.raises(UsageError, match=f"with {next(iter(options))} has no published form"):
+        write_published(dit.build(num_ids=5, mask_id=4), tmp_path / "out", length=16)
 
 
 @pytest.mark.parametrize("conditioning", ["none", "level"])

@@ -132,6 +132,8 @@ def write_published(denoiser: DiTNetwork, folder: Path, *, length: int) -> None:
         raise UsageError("a causal network has no published form: the published one sees both directions")
     if config.qk_norm:
         raise UsageError("a network with qk_norm has no published form: the published one does not norm its queries")
+    if config.value_residual:
+        raise UsageError("a network with value_residual has no published form: there each block reads its own values")
     if config.classes:
         raise UsageError("a network with classes has no published form: the published one knows none")
     if denoiser.objective is not None:
