@@ -1,5 +1,8 @@
-"""What several processes are asked to do, in one group of them: started by test_parallel.py under torchrun.
+"""What several processes are asked to do, in one group of them. A program of test_parallel.py:
 
+    python worlds.py FOLDER 4:reshard,muon 2:gradients,losses ...
+
+It forks one world after another from one process that has loaded torch; torchrun's processes join torchrun's world.
 Every scenario leaves its results in FOLDER/NAME.json or .safetensors, written by the first process.
 """
 
@@ -11,23 +14,27 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
+import traceback
 from pathlib import Path
 from typing import Any, Literal
 
 import learned_power
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp
 from safetensors.torch import save_file
 from torch import Tensor
 
+import quick_gc
 from matrix import ALL, pairwise
 from unmask.config import DataConfig, OptimConfig, RunConfig
 from unmask.corpora.text import Text
 from unmask.denoisers.dit import DiT, DiTNetwork
 from unmask.distributed.parallel import whole
 from unmask.distributed.world import World, join_world
-from unmask.errors import NonFiniteError, Stopped, UsageError
+from unmask.errors import NonFiniteError, Stopped, UnmaskError, UsageError
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
 from unmask.training.callbacks import Callback
@@ -291,10 +298,7 @@ def nonfinite(folder: Path, world: World) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    learned_power.install()
-    folder = Path(sys.argv[1])
-    asked = sys.argv[2].split(",")
+def work(folder: Path, asked: list[str]) -> None:
     with join_world("cpu") as world:
 
         def leave(name: str, found: dict[str, Any]) -> None:
@@ -353,7 +357,57 @@ def main() -> None:
                 losses(make_config(folder, "uneven", batch=world.size * 2 + 1))
             except UsageError as e:
                 leave("uneven", {"said": str(e)})
+            try:
+                losses(make_config(folder, "held"))
+            except UnmaskError as e:
+                leave("held", {"said": str(e)})
     assert not dist.is_initialized()
+
+
+def forked(size: int, folder: Path, asked: list[str]) -> None:
+    """A world of so many processes; when one fails the others are ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(size)}
+    processes = set()
+    for rank in range(size):
+        if process := os.fork():
+            processes.add(process)
+            continue
+        code = 1
+        try:
+            os.environ.update(place | {"RANK": str(rank)})
+            work(folder, asked)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    failed = False
+    while processes:
+        process, status = os.wait()
+        processes.discard(process)
+        if status and not failed:
+            failed = True
+            for other in processes:
+                os.kill(other, signal.SIGKILL)
+    if failed:
+        sys.exit(f"{size} processes failed at {','.join(asked)}")
+
+
+def main() -> None:
+    learned_power.install()
+    quick_gc.install()
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)  # a process that is forked must have no threads
+    if "RANK" not in os.environ:
+        Run(make_config(folder, "warm"), World(), resume=False, init=None)  # imports and packs, once for all
+    for words in sys.argv[2:]:
+        size, asked = words.split(":")
+        if "RANK" in os.environ:
+            work(folder, asked.split(","))
+        else:
+            forked(int(size), folder, asked.split(","))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,10 @@ def browser() -> Iterator[Browser]:
     if found is None:
         pytest.skip("NO BROWSER: the page was NOT looked at; install chromium to run these tests")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--renderer-process-limit=1", "--disable-site-isolation-trials"])
+        browser = playwright.chromium.launch(
+            executable_path=found,
+            args=["--no-sandbox", "--renderer-process-limit=1", "--disable-site-isolation-trials"],
+        )
         yield browser
         browser.close()
 
