@@ -14,16 +14,15 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
-import traceback
 from pathlib import Path
 from typing import Any, Literal
 
 import learned_power
 import torch
 import torch.distributed as dist
-import torch.distributed.fsdp
+import torch.distributed.fsdp  # once, before worlds are forked
+from forking import forked
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -364,37 +363,6 @@ def work(folder: Path, asked: list[str]) -> None:
     assert not dist.is_initialized()
 
 
-def forked(size: int, folder: Path, asked: list[str]) -> None:
-    """A world of so many processes; when one fails the others are ended."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(size)}
-    processes = set()
-    for rank in range(size):
-        if process := os.fork():
-            processes.add(process)
-            continue
-        code = 1
-        try:
-            os.environ.update(place | {"RANK": str(rank)})
-            work(folder, asked)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    failed = False
-    while processes:
-        process, status = os.wait()
-        processes.discard(process)
-        if status and not failed:
-            failed = True
-            for other in processes:
-                os.kill(other, signal.SIGKILL)
-    if failed:
-        sys.exit(f"{size} processes failed at {','.join(asked)}")
-
-
 def main() -> None:
     learned_power.install()
     quick_gc.install()
@@ -407,7 +375,7 @@ def main() -> None:
         if "RANK" in os.environ:
             work(folder, asked.split(","))
         else:
-            forked(int(size), folder, asked.split(","))
+            forked(int(size), lambda asked=asked: work(folder, asked.split(",")))
 
 
 if __name__ == "__main__":
