@@ -221,7 +221,7 @@ def test_a_folder_that_is_being_written_is_refused_to_all(worked: Path) -> None:
 
 
 LEAVING = """
-import atexit, gc, weakref, torch
+import atexit, gc, os, weakref, torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from unmask.distributed.world import join_world
@@ -229,7 +229,8 @@ from unmask.distributed.world import join_world
 class Holder:
     pass
 
-atexit.register(lambda: print("ended" if holder() is None else "outlives"))  # registered first, so called last
+# Registered first, so called last; one write, which the other process's cannot part.
+atexit.register(lambda: os.write(1, b"ended\\n" if holder() is None else b"outlives\\n"))
 with join_world("cpu") as world:
     assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.days, "while one reads, others wait"
     gc.disable()
