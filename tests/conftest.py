@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 import torch
 
+import quick_gc
 from tiny import PLAIN, TINY, MakeConfig
 from unmask.config import DataConfig, RunConfig
 from unmask.corpora.text import Text
@@ -71,6 +72,13 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
         patch.setenv("UNMASK_CACHE", str(home / "token-cache"))
         yield home
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_pauses() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        quick_gc.install(patch.setattr)
+        yield
 
 
 # --- counted ----------------------------------------------------------------------------------------------------------

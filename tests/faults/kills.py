@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from injection import Taps
 
+import quick_gc
 from unmask.config import DataConfig, OptimConfig, RunConfig
 from unmask.corpora.text import Text
 from unmask.denoisers.dit import DiT
@@ -289,6 +290,7 @@ class Kills:
 
 def main() -> None:
     folder, corpus, *parts = sys.argv[1:]
+    quick_gc.install()
     torch.set_num_threads(1)  # a process that is forked must have no threads
     real_sync = os.fsync
     for part in parts:

@@ -6,7 +6,6 @@ A seeded sample by default; all of it with UNMASK_FAULTS=all, as `make faults` d
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from matrix import ALL
+from matrix import ALL, environment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
 
@@ -36,7 +35,7 @@ def test_a_killed_run_goes_on(tmp_path: Path, corpus_file: Path, tally: Any) -> 
         [sys.executable, str(program), str(tmp_path), str(corpus_file), *parts],
         capture_output=True,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=environment(OMP_NUM_THREADS="1"),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+import quick_gc
 import unmask.training.callbacks
 import unmask.training.checkpoint.files
 from matrix import ALL, environment, sample
@@ -345,4 +346,5 @@ def test_killed_at_every_point_of_a_save(recipe: Path, reference: RunConfig, tmp
 
 
 if __name__ == "__main__":
+    quick_gc.install()
     killed_at_every_point(sys.argv[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -32,24 +33,38 @@ from worlds import (
 
 from matrix import ALL, environment
 from unmask.distributed.world import World
+from unmask.training.run_lock import one_writer
 
 WORKER = Path(__file__).with_name("worlds.py")
 
 
-def start(size: int, *words: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+def run(command: list[str], timeout: float = 600) -> subprocess.CompletedProcess[str]:
     here = environment(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
-    done = subprocess.run([*torchrun, *words], env=here, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(command, env=here, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
+
+
+def start(size: int, *words: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    return run([*torchrun, *words], timeout)
 
 
 @pytest.fixture(scope="module")
 def worked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("worlds")
     write_text(folder)
-    start(4, str(WORKER), str(folder), f"{'gradients,losses,resume,' if ALL else ''}reshard,muon")
-    start(2, str(WORKER), str(folder), "gradients,losses,resume,learned,ends,reshard,fallback,windows,nonfinite,errors")
+    worlds = {
+        4: f"{'gradients,losses,resume,' if ALL else ''}reshard,muon",
+        2: "gradients,losses,resume,learned,ends,reshard,fallback,windows,nonfinite,errors",
+    }
+    words = [f"{size}:{asked}" for size, asked in worlds.items()]
+    with one_writer(folder / "held", World()):
+        if sys.platform == "linux" and not ALL:  # one process loads torch for all
+            run([sys.executable, str(WORKER), str(folder), *words])
+        else:
+            for size, each in zip(worlds, words, strict=True):
+                start(size, str(WORKER), str(folder), each)
     return folder
 
 
@@ -172,7 +187,7 @@ def test_muon_turns_matrices_that_are_cut(worked: Path) -> None:
 
 @pytest.mark.skipif(not ALL, reason="compiles for minutes: make faults")
 def test_compiled_runs_are_the_same(worked: Path) -> None:
-    start(2, str(WORKER), str(worked), "compile", timeout=1200)
+    start(2, str(WORKER), str(worked), "2:compile", timeout=1200)
     for way, precision in COMPILED:
         alone = losses(make_config(worked, f"compile-alone-{way}", precision=precision))
         first, *_ = found(worked, f"compile-{way}-2")
@@ -197,8 +212,16 @@ def test_rows_that_cannot_be_shared_are_told(worked: Path) -> None:
         assert facts["said"].startswith("a batch of 5 rows cannot be divided among 2 processes")
 
 
+def test_a_folder_that_is_being_written_is_refused_to_all(worked: Path) -> None:
+    first, second = found(worked, "held-2")
+    refusal = f"{worked / 'held'} is being written by process {os.getpid()} on "
+    assert first["said"].startswith(refusal)
+    assert second["said"].startswith(f"rank 1: rank 0 failed: {refusal}")
+    assert not (worked / "held").exists()
+
+
 LEAVING = """
-import atexit, gc, weakref, torch
+import atexit, gc, os, weakref, torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from unmask.distributed.world import join_world
@@ -206,7 +229,8 @@ from unmask.distributed.world import join_world
 class Holder:
     pass
 
-atexit.register(lambda: print("ended" if holder() is None else "outlives"))  # registered first, so called last
+# Registered first, so called last; one write, which the other process's cannot part.
+atexit.register(lambda: os.write(1, b"ended\\n" if holder() is None else b"outlives\\n"))
 with join_world("cpu") as world:
     assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.days, "while one reads, others wait"
     gc.disable()

@@ -1,5 +1,8 @@
-"""What several processes are asked to do, in one group of them: started by test_parallel.py under torchrun.
+"""What several processes are asked to do, in one group of them. A program of test_parallel.py:
 
+    python worlds.py FOLDER 4:reshard,muon 2:gradients,losses ...
+
+It forks one world after another from one process that has loaded torch; torchrun's processes join torchrun's world.
 Every scenario leaves its results in FOLDER/NAME.json or .safetensors, written by the first process.
 """
 
@@ -18,16 +21,19 @@ from typing import Any, Literal
 import learned_power
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp  # once, before worlds are forked
+from forking import forked
 from safetensors.torch import save_file
 from torch import Tensor
 
+import quick_gc
 from matrix import ALL, pairwise
 from unmask.config import DataConfig, OptimConfig, RunConfig
 from unmask.corpora.text import Text
 from unmask.denoisers.dit import DiT, DiTNetwork
 from unmask.distributed.parallel import whole
 from unmask.distributed.world import World, join_world
-from unmask.errors import NonFiniteError, Stopped, UsageError
+from unmask.errors import NonFiniteError, Stopped, UnmaskError, UsageError
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
 from unmask.training.callbacks import Callback
@@ -291,10 +297,7 @@ def nonfinite(folder: Path, world: World) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    learned_power.install()
-    folder = Path(sys.argv[1])
-    asked = sys.argv[2].split(",")
+def work(folder: Path, asked: list[str]) -> None:
     with join_world("cpu") as world:
 
         def leave(name: str, found: dict[str, Any]) -> None:
@@ -353,7 +356,26 @@ def main() -> None:
                 losses(make_config(folder, "uneven", batch=world.size * 2 + 1))
             except UsageError as e:
                 leave("uneven", {"said": str(e)})
+            try:
+                losses(make_config(folder, "held"))
+            except UnmaskError as e:
+                leave("held", {"said": str(e)})
     assert not dist.is_initialized()
+
+
+def main() -> None:
+    learned_power.install()
+    quick_gc.install()
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)  # a process that is forked must have no threads
+    if "RANK" not in os.environ:
+        Run(make_config(folder, "warm"), World(), resume=False, init=None)  # imports and packs, once for all
+    for words in sys.argv[2:]:
+        size, asked = words.split(":")
+        if "RANK" in os.environ:
+            work(folder, asked.split(","))
+        else:
+            forked(int(size), lambda asked=asked: work(folder, asked.split(",")))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 expect.set_options(timeout=5_000)
 
@@ -19,10 +19,24 @@ def listen(page: Page, complaints: list[str]) -> None:
 
 
 @contextmanager
-def opened(browser: Browser, url: str, complaints: list[str], **how: Any) -> Iterator[Page]:
+def tab(context: BrowserContext, url: str) -> Iterator[Page]:
+    """A tab with nothing in it yet. What a page of this server keeps in the browser goes when the tab is closed."""
+    page = context.new_page()
+    try:
+        yield page
+    finally:
+        page.goto(f"{url}/docs")  # the page is left: what it keeps is kept
+        page.evaluate("localStorage.clear()")
+        for each in context.pages[1:]:
+            each.close()
+        context.clear_cookies()
+        context.clear_permissions()
+
+
+@contextmanager
+def opened(context: BrowserContext, url: str, complaints: list[str]) -> Iterator[Page]:
     """The page of the server of the small model. Whatever it complains about in the console fails the test."""
-    with browser.new_context(reduced_motion="reduce", **how) as context:
-        page = context.new_page()
+    with tab(context, url) as page:
         listen(page, complaints)
         page.goto(url)
         expect(part(page, "model")).to_contain_text("small")

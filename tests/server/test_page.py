@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from browsing import act, done, fill, heard, levels, listen_in, panel, part, pin, put, said, select, shown
-from playwright.sync_api import Browser, Page, expect
+from browsing import act, done, fill, heard, levels, listen_in, panel, part, pin, put, said, select, shown, tab
+from playwright.sync_api import BrowserContext, Page, expect
 from small_server import Running, random_model, running
 from starlette.testclient import TestClient
 
@@ -115,12 +115,11 @@ def test_fill_shows_every_step(page: Page, small: Model) -> None:
     expect(result.locator(".cell.written")).to_have_count(10)
 
 
-def test_tokens_are_coloured_by_how_likely_they_were(browser: Browser) -> None:
+def test_tokens_are_coloured_by_how_likely_they_were(context: BrowserContext) -> None:
     sharp = random_model()  # the small model finds everything unlikely
     with torch.no_grad():
         sharp.denoiser.output.weight.mul_(12)
-    with running(sharp) as server, browser.new_context(reduced_motion="reduce") as context:
-        page = context.new_page()
+    with running(sharp) as server, tab(context, server.url) as page:
         page.goto(server.url)
         expect(part(page, "model")).to_contain_text("small")
         pin(page)

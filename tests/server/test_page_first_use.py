@@ -8,8 +8,8 @@ import urllib.request
 from typing import Any
 
 import pytest
-from browsing import act, done, fill, heard, listen_in, panel, part, pin, put, said, shown
-from playwright.sync_api import Browser, Page, expect
+from browsing import act, done, fill, heard, listen_in, panel, part, pin, put, said, shown, tab
+from playwright.sync_api import BrowserContext, Page, expect
 from small_server import Running
 
 from unmask.model import Model
@@ -166,7 +166,7 @@ def test_colours_by_step_by_confidence_or_none(page: Page) -> None:
 
 
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
-def test_the_first_play_is_one_the_eye_can_follow(browser: Browser, server: Running, motion: str) -> None:
+def test_the_first_play_is_one_the_eye_can_follow(context: BrowserContext, server: Running, motion: Any) -> None:
     """All steps come at once; they are shown one after another, save to whoever wants less motion."""
     body = {"text": "ab[MASK:6]yz", "steps": 6, "runners_up": 5}
     head = {"content-type": "application/json"}
@@ -174,8 +174,8 @@ def test_the_first_play_is_one_the_eye_can_follow(browser: Browser, server: Runn
         urllib.request.Request(f"{server.url}/trace", json.dumps(body).encode(), head)
     ) as answer:
         events = answer.read().decode()
-    with browser.new_context(reduced_motion=motion) as context:  # type: ignore[arg-type]
-        page = context.new_page()
+    with tab(context, server.url) as page:
+        page.emulate_media(reduced_motion=motion)
         page.goto(server.url)
         expect(part(page, "model")).to_contain_text("small")
         page.route("**/trace", lambda route: route.fulfill(content_type="text/event-stream", body=events))
@@ -190,6 +190,7 @@ def test_the_first_play_is_one_the_eye_can_follow(browser: Browser, server: Runn
         }""")
         page.fill("#steps", "6")
         fill(page, "ab[MASK:6]yz")
+        page.wait_for_function("window.seen.has(0)")  # a text may be written before the next frame
         seen = page.evaluate("[...window.seen]")
     steps = events.count("event: step")
     assert seen[-1] == 0

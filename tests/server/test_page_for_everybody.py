@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
-from browsing import act, done, fill, listen, panel, part, pin, said, select, shown, undo
-from playwright.sync_api import Browser, Page, Route, expect
+from browsing import act, done, fill, listen, panel, part, pin, said, select, shown, tab, undo
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 from small_server import Running, random_model, running
 
 from matrix import ALL
@@ -44,18 +44,18 @@ Start = Callable[..., Any]
 
 
 @contextmanager
-def restarting(model: Model, browser: Browser) -> Iterator[tuple[Page, Callable[[], None], Start]]:
+def restarting(model: Model, context: BrowserContext) -> Iterator[tuple[Page, Callable[[], None], Start]]:
     """A page on a server, how that is stopped, and how one is started in its place."""
-    with ExitStack() as stack, browser.new_context() as context:
+    with ExitStack() as stack:
         first = stack.enter_context(ExitStack())
-        port = first.enter_context(running(model)).port
-        page = context.new_page()
-        page.goto(f"http://127.0.0.1:{port}")
-        yield page, first.close, lambda model, **how: stack.enter_context(running(model, port=port, **how))
+        server = first.enter_context(running(model))
+        with tab(context, server.url) as page:
+            page.goto(server.url)
+            yield page, first.close, lambda model, **how: stack.enter_context(running(model, port=server.port, **how))
 
 
-def test_it_survives_a_restart(small: Model, browser: Browser) -> None:
-    with restarting(small, browser) as (page, stop, start):
+def test_it_survives_a_restart(small: Model, context: BrowserContext) -> None:
+    with restarting(small, context) as (page, stop, start):
         expect(part(page, "model")).to_contain_text("small")
         page.fill("#fill-text", "my own words [MASK:4]")
         stop()
@@ -72,9 +72,9 @@ def test_it_survives_a_restart(small: Model, browser: Browser) -> None:
         expect(page.locator("#fill-text")).to_have_value("my own words [MASK:4]!")
 
 
-def test_a_restart_with_another_model(small: Model, browser: Browser) -> None:
+def test_a_restart_with_another_model(small: Model, context: BrowserContext) -> None:
     """Its tokens are others: what stands there is still text, and nothing of the old model is sent to the new one."""
-    with restarting(small, browser) as (page, stop, start):
+    with restarting(small, context) as (page, stop, start):
         result = fill(page, "ab[MASK:4]yz")
         before = shown(result)
         act(page, result.locator('[data-at="3"]'), "Mask again")
@@ -94,8 +94,8 @@ def test_a_restart_with_another_model(small: Model, browser: Browser) -> None:
         expect(page.locator("#fill-text")).to_have_value(before)
 
 
-def test_a_score_can_be_stopped_while_the_server_is_away(small: Model, browser: Browser) -> None:
-    with restarting(small, browser) as (page, stop, start):
+def test_a_score_can_be_stopped_while_the_server_is_away(small: Model, context: BrowserContext) -> None:
+    with restarting(small, context) as (page, stop, start):
         expect(part(page, "model")).to_contain_text("small")
         page.click("#tab-score")
         stop()
@@ -145,9 +145,8 @@ def test_nothing_typed_is_lost(page: Page, server: Running) -> None:
     expect(page.locator("#fill-text")).to_have_value("[MASK:1..8] and a long way on")
 
 
-def test_an_autoregressive_model(ar_model: Model, browser: Browser, complaints: list[str]) -> None:
-    with running(ar_model) as server, browser.new_context() as context:
-        page = context.new_page()
+def test_an_autoregressive_model(ar_model: Model, context: BrowserContext, complaints: list[str]) -> None:
+    with running(ar_model) as server, tab(context, server.url) as page:
         listen(page, complaints)
         page.goto(server.url)
         expect(part(page, "one-way")).to_be_visible()
@@ -289,9 +288,8 @@ def test_the_page_asks_for_a_key_that_has_changed(small: Model, browser: Browser
         expect(page.locator("#fill-text")).to_have_value("my own words [MASK:4]")
 
 
-def test_what_is_ticked_before_the_script_comes_stays(small: Model, browser: Browser) -> None:
-    with running(small) as server, browser.new_context() as context:
-        page = context.new_page()
+def test_what_is_ticked_before_the_script_comes_stays(context: BrowserContext, server: Running) -> None:
+    with tab(context, server.url) as page:
         held: list[Route] = []
         page.route("**/main.js", lambda route: held.append(route))
         page.goto(server.url, wait_until="commit")
