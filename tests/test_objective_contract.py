@@ -65,6 +65,8 @@ SCORED: list[tuple[Objective, dict[str, Any]]] = [
     (objectives.UDLM(steps=3), {"classes": 3}),
     (objectives.SEDD(), {"conditioning": "level"}),
     (objectives.SEDD(state="uniform"), {}),
+    (objectives.TokenRates(rates="power", k=2.0), {"conditioning": "level"}),
+    (objectives.TokenRates(rates="power", k=2.0, steps=3), {}),
 ]
 
 

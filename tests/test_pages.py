@@ -116,6 +116,7 @@ FITTING: dict[str, Objective] = {
     "`sedd`": objectives.SEDD(),
     '`sedd` with `state = "uniform"`': objectives.SEDD(state="uniform"),
     "`udlm`": objectives.UDLM(),
+    "`token_rates`": objectives.TokenRates(rates="power"),
     "`ar`": objectives.AR(),
 }
 

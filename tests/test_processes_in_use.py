@@ -24,6 +24,7 @@ OBJECTIVES: dict[str, Objective] = {
     "udlm": objectives.UDLM(),
     "sedd": objectives.SEDD(),
     "sedd uniform": objectives.SEDD(state="uniform"),
+    "token rates": objectives.TokenRates(rates="power", k=2.0),
 }
 DIGITS = constraints.Regex(pattern="[0-9]+")
 
@@ -53,16 +54,16 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
     ),
     "a constraint": (
         lambda m: m.fill("ab[MASK:3]", constraint=DIGITS),
-        {"udlm": "constraint", "sedd uniform": "constraint"},
+        {"udlm": "constraint", "sedd uniform": "constraint", "token rates": "constraint"},
     ),
     "what masks hide": (lambda m: m.predict("he[MASK]lo"), {"udlm": "uniform", "sedd uniform": "uniform"}),
     "refining": (
         lambda m: m.refine("hello"),
-        {"udlm": "refining", "sedd": "refining", "sedd uniform": "refining"},
+        {"udlm": "refining", "sedd": "refining", "sedd uniform": "refining", "token rates": "refining"},
     ),
     "particles": (
         lambda m: m.particles(lambda z: torch.zeros(len(z)), 1, 8, crowd=2),
-        {"udlm": "particles", "sedd": "particles", "sedd uniform": "particles"},
+        {"udlm": "particles", "sedd": "particles", "sedd uniform": "particles", "token rates": "particles"},
     ),
 }
 ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
@@ -71,13 +72,13 @@ ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "log-probabilities of a prompt": (
         "/v1/completions",
         {"prompt": "ab", "max_tokens": 4, "logprobs": 1, "echo": True},
-        {"udlm": "uniform", "sedd": "ratios", "sedd uniform": "uniform"},
+        {"udlm": "uniform", "sedd": "ratios", "sedd uniform": "uniform", "token rates": "rates"},
     ),
     "gaps": ("/fill", {"text": "ab[MASK:3]"}, {}),
     "a constraint": (
         "/fill",
         {"text": "ab[MASK:3]", "regex": "[0-9]+"},
-        {"udlm": "constraint", "sedd uniform": "constraint"},
+        {"udlm": "constraint", "sedd uniform": "constraint", "token rates": "constraint"},
     ),
     "an edit": ("/edit", {"text": "hello world", "replace": "world"}, {}),
     "a score": ("/score", {"texts": ["hello"], "num_samples": 4}, {}),
@@ -85,7 +86,7 @@ ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "a sampler of another process": (
         "/fill",
         {"text": "ab[MASK:3]", "sampler": "ancestral"},
-        {"udlm": "uniform_posterior", "sedd": "tweedie", "sedd uniform": "tweedie"},
+        {"udlm": "uniform_posterior", "sedd": "tweedie", "sedd uniform": "tweedie", "token rates": "token_posterior"},
     ),
 }
 

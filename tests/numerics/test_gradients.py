@@ -1,4 +1,4 @@
-"""The gradients of score entropy and of uniform states: finite differences, and finite at both ends of time."""
+"""The gradients of score entropy, uniform states and token rates: finite differences, finite at both ends of time."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ OBJECTIVES: list[Objective] = [
     objectives.UDLM(),
     objectives.UDLM(steps=4),
     objectives.UDLM(steps=1),
+    objectives.TokenRates(rates="power", k=2.0),
+    objectives.TokenRates(rates="power", k=0.5, steps=4),
 ]
 
 

@@ -24,6 +24,7 @@ MODELS: dict[str, Any] = {
     "udlm": objectives.UDLM(),
     "sedd": objectives.SEDD(),
     "sedd of uniform states": objectives.SEDD(state="uniform"),
+    "token rates": objectives.TokenRates(rates="power"),
 }
 ABSORBING_X0 = ("absorbing", "x0")
 ACCEPTS = {name: room.get(name).accepts for name in room.names()}
@@ -37,6 +38,7 @@ FITS = {
     "udlm": {"uniform_posterior"},
     "sedd": {"tweedie", "euler"},
     "sedd of uniform states": {"tweedie", "euler"},
+    "token rates": {"token_posterior"},
 }
 
 

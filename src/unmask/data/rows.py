@@ -23,6 +23,7 @@ Anchor = Literal["none", "begin", "both"]
 Relative positions alone give every position of an all-masked row the same law: a fixed token at an end breaks the tie.
 """
 FILES = ("tokens", "ends", "prefixes", "bytes")  # bytes: of the scored text of each row
+COUNTED = 1 << 24  # tokens of a memory map that are counted at a time
 LABELS = "labels"  # one more file where documents carry one: each row's class, or its word's place, plus 1; 0 for none
 
 
@@ -165,6 +166,22 @@ class Rows:
         starts = np.where(at > 0, self._ends[np.maximum(at - 1, 0)], 0).astype(np.int64)
         tokens = int((self._ends[at].astype(np.int64) - starts).sum())
         return tokens - int(self._prefixes[at].sum(dtype=np.int64)) - self.suffix * len(at), tokens
+
+    def token_counts(self) -> Ints:
+        """[num_ids] how often each id stands in these rows, prompts and anchors included.
+
+        >>> from unmask.data.packing import pack_texts
+        >>> from unmask.data.tokenizers import load_tokenizer
+        >>> int(pack_texts(["abba", "b"], load_tokenizer("bytes"), "wrap", 3).token_counts()[ord("b")])
+        3
+        """
+        (first, last), counts = self._stream(), np.zeros(self._num_ids, dtype=np.int64)
+        for lo in range(first, last, COUNTED):
+            found = np.bincount(self._tokens[lo : min(lo + COUNTED, last)], minlength=self._num_ids)
+            if len(found) > self._num_ids:
+                raise _damaged()
+            counts += found
+        return counts
 
     def typical_length(self) -> int | None:
         """Tokens of a row on average, prompt and anchors included, where a row is one text; None for full windows.

@@ -174,8 +174,11 @@ class Network(nn.Module):
         """logits_NI over all ids, the mask's included."""
 
     def head_parameters(self) -> list[nn.Parameter]:
-        """The parameters that `head` uses; all of them is always right, fewer is leaner."""
-        return list(self.parameters())
+        """The parameters that `head` uses; all of the denoiser's is always right, fewer is leaner.
+
+        The objective's are not among them: what a loss takes from those it names itself (see `summed_nats`).
+        """
+        return [p for name, p in self.named_parameters() if not name.startswith("objective.")]
 
     def head_linear(self) -> nn.Linear | None:
         """The head where it is one linear map and nothing else: losses and samplers then take shorter ways."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast
 
 from unmask.errors import UsageError
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from unmask.data.batch import Batch
+    from unmask.data.rows import Ints
     from unmask.denoisers import Denoiser
     from unmask.denoisers.network import Network
     from unmask.evaluation.bound import Bound
@@ -73,6 +74,14 @@ class Objective(ABC):
             first = next(network.parameters(), None)
             network.objective = modules.to(first.device) if first is not None else modules
             modules.train(network.training)
+
+    def prepare(self, network: Network, token_counts: Callable[[], Ints]) -> None:
+        """Put into the modules of `build` what they take from the training rows, once, before a run's first step.
+
+        token_counts(): [num_ids] how often each id stands in these rows; it reads them all, so ask only where needed.
+        What is put into parameters or buffers is saved with the model, which then loads without the corpus.
+        """
+        return
 
     @abstractmethod
     def check(self, denoiser: Denoiser | Network) -> None:

@@ -10,7 +10,19 @@ from unmask.processes.base import CategoricalProcess, per_position
 from unmask.rng import uniform
 
 
-class Absorbing(CategoricalProcess):
+class Masking(CategoricalProcess):
+    """What masking processes share: the prior is the mask. When each token is masked, a subclass says."""
+
+    name = "absorbing"
+
+    def pi(self, like: Tensor) -> Tensor:
+        return like.new_zeros(self.num_ids).index_fill(0, torch.tensor([self.mask_id], device=like.device), 1.0)
+
+    def prior(self, key_B: Tensor, open_BL: Tensor, tokens_BL: Tensor, *, offset: int = 0) -> Tensor:
+        return tokens_BL.masked_fill(open_BL, self.mask_id)
+
+
+class Absorbing(Masking):
     """q(z_t | x): x with probability alpha_t, else the mask. q(z_s | z_t, x): what is visible stays; a mask becomes x
     with probability (alpha_s - alpha_t) / (1 - alpha_t).
 
@@ -20,14 +32,6 @@ class Absorbing(CategoricalProcess):
     >>> process.posterior(torch.tensor([2]), torch.tensor([[1.0, 0.0, 0.0]]), half, one)
     tensor([[0.5000, 0.0000, 0.5000]])
     """
-
-    name = "absorbing"
-
-    def pi(self, like: Tensor) -> Tensor:
-        return like.new_zeros(self.num_ids).index_fill(0, torch.tensor([self.mask_id], device=like.device), 1.0)
-
-    def prior(self, key_B: Tensor, open_BL: Tensor, tokens_BL: Tensor, *, offset: int = 0) -> Tensor:
-        return tokens_BL.masked_fill(open_BL, self.mask_id)
 
     def corrupt(self, x_BL: Tensor, t: Tensor, key_B: Tensor, open_BL: Tensor) -> Tensor:
         return x_BL.masked_fill(self.masked(t, key_B, open_BL), self.mask_id)

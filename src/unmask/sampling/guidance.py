@@ -41,7 +41,7 @@ class Guided:
     gives: Gives
 
     def __init__(self, predictor: Predictor, canvas: Canvas, guidance: Guidance) -> None:
-        if predictor.gives != "x0" or predictor.left_to_right:
+        if predictor.gives not in ("x0", "x0_by_rates") or predictor.left_to_right:
             raise UsageError("guidance needs a diffusion model that predicts clean tokens alone: leave it out")
         condition_BL = canvas.given_BL if guidance.condition_BL is None else guidance.condition_BL
         if canvas.valid_BL is not None:

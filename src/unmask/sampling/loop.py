@@ -201,6 +201,7 @@ def _pair_of(predictor: Predictor) -> tuple[str | None, str]:
 _GIVES = {
     "x0": "clean tokens",
     "x0_and_mask": "clean tokens and the mask",
+    "x0_by_rates": "clean tokens with rates of their own",
     "score": "ratios of probabilities",
     "next": "the next token from left to right",
 }

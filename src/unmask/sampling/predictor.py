@@ -52,14 +52,15 @@ class Query:
         return self.label_B if self.label_B is None or self.rows_R is None else self.label_B[self.rows_R]
 
 
-Gives = Literal["x0", "x0_and_mask", "score", "next", "latent"]
+Gives = Literal["x0", "x0_and_mask", "x0_by_rates", "score", "next", "latent"]
 
 
 class Predictor(Protocol):
     """Answers a query with one line a wanted position. A sampler takes only processes and answers that it knows.
 
     process: the forward process that the network has learned to reverse; None for autoregression.
-    gives: x0: log x_theta. x0_and_mask: the same of a network that may predict the mask. score: log-ratios of the
+    gives: x0: log x_theta. x0_and_mask: the same of a network that may predict the mask. x0_by_rates: log x_theta where
+    each token has a rate of its own, so that what is predicted decides when it opens. score: log-ratios of the
     process's marginals. next: log p(x_l | x_<l). latent: a point among the embeddings.
     left_to_right: the answer for a position is right only when everything before it is written and nothing after it
     matters, as for an autoregressive network.
@@ -82,10 +83,12 @@ class XTheta:
 
     left_to_right = False
 
-    def __init__(self, denoiser: Network, process: Process, *, zero_masking: bool = True) -> None:
+    def __init__(
+        self, denoiser: Network, process: Process, *, zero_masking: bool = True, gives: Gives | None = None
+    ) -> None:
         self.denoiser, self.process = denoiser, process
         self.zero_masking = zero_masking
-        self.gives: Gives = "x0" if zero_masking else "x0_and_mask"
+        self.gives: Gives = gives or ("x0" if zero_masking else "x0_and_mask")
 
     @torch.no_grad()
     def __call__(self, query: Query) -> Tensor:

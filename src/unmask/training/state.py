@@ -84,6 +84,8 @@ class RunState:
         torch.manual_seed(config.seed % (1 << 63))  # on the CPU, whatever is trained on: the same weights everywhere
         with contextlib.nullcontext() if checkpoint is None else NoStart():
             self.network = self._build_network().train()
+        if checkpoint is None:  # else what was prepared is in it
+            config.objective.prepare(self.network, lambda: world.from_first(self.rows.token_counts))
         for rows in (self.rows, self.valid_rows):
             rows.check_labels(self.network.num_classes)
         self.network.checkpoint_activations = config.checkpoint_activations

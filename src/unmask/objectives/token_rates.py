@@ -1,0 +1,240 @@
+"""Masks at rates of the tokens' own: DiffusionBERT's spindle from unigram counts, or GenMD4's learned powers.
+
+Spindle: He et al. 2022, arXiv 2211.15029. Power: Shi et al. 2024, arXiv 2406.04329, section 6.
+With w_v = -alpha'_v / (1 - alpha_v) and rho_v = (alpha_v(s) - alpha_v(t)) / (1 - alpha_v(t)), a masked position counts
+in continuous time  -w_x log x_theta[x] - w_x + Σ_v x_theta[v] w_v,
+in T steps          -rho_x log x_theta[x] + (1 - rho_x) log[(1 - rho_x) / Σ_v x_theta[v] (1 - rho_v)].
+With equal rates both are MDLM's; the rest is what the reverse process pays for not knowing whose rate it is.
+
+What differs from the published systems. DiffusionBERT compares a token with the mean of its own sentence and clips
+alpha to [0, 0.999], which the reverse process cannot know: here it is the mean over the training tokens, h_v is clipped
+instead, so that alpha falls, and the ends are exact, as they are with powers. What is trained is the bound.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from unmask.data.batch import DRAW_TWIN, Batch
+from unmask.data.rows import Ints
+from unmask.denoisers import Denoiser
+from unmask.denoisers.network import Network
+from unmask.denoisers.ragged import vectors_at
+from unmask.devices import put
+from unmask.errors import UsageError
+from unmask.objectives import Objective
+from unmask.objectives.chunked_loss import LossSum, Term, at_positions, summed_nats, token_nats
+from unmask.objectives.draws import bound_draws
+from unmask.objectives.score_queries import ScoreQuery
+from unmask.objectives.terms import subs_log_probs
+from unmask.processes.token_rates import Power, Rates, Spindle
+from unmask.processes.token_rates import TokenRates as Process
+from unmask.registry import check_fields
+from unmask.rng import fold
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.query import ask_about
+
+if TYPE_CHECKING:
+    from unmask.samplers import Sampler
+    from unmask.sampling.predictor import Predictor
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRates(Objective):
+    """-log p(x) <= E Σ over masked tokens of the equations above.
+
+    rates: spindle or power. strength: the spindle's lambda. k: where all powers begin; at 1 that is MDLM with
+    log-linear noise. Learning them takes two draws of each row's masks, and so two passes a row. In continuous time the
+    estimate varies much where powers are below 1 (weights k/t, masks with t^k); steps bound it. steps=None: continuous.
+    """
+
+    rates: Literal["spindle", "power"] = "spindle"
+    strength: float = 0.3
+    k: float = 1.0
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"steps must be at least 1, or none for continuous time; got {self.steps}")
+        if not (math.isfinite(self.strength) and self.strength > 0):
+            raise UsageError(f"strength must be above 0, got {self.strength}; for equal rates use mdlm")
+        if not 0.05 <= self.k <= 20:
+            raise UsageError(f"k must lie in 0.05..20, got {self.k}")
+
+    def check(self, denoiser: Denoiser | Network) -> None:
+        if denoiser.causal:
+            raise UsageError("masked diffusion needs a denoiser that sees both sides: set denoiser.causal = false")
+
+    def build(self, *, num_ids: int, width: int) -> nn.Module:
+        rates = Spindle(num_ids, self.strength) if self.rates == "spindle" else Power(num_ids, self.k)
+        return nn.ModuleDict({"rates": rates})
+
+    def prepare(self, network: Network, token_counts: Callable[[], Ints]) -> None:
+        rates = self.process(network).rates
+        if isinstance(rates, Spindle):
+            rates.count(token_counts(), network.mask_id)
+
+    def process(self, network: Network) -> Process:
+        made = network.objective or self.build(num_ids=network.num_ids, width=network.width)
+        return Process(cast(Rates, made.rates), num_ids=network.num_ids, mask_id=network.mask_id)
+
+    # --- training ---
+
+    def loss(self, network: Network, batch: Batch) -> LossSum:
+        self.check(network)
+        batch = batch.drop_labels(network.label_dropout)
+        if self.rates == "power":
+            return LossSum(self._twin_nats(network, batch), batch.num_tokens)
+        h_ND, term, _, c_I = self._positions(network, batch)
+        return LossSum(summed_nats(network, h_ND, term, tensors=[c_I]), batch.num_tokens)
+
+    def _twin_nats(self, network: Network, batch: Batch) -> Tensor:
+        """The loss where rates are learned: the mean over two draws of each row's masks, whose gradient is the bound's.
+
+        The masks depend on k. So beside what k does to the loss of given masks, F, the gradient has E[F ∇ log q(z)];
+        with each draw's twin as its baseline (RLOO) that is E[(F_1 - F_2) ∇ (log q(z_1) - log q(z_2))] / 2.
+        """
+        twins = twins_of(batch)
+        h_ND, term, masked_BL, c_I = self._positions(network, twins)
+        parts: list[Tensor] = []  # what each position counted, besides their sum
+
+        def kept(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
+            nats_C = term(logits_CI, lo, hi)
+            parts.append(nats_C.detach())
+            return nats_C
+
+        nats = summed_nats(network, h_ND, kept, tensors=[c_I]) / 2
+        if not torch.is_grad_enabled():
+            return nats
+        row_nats_B = at_positions(masked_BL, torch.cat(parts) if parts else h_ND.new_zeros(0)).sum(dim=1)
+        first_B, second_B = row_nats_B.chunk(2)
+        log_q_B = log_q(self.process(network), twins, self._times(twins.time_B), masked_BL).to(row_nats_B)
+        first_log_q_B, second_log_q_B = log_q_B.chunk(2)
+        score = ((first_B - second_B) * (first_log_q_B - second_log_q_B)).sum() / 2
+        return nats + (score - score.detach()).to(nats)  # a gradient alone
+
+    def _positions(self, network: Network, batch: Batch) -> tuple[Tensor, Term, Tensor, Tensor]:
+        """The trunk's vectors at the masked positions of z_t, the loss of each, where they are, and the rates' numbers,
+        with the gradient of what is learned."""
+        process, device, t_B = self.process(network), network.device_for(batch.x_BL), self._times(batch.time_B)
+        z_BL = process.corrupt(batch.x_BL, t_B, batch.key_B, batch.scored_BL)
+        masked_BL = batch.scored_BL & (z_BL == process.mask_id)
+        flat_N = masked_BL.flatten().nonzero().squeeze(1)
+        how: dict[str, Any] = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
+        h_ND = vectors_at(network, z_BL, process.level(t_B), flat_N, **how)
+        row_N = flat_N // batch.x_BL.shape[1]
+        t_N, x_N = (put(line, device) for line in (t_B[row_N], batch.x_BL.flatten()[flat_N]))
+        wide = torch.promote_types(h_ND.dtype, torch.float32)
+        c_I = process.rates.numbers(torch.empty(0, dtype=wide, device=device))
+
+        def term(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
+            log_p_CI = subs_log_probs(logits_CI, network.mask_id)
+            return self.nats(process.rates, log_p_CI, x_N[lo:hi], t_N[lo:hi], c_I)
+
+        return h_ND, term, masked_BL, c_I
+
+    def _times(self, time_B: Tensor) -> Tensor:
+        """The times of a batch, or the ends of the steps that they lie in."""
+        return time_B if self.steps is None else torch.ceil(time_B * self.steps).clamp(min=1) / self.steps
+
+    def nats(self, rates: Rates, log_p_NI: Tensor, x_N: Tensor, t_N: Tensor, c_I: Tensor) -> Tensor:
+        """[N] what a masked position counts at time t, given log x_theta there: the equations above."""
+        t_N1, c_I = t_N.to(log_p_NI)[:, None], c_I.to(log_p_NI)
+        log_p_x_N = log_p_NI.gather(1, x_N[:, None]).squeeze(1)
+        if self.steps is None:
+            weight_NI = rates.weight(t_N1, c_I)
+            weight_x_N = weight_NI.gather(1, x_N[:, None]).squeeze(1)
+            return (log_p_NI.exp() * weight_NI).sum(dim=1) - weight_x_N * (1 + log_p_x_N)
+        step = torch.full_like(t_N1, 1 / self.steps)
+        rho_NI = rates.opens(t_N1, step, c_I)
+        rho_x_N1 = rho_NI.gather(1, x_N[:, None])
+        # log[(1 - rho_x) / Σ x_theta (1 - rho)] = -log(1 + Σ x_theta (rho_x - rho) / (1 - rho_x)); all open at s = 0
+        last_N1 = t_N1 <= step
+        stays_N1 = torch.where(last_N1, 1.0, 1 - rho_x_N1)
+        excess_N = (log_p_NI.exp() * (rho_x_N1 - rho_NI) / stays_N1).sum(dim=1)
+        staying_N = torch.where(last_N1, 0.0, stays_N1).squeeze(1) * torch.log1p(excess_N)
+        return -self.steps * (rho_x_N1.squeeze(1) * log_p_x_N + staying_N)
+
+    # --- evaluation ---
+
+    def position_nats(self, network: Network, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            h_ND, term, masked_BL, _ = self._positions(network, batch)
+            return at_positions(masked_BL, token_nats(network, h_ND, term))
+
+    def estimator(self, network: Network | Denoiser) -> str:
+        return "time" if self.steps is None else f"T={self.steps}"
+
+    def with_estimator(self, name: str) -> Self:
+        """In continuous time ("time") or in steps ("T=1000")."""
+        if name == "time":
+            return replace(self, steps=None)
+        match = re.fullmatch(r"T=([1-9]\d{0,8})", name)
+        if not match:
+            raise UsageError(f"unknown estimator {name!r}; known: time, T=<steps>")
+        return replace(self, steps=int(match[1]))
+
+    def score_queries(self, network: Network, batch: Batch, *, num_samples: int) -> Iterator[ScoreQuery]:
+        process = self.process(network)
+        for g, group in enumerate(bound_draws(batch.key_B, num_samples)):
+            for key_1, time_1 in group:
+                t_1 = self._times(time_1)
+                z_1L = process.corrupt(batch.x_BL, t_1, key_1, batch.scored_BL)
+                masked_1L = batch.scored_BL & (z_1L == process.mask_id)
+                canvas = Canvas(batch.x_BL, process.mask_id, key_1, label_B=batch.label_B)
+                query = ask_about(canvas, z_1L, masked_1L, process.level(t_1))
+                if query is not None:  # at an early time nothing may be masked
+                    position_N = masked_1L[0].nonzero().squeeze(1)
+                    nats = partial(self._score, process.rates, batch.x_BL[0, position_N], t_1)
+                    yield ScoreQuery(query, g, 1 / len(group), position_N, nats)
+
+    @torch.no_grad()
+    def _score(self, rates: Rates, x_N: Tensor, t_1: Tensor, log_p_NI: Tensor) -> Tensor:
+        log_p_NI = log_p_NI.double().cpu()
+        return self.nats(rates, log_p_NI, x_N, t_1.expand(len(x_N)), rates.numbers(log_p_NI))
+
+    # --- sampling ---
+
+    def predictor(self, network: Network) -> Predictor:
+        from unmask.sampling.predictor import XTheta
+
+        self.check(network)
+        return XTheta(network, self.process(network), gives="x0_by_rates")
+
+    def sampler(self) -> Sampler:
+        from unmask.samplers.token_posterior import TokenPosterior
+
+        return TokenPosterior()
+
+
+def twins_of(batch: Batch) -> Batch:
+    """The batch and after it the same rows at the same times, whose masks are drawn independently.
+
+    >>> from unmask.data.batch import make_batch
+    >>> twins_of(make_batch(torch.zeros(2, 3, dtype=torch.long), seed=0, step=0)).x_BL.shape
+    torch.Size([4, 3])
+    """
+
+    def twice(line: Tensor | None) -> Tensor | None:
+        return None if line is None else torch.cat([line, line])
+
+    again = {name: twice(getattr(batch, name)) for name in ("x_BL", "valid_BL", "scored_BL", "time_B", "label_B")}
+    key_B = torch.cat([batch.key_B, fold(batch.key_B, DRAW_TWIN)])
+    return replace(batch, key_B=key_B, place_B=twice(batch.place_B), **cast(Any, again))
+
+
+def log_q(process: Process, batch: Batch, t_B: Tensor, masked_BL: Tensor) -> Tensor:
+    """[B] log q(z_t | x) of each row's masks, differentiable in what is learned of the rates."""
+    # At t = 1 nothing is visible; a time just before it keeps the gradient of what is not taken finite.
+    seen_BL = 1 - process.levels(batch.x_BL, t_B.clamp(max=1 - 2.0**-40))
+    log_BL = torch.where(masked_BL, process.levels(batch.x_BL, t_B).log(), seen_BL.log())
+    return (log_BL * batch.scored_BL).sum(dim=1)

@@ -1,0 +1,161 @@
+"""Masks whose rates differ between tokens: alpha_v(t) = 1 - level_v(t), by one number for each token v.
+
+Spindle (DiffusionBERT, He et al. 2022, arXiv 2211.15029): alpha_v = 1 - t - lambda sin(pi t) h_v, where h_v
+says how much more than the mean a token tells. Power (GenMD4, Shi et al. 2024, arXiv 2406.04329, section 6):
+alpha_v = 1 - t^{k_v}, k learned. The ends are exact whatever the numbers are: level_v(0) = 0, level_v(1) = 1.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unmask.data.rows import Ints
+from unmask.errors import UsageError
+from unmask.noise.log_linear import LogLinear
+from unmask.processes.absorbing import Masking, position_uniforms
+from unmask.processes.base import per_position
+
+
+class Rates(nn.Module, ABC):
+    """alpha_v(t) for all v. `numbers` has one number c_v a token; the three functions take t and c and broadcast them.
+
+    >>> rates = Power(num_ids=3, k=2.0)
+    >>> rates.level(torch.tensor(0.5), rates.numbers(torch.ones(()))).tolist()
+    [0.25, 0.25, 0.25]
+    """
+
+    @abstractmethod
+    def numbers(self, like: Tensor) -> Tensor:
+        """[I] c_v, in the type and on the device of `like`, with its gradient where it is learned."""
+
+    def check(self, c_I: Tensor) -> None:
+        """Refuse numbers that nobody has made yet."""
+        return
+
+    @abstractmethod
+    def level(self, t: Tensor, c: Tensor) -> Tensor:
+        """1 - alpha_v(t): the probability that v is masked at time t."""
+
+    @abstractmethod
+    def weight(self, t: Tensor, c: Tensor) -> Tensor:
+        """w_v = -alpha'_v / (1 - alpha_v)."""
+
+    @abstractmethod
+    def opens(self, t: Tensor, step: Tensor, c: Tensor) -> Tensor:
+        """rho_v = (alpha_s - alpha_t) / (1 - alpha_t), s = t - step: the probability that v, masked at t, was visible
+        at s. Written so that float32 keeps its digits where the step is short."""
+
+
+class Spindle(Rates):
+    """alpha_v = 1 - t - strength sin(pi t) h_v. h is NaN until it is made from counts or loaded.
+
+    |h_v| is kept below 1 / (strength pi), so that alpha_v falls everywhere.
+    """
+
+    h_I: Tensor
+
+    def __init__(self, num_ids: int, strength: float) -> None:
+        super().__init__()
+        self.strength = strength
+        self.register_buffer("h_I", torch.full((num_ids,), math.nan))
+
+    def count(self, counts_I: Ints, mask_id: int) -> None:
+        """h_v = 1 - H / H(v), H(v) = -log of v's share of the tokens, H its mean over them.
+
+        Every token is counted once more than it was found, so that one that was never found has a share, too.
+        """
+        share_I = np.delete(counts_I, mask_id) + 1.0
+        share_I = share_I / share_I.sum()
+        told_I = -np.log(share_I)
+        h_I = 1 - (share_I * told_I).sum() / np.maximum(told_I, 1e-12)
+        with torch.no_grad():
+            self.h_I.copy_(torch.from_numpy(np.insert(h_I, mask_id, 0.0)))
+
+    def numbers(self, like: Tensor) -> Tensor:
+        most = 0.999 / (math.pi * self.strength)
+        return self.h_I.to(like).clamp(-most, most)
+
+    def check(self, c_I: Tensor) -> None:
+        if bool(c_I.isnan().any()):
+            raise UsageError(
+                "the spindle's rates are made from how often each token stands in the training rows, and nobody has "
+                "counted: train it by a recipe, or call objective.prepare(network, token_counts) first"
+            )
+
+    def level(self, t: Tensor, c: Tensor) -> Tensor:
+        return t + self.strength * torch.sin(math.pi * torch.minimum(t, 1 - t)) * c  # sin(pi) is not 0 in floats
+
+    def weight(self, t: Tensor, c: Tensor) -> Tensor:
+        return (1 + self.strength * math.pi * torch.cos(math.pi * t) * c) / self.level(t, c)
+
+    def opens(self, t: Tensor, step: Tensor, c: Tensor) -> Tensor:
+        # sin(pi t) - sin(pi s) = 2 cos(pi (t + s) / 2) sin(pi (t - s) / 2)
+        rise = 2 * torch.cos(math.pi * (t - step / 2)) * torch.sin(math.pi / 2 * step)
+        opens = (step + self.strength * rise * c) / self.level(t, c)
+        return torch.where(step < t, opens, 1.0)
+
+
+class Power(Rates):
+    """alpha_v = 1 - t^{k_v}, k_v = e^{p_v} with a parameter p_v; all begin at the same k."""
+
+    def __init__(self, num_ids: int, k: float) -> None:
+        super().__init__()
+        self.log_k_I = nn.Parameter(torch.full((num_ids,), math.log(k)))
+
+    def numbers(self, like: Tensor) -> Tensor:
+        return self.log_k_I.to(like).clamp(-5, 5).exp()  # beyond, float32 would lose t^k or its complement
+
+    def level(self, t: Tensor, c: Tensor) -> Tensor:
+        return t**c
+
+    def weight(self, t: Tensor, c: Tensor) -> Tensor:
+        return c / t
+
+    def opens(self, t: Tensor, step: Tensor, c: Tensor) -> Tensor:
+        # 1 - (s/t)^k. At s = 0 the logarithm is kept finite, since its gradient would be NaN though nothing uses it.
+        last = step >= t
+        log_ratio = torch.log1p(-torch.where(last, 0.0, step / t))
+        return torch.where(last, 1.0, -torch.expm1(c * log_ratio))
+
+
+class TokenRates(Masking):
+    """Masks at rates of the tokens' own: q(z_t | x) is x with probability alpha_x(t), else the mask.
+
+    What the network is told of the time, and the samplers' clock, is t itself.
+
+    >>> process = TokenRates(Power(num_ids=3, k=1.0), num_ids=3, mask_id=2)
+    >>> half, one = torch.tensor([0.5]), torch.tensor([1.0])
+    >>> process.posterior(torch.tensor([2]), torch.tensor([[1.0, 0.0, 0.0]]), half, one)
+    tensor([[0.5000, 0.0000, 0.5000]])
+    """
+
+    def __init__(self, rates: Rates, *, num_ids: int, mask_id: int) -> None:
+        super().__init__(LogLinear(), num_ids=num_ids, mask_id=mask_id)
+        self.rates = rates
+
+    def levels(self, x_BL: Tensor, t: Tensor) -> Tensor:
+        """[B, L] the probability that each token is masked at time t, with the gradient of what is learned."""
+        c_I = self.rates.numbers(t)
+        self.rates.check(c_I)
+        return self.rates.level(per_position(t), c_I[x_BL])
+
+    def corrupt(self, x_BL: Tensor, t: Tensor, key_B: Tensor, open_BL: Tensor) -> Tensor:
+        with torch.no_grad():
+            masked_BL = open_BL & (position_uniforms(key_B, open_BL) < self.levels(x_BL, t))
+        return x_BL.masked_fill(masked_BL, self.mask_id)
+
+    @torch.no_grad()
+    def posterior(self, z_N: Tensor, x_hat_NI: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        """A mask becomes v with probability x_hat[v] rho_v and stays with what is left; a token stays."""
+        s, t = (time.to(x_hat_NI).expand(len(z_N))[:, None] for time in (s, t))
+        law_NI = x_hat_NI * self.rates.opens(t, t - s, self.rates.numbers(x_hat_NI))
+        mask_N1 = torch.full_like(z_N, self.mask_id)[:, None]
+        law_NI = law_NI.scatter(1, mask_N1, 0.0)
+        law_NI = law_NI.scatter(1, mask_N1, 1 - law_NI.sum(dim=1, keepdim=True))
+        one_hot = torch.nn.functional.one_hot(z_N, self.num_ids).to(law_NI)
+        return torch.where((z_N == self.mask_id)[:, None], law_NI, one_hot)

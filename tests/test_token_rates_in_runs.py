@@ -1,0 +1,104 @@
+"""Rates of the tokens' own in a run: counted or learned, saved with the model, resumed, and used."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import unmask
+from unmask.denoisers.dit import DiT
+from unmask.distributed.world import World
+from unmask.errors import UsageError
+from unmask.objectives.token_rates import TokenRates
+from unmask.processes.token_rates import Spindle
+from unmask.storage.model_folder import unshared
+from unmask.training.checkpoint.files import load_checkpoint
+from unmask.training.loop import Run, train
+
+DIT = DiT(hidden=16, blocks=1, heads=2, dropout=0.0)
+NAMES = {"spindle": "objective.rates.h_I", "power": "objective.rates.log_k_I"}
+
+
+@pytest.fixture
+def config(make_config: Any, tmp_path: Path) -> Any:
+    return make_config(tmp_path / "run", denoiser=DIT, objective=TokenRates(), optim={"lr": 1e-2, "ema": 0.9})
+
+
+class StopAt(unmask.Callback):
+    def on_run(self, run: Any) -> None:
+        self.run = run
+
+    def on_step(self, report: Any) -> None:
+        if report.step == 5:
+            self.run.stop("seen enough")
+
+
+@pytest.mark.parametrize(("rates", "steps"), [("spindle", None), ("power", 10)])
+def test_a_run_resumes_bit_for_bit(config: Any, tmp_path: Path, rates: Any, steps: int | None) -> None:
+    config = dataclasses.replace(config, objective=TokenRates(rates=rates, steps=steps))
+    straight = dataclasses.replace(config, out=str(tmp_path / "straight"))
+    model = train(straight, device="cpu")
+    train(config, callbacks=[StopAt()], device="cpu")
+    train(config, resume=True, device="cpu")
+    one, other = (load_checkpoint(Path(each.out)) for each in (straight, config))
+    assert one is not None
+    assert other is not None
+    for group, named in one.tensors.items():
+        for name, tensor in named.items():
+            assert tensor.equal(other.tensors[group][name]), (group, name)
+    if rates == "power":
+        moved = one.tensors["model"][NAMES[rates]]
+        assert (moved.abs() > 1e-3).float().mean() > 0.5  # of the tokens that are predicted at all
+        assert not moved.equal(one.tensors["ema"][NAMES[rates]])  # and its average follows
+    loaded = unmask.load(Path(straight.out) / "model", device="cpu")  # no corpus is asked
+    assert unshared(loaded.denoiser)[NAMES[rates]].equal(unshared(model.denoiser)[NAMES[rates]])
+    assert loaded.generate(1, 8, seed=1) == model.generate(1, 8, seed=1)
+
+
+def test_the_spindle_is_made_from_the_training_rows(config: Any) -> None:
+    run = Run(config, World(), resume=False, init=None)
+    counts = np.bincount(run.rows.take(np.arange(len(run.rows))).x.ravel(), minlength=run.tokenizer.num_ids)
+    np.testing.assert_array_equal(run.rows.token_counts(), counts)
+    h_I = unshared(run.network)[NAMES["spindle"]]
+    other = Spindle(run.tokenizer.num_ids, 0.3)
+    other.count(counts, run.tokenizer.mask_id)
+    assert h_I.equal(other.h_I)
+    assert h_I.std() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"strength": 0.0}, "use mdlm"),
+        ({"strength": float("nan")}, "strength"),
+        ({"k": 0.0}, "k must"),
+        ({"rates": "linear"}, "spindle"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        TokenRates(**options)
+
+
+def test_a_spindle_without_counts_is_refused() -> None:
+    network = DIT.build(num_ids=257 + 1, mask_id=257)
+    tokenizer = unmask.data.tokenizers.load_tokenizer("bytes")
+    model = unmask.Model(denoiser=network, tokenizer=tokenizer, objective=TokenRates(), length=8)
+    for ask in (lambda: model.generate(1, 8), lambda: model.score("hello", num_samples=4)):
+        with pytest.raises(UsageError, match="nobody has counted"):
+            ask()
+    model.objective.prepare(network, lambda: np.arange(258))
+    assert model.score("hello", num_samples=4).nats > 0
+
+
+def test_bf16_weights_keep_alpha_falling() -> None:
+    rates = Spindle(4, 0.3)
+    rates.count(np.array([10_000, 1, 5, 0]), 3)
+    c_I = rates.to(torch.bfloat16).numbers(torch.zeros(()))
+    assert (rates.weight(torch.linspace(0.001, 1, 100)[:, None], c_I) > 0).all()
