@@ -117,7 +117,7 @@ class MDLM(Objective):
         if self.zero_masking:
             nats = weighted_cross_entropy(denoiser, *self._masked_vectors(denoiser, batch, noised)[:3])
         else:
-            nats = summed_nats(denoiser, *self._masked_positions(denoiser, batch, noised))
+            nats = summed_nats(denoiser, *self._trained_positions(denoiser, batch, noised))
         if not self.carry_over:
             nats = nats + summed_nats(denoiser, *self._reconstruction(denoiser, batch))
         return LossSum(nats, batch.num_tokens)
@@ -179,6 +179,10 @@ class MDLM(Objective):
             return steps * d3pm_nats(log_p_x, log_p[:, denoiser.mask_id].exp(), level_s, level_t)
 
         return h_ND, term
+
+    def _trained_positions(self, denoiser: Network, batch: Batch, noised: Noised) -> tuple[Tensor, Term]:
+        """The same in training, where the mask may be predicted; under zero masking `training_weight` says all."""
+        return self._masked_positions(denoiser, batch, noised)
 
     def _reconstruction(self, denoiser: Network, batch: Batch) -> tuple[Tensor, Term]:
         """Without carry-over: -log x_theta(x, t=0)[x] at every scored position of the clean row."""
