@@ -116,6 +116,7 @@ FITTING: dict[str, Objective] = {
     "`sedd`": objectives.SEDD(),
     '`sedd` with `state = "uniform"`': objectives.SEDD(state="uniform"),
     "`udlm`": objectives.UDLM(),
+    "`mlm`": objectives.MLM(),
     "`ar`": objectives.AR(),
 }
 
