@@ -60,6 +60,7 @@ SCORED: list[tuple[Objective, dict[str, Any]]] = [
     (objectives.MDLM(steps=3, carry_over=False), {}),
     (objectives.D3PM(steps=3), {"conditioning": "level"}),
     (objectives.MDLM(), {"classes": 3}),
+    (objectives.MLM(), {"classes": 3}),
     (objectives.AR(), {"causal": True}),
     (objectives.UDLM(), {"conditioning": "level"}),
     (objectives.UDLM(steps=3), {"classes": 3}),
@@ -100,7 +101,13 @@ def test_the_queries_of_a_score_add_up_to_the_bound(objective: Objective, option
 
 @pytest.mark.parametrize(
     ("objective", "kind"),
-    [(objectives.MDLM(), "upper bound"), (objectives.D3PM(), "upper bound"), (objectives.AR(), "exact")],
+    [
+        (objectives.MDLM(), "upper bound"),
+        (objectives.D3PM(), "upper bound"),
+        (objectives.MLM(), "upper bound"),
+        (objectives.MLM().with_estimator("pseudo"), "pseudo"),
+        (objectives.AR(), "exact"),
+    ],
 )
 def test_a_bound_says_what_it_is(objective: Objective, kind: str) -> None:
     net = network(causal=kind == "exact")

@@ -117,6 +117,7 @@ FITTING: dict[str, Objective] = {
     '`sedd` with `state = "uniform"`': objectives.SEDD(state="uniform"),
     "`udlm`": objectives.UDLM(),
     "`token_rates`": objectives.TokenRates(rates="power"),
+    "`mlm`": objectives.MLM(),
     "`ar`": objectives.AR(),
 }
 

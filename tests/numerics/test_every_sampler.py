@@ -45,6 +45,8 @@ PLAIN: list[Sampler] = [
     samplers.ReMDM(variant="confidence", eta=1.0, steps=5),
     samplers.ReMDM(variant="loop", eta=0.5, steps=3, hold=0.3, loop=2, temperature_end=0.5),
     samplers.PredictorCorrector(steps=3, corrections=2, eta=0.5),
+    samplers.Gibbs(sweeps=2),
+    samplers.Gibbs(sweeps=1, scan="systematic", steps=2, draw="hybrid", temperature_end=0.3),
 ]
 AROUND: list[Sampler] = [
     *(samplers.Refine(inner=inner, rounds=2, share=0.4) for inner in PLAIN[::4]),
@@ -157,5 +159,6 @@ def test_promised_calls_are_those_of_the_table() -> None:
     assert samplers.ReMDM(steps=8).max_calls(10) == 8
     assert samplers.ReMDM(steps=8, variant="loop", loop=3).max_calls(10) == 11
     assert samplers.PredictorCorrector(steps=4, corrections=2).max_calls(10) == 10
+    assert samplers.Gibbs(sweeps=2).max_calls(10) == 30
     assert samplers.Refine(inner=samplers.Confidence(steps=2), rounds=3).max_calls(10) == 2 + 3 * (2 + 2)
     assert samplers.Block(size=4, inner=samplers.Confidence(steps=2)).max_calls(10) == 3 * 2

@@ -20,6 +20,7 @@ MODELS: dict[str, Any] = {
     "mdlm": objectives.MDLM(),
     "mdlm without zero masking": objectives.MDLM(zero_masking=False, steps=4),
     "d3pm": objectives.D3PM(steps=4),
+    "mlm": objectives.MLM(),
     "ar": objectives.AR(),
     "udlm": objectives.UDLM(),
     "sedd": objectives.SEDD(),
@@ -34,6 +35,7 @@ FITS = {
     "mdlm": SUBS,
     "mdlm without zero masking": {"posterior"},
     "d3pm": {"posterior"},
+    "mlm": SUBS,
     "ar": {"left_to_right"},
     "udlm": {"uniform_posterior"},
     "sedd": {"tweedie", "euler"},
@@ -46,7 +48,9 @@ def network(objective: Any) -> Network:
     if isinstance(objective, objectives.AR):
         return unmask.denoisers.DiT(hidden=8, blocks=1, heads=2, causal=True).build(num_ids=4, mask_id=3).eval()
     table = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
-    return as_denoiser(lambda z, level: table[z] + table[z].sum(dim=1)[:, None], vocab_size=3, mask_id=3)
+    return as_denoiser(
+        lambda z, level: table[z] + table[z].sum(dim=1)[:, None], vocab_size=3, mask_id=3, uses_level=False
+    )
 
 
 def make(name: str) -> Any:

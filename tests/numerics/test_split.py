@@ -19,6 +19,8 @@ OBJECTIVES = [
     objectives.MDLM(form="count"),
     objectives.MDLM(steps=8),
     objectives.D3PM(steps=8),
+    objectives.D3PM(steps=8, auxiliary=0.1),
+    objectives.MLM(),
     objectives.AR(),
 ]
 each_objective = pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)

@@ -90,6 +90,7 @@ TASKS: list[dict[str, Any]] = [
         "sampler": Ancestral(steps=3, temperature=0.6),
         "constraint": [unmask.constraints.Words(forbid=("I",)), Regex(pattern="it is [a-z I]*", over="text")],
     },
+    {"length": 13, "seed": 23, "sampler": unmask.samplers.Gibbs(sweeps=1)},
 ]
 
 JOBS: list[tuple[str, dict[str, Any]]] = [

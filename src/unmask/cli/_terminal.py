@@ -176,7 +176,9 @@ class TrainProgress(Callback):
 
     def on_valid(self, step: int, bound: Bound) -> None:
         bits = "" if bound.bits_per_byte is None else f", {bound.bits_per_byte:.3f} bits/byte"
-        self.console.print(f"step {step:>6}  valid {bound.nats_per_token:.4f} nats/token, ppl {bound.ppl:.2f}{bits}")
+        self.console.print(
+            f"step {step:>6}  valid {bound.nats_per_token:.4f} nats/token, {bound.ppl_key} {bound.ppl:.2f}{bits}"
+        )
 
     def on_sample(self, step: int, text: str) -> None:
         condition, written = "", text

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", type=int, help="row length in tokens (default: the model's window)")
     parser.add_argument("--max-rows", type=int, help="evaluate this many rows, spread evenly (default: all)")
     parser.add_argument("--num-samples", type=int, help="draws of time and masks for each row (default 4)")
-    parser.add_argument("--estimator", help="count, time or T=<steps> (default: the objective's own)")
+    parser.add_argument("--estimator", help="count, time, T=<steps> or pseudo (default: the objective's own)")
     parser.add_argument("--batch", type=int, help="rows at a time (default 16)")
     parser.add_argument("--seed", type=int, default=0, help="of times and masks (default 0)")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
@@ -108,8 +108,8 @@ def _metric(args: argparse.Namespace) -> Metric:
     from unmask.metrics import room
     from unmask.registry import fields_of
 
-    known = ["count", "time", "exact", "T=1000"]
-    if args.estimator not in known and difflib.get_close_matches(args.estimator or "", known[:3]):
+    known = ["count", "time", "exact", "pseudo", "T=1000"]
+    if args.estimator not in known and difflib.get_close_matches(args.estimator or "", known[:-1]):
         raise UsageError(f"unknown estimator {args.estimator!r}; {did_you_mean(args.estimator, known)}")
     named = args.metric or "perplexity"
     try:
@@ -139,7 +139,8 @@ def _print(measured: Measurement, *, as_json: bool) -> None:
         print(measured)
     else:
         numbers = bound.summary()
-        for label, key in (("perplexity", "ppl"), ("nats/token", "nats_per_token"), ("bits/byte", "bits_per_byte")):
+        names = {bound.ppl_name: bound.ppl_key, "nats/token": "nats_per_token", "bits/byte": "bits_per_byte"}
+        for label, key in names.items():
             value, interval = numbers[key], numbers[f"{key}_ci95"]
             spread = (
                 "no interval: a single draw"

@@ -44,7 +44,9 @@ class Bound:
     def __repr__(self) -> str:
         sign, rows = SIGN[self.kind], len(self.tokens_B)
         number = (
-            f"{self.nats_per_token:.4f} nats per token, perplexity {sign} {self.ppl:.4g}" if self.tokens else "none"
+            f"{self.nats_per_token:.4f} nats per token, {self.ppl_name} {sign} {self.ppl:.4g}"
+            if self.tokens
+            else "none"
         )
         return (
             f"Bound({sign} {number}; {self.tokens:,} tokens in {rows:,} rows, {self.draws_BS.shape[1]} estimates each)"
@@ -89,6 +91,16 @@ class Bound:
         return _exp(self.nats_per_token)
 
     @property
+    def ppl_name(self) -> str:
+        """What `ppl` may be called: of a pseudo-likelihood it is no perplexity."""
+        return "pseudo-perplexity" if self.kind == "pseudo" else "perplexity"
+
+    @property
+    def ppl_key(self) -> str:
+        """The same where it is one of many names."""
+        return "pseudo_ppl" if self.kind == "pseudo" else "ppl"
+
+    @property
     def bits_per_byte(self) -> float | None:
         return None if not self.num_bytes else self.nats / math.log(2) / self.num_bytes
 
@@ -119,8 +131,8 @@ class Bound:
         lo, hi = self.ci95
         per_byte = self.tokens / self.num_bytes / math.log(2) if self.num_bytes else None
         return {
-            "ppl": self.ppl if math.isfinite(self.ppl) else None,
-            "ppl_ci95": _finite(_exp(lo), _exp(hi)),
+            self.ppl_key: self.ppl if math.isfinite(self.ppl) else None,
+            f"{self.ppl_key}_ci95": _finite(_exp(lo), _exp(hi)),
             "nats_per_token": self.nats_per_token,
             "nats_per_token_ci95": _finite(lo, hi),
             "bits_per_byte": self.bits_per_byte,

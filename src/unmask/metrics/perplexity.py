@@ -1,4 +1,7 @@
-"""Perplexity: exp of nats per token, by the objective's own bound of -log p, or by its exact value."""
+"""Perplexity: exp of nats per token, by the objective's own bound of -log p, or by its exact value.
+
+Where the number is neither (a pseudo-likelihood) its name is pseudo-perplexity: no column of perplexities holds it.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ class Perplexity(Metric):
             progress=progress,
         )
         return Measurement(
-            name="perplexity",
+            name=bound.ppl_name,
             value=bound.ppl,
             ci95=_interval(*bound.ci95),
             n=bound.tokens,
@@ -74,7 +77,7 @@ class Perplexity(Metric):
                 "rows": len(bound.tokens_B),
                 "tokens": bound.tokens,
                 "estimator": estimator,
-                "draws_per_row": 1 if bound.exact else self.num_samples,
+                "draws_per_row": 1 if model.objective.with_estimator(estimator).one_reading else self.num_samples,
             },
         )
 

@@ -120,6 +120,11 @@ class Objective(ABC):
         """[B, L] the same, by the positions that it comes from."""
         raise UsageError(f"{type(self).__name__} does not say which token its bound comes from")
 
+    @property
+    def one_reading(self) -> bool:
+        """Whether nothing of its number is drawn, so that a row is read once."""
+        return self.kind == "exact"
+
     def estimator(self, network: Network | Denoiser) -> str:
         """Which form `bound` takes by default; part of the protocol that goes beside a number."""
         return "exact" if self.kind == "exact" else "own"

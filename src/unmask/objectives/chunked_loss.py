@@ -87,6 +87,16 @@ def cross_entropy(x_N: Tensor, mask_id: int, zero_masking: bool = True) -> Term:
     return term
 
 
+def with_auxiliary(term: Term, x_N: Tensor, weight: float, mask_id: int, zero_masking: bool = True) -> Term:
+    """The term plus weight x -log x_theta[x]: what D3PM trains with besides the bound (its equation 5)."""
+    entropy = cross_entropy(x_N, mask_id, zero_masking)
+
+    def both(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
+        return term(logits_CI, lo, hi) + weight * entropy(logits_CI, lo, hi)
+
+    return both
+
+
 def at_positions(where_BL: Tensor, nats_N: Tensor) -> Tensor:
     """[B, L] each token's nats where it stands, in float64 where the device has it: bounds are sums of many numbers.
 

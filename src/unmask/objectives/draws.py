@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def draws_of(objective: Objective, key_B: Tensor, num_samples: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The keys and times of an objective's estimates; a likelihood is read once, since nothing of it is random."""
-    if objective.kind == "exact":
+    """The keys and times of an objective's estimates; where nothing is random, as of a likelihood, one reading."""
+    if objective.one_reading:
         return iter([[(key_B, torch.ones(key_B.shape, dtype=torch.float64, device=key_B.device))]])
     return bound_draws(key_B, num_samples)
 

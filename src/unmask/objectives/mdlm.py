@@ -117,7 +117,7 @@ class MDLM(Objective):
         if self.zero_masking:
             nats = weighted_cross_entropy(denoiser, *self._masked_vectors(denoiser, batch, noised)[:3])
         else:
-            nats = summed_nats(denoiser, *self._masked_positions(denoiser, batch, noised))
+            nats = summed_nats(denoiser, *self._trained_positions(denoiser, batch, noised))
         if not self.carry_over:
             nats = nats + summed_nats(denoiser, *self._reconstruction(denoiser, batch))
         return LossSum(nats, batch.num_tokens)
@@ -143,12 +143,10 @@ class MDLM(Objective):
         return Noised(z_BL, masked_BL, process.level(t_B), weight_B, level_s_B)
 
     def _noised_by_count(self, batch: Batch, process: Absorbing) -> Noised:
-        """n uniform in 1..L, then a uniform subset of n tokens: those with the n smallest of independent uniforms."""
+        """n uniform in 1..L, then a uniform subset of n tokens."""
         tokens_B = batch.scored_BL.sum(dim=1)
         n_B = torch.ceil(batch.time_B * tokens_B).long().clamp(min=1)
-        u_BL = position_uniforms(batch.key_B, batch.x_BL).masked_fill(~batch.scored_BL, 2.0)
-        last_B1 = _sorted(u_BL).gather(1, n_B[:, None] - 1)
-        masked_BL = batch.scored_BL & (u_BL <= last_B1)  # 53 bits each: that two are equal is not to be expected
+        masked_BL = uniform_subset(batch, n_B)
         level_B = n_B / tokens_B.clamp(min=1)
         weight_B = count_weight(tokens_B.to(batch.time_B.dtype), n_B)
         return Noised(batch.x_BL.masked_fill(masked_BL, process.mask_id), masked_BL, level_B, weight_B)
@@ -179,6 +177,10 @@ class MDLM(Objective):
             return steps * d3pm_nats(log_p_x, log_p[:, denoiser.mask_id].exp(), level_s, level_t)
 
         return h_ND, term
+
+    def _trained_positions(self, denoiser: Network, batch: Batch, noised: Noised) -> tuple[Tensor, Term]:
+        """The same in training, where the mask may be predicted; under zero masking `training_weight` says all."""
+        return self._masked_positions(denoiser, batch, noised)
 
     def _reconstruction(self, denoiser: Network, batch: Batch) -> tuple[Tensor, Term]:
         """Without carry-over: -log x_theta(x, t=0)[x] at every scored position of the clean row."""
@@ -263,6 +265,13 @@ class MDLM(Objective):
         from unmask.samplers.posterior import Posterior
 
         return Ancestral() if self.zero_masking else Posterior()
+
+
+def uniform_subset(batch: Batch, n_B: Tensor) -> Tensor:
+    """[B, L] of each row's scored tokens n, every set alike: those with the n smallest of independent uniforms."""
+    u_BL = position_uniforms(batch.key_B, batch.x_BL).masked_fill(~batch.scored_BL, 2.0)
+    last_B1 = _sorted(u_BL).gather(1, n_B[:, None] - 1)
+    return batch.scored_BL & (u_BL <= last_B1)  # 53 bits each: that two are equal is not to be expected
 
 
 def _sorted(u_BL: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 Continuous time: (-alpha'/(V alpha)) Σ_{j≠i} [s_j - r_j log s_j + K(r_j)] at every position, s being x_theta's ratios.
 T steps: Σ KL(q(z_s|z_t,x) ‖ q(z_s|z_t,x_theta)), whose last term is the reconstruction. The schedule's ends are exact,
 so the prior term is 0; the published code keeps away from both ends of time instead.
+In T steps it is D3PM with a uniform transition (arXiv 2107.03006), whose auxiliary loss (its equation 5) may be added
+in training: lambda E[-log x_theta(z_t)[x]] at every position, since none shows whether it was replaced.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from unmask.noise import Noise
 from unmask.noise.log_linear import LogLinear
 from unmask.objectives import Objective
 from unmask.objectives._uniform import reverse_weight, score_entropy, step_divergence
-from unmask.objectives.chunked_loss import LossSum, Term, at_positions, summed_nats, token_nats
+from unmask.objectives.chunked_loss import LossSum, Term, at_positions, summed_nats, token_nats, with_auxiliary
+from unmask.objectives.d3pm import check_auxiliary
 from unmask.objectives.draws import bound_draws
 from unmask.objectives.score_queries import ScoreQuery
 from unmask.objectives.terms import subs_log_probs
@@ -45,15 +48,20 @@ class UDLM(Objective):
     """-log p(x) <= E Σ over all scored tokens of the divergence between true and predicted reverse step.
 
     steps=None is continuous time. Every position is scored at every time, since none shows whether it was replaced.
+    auxiliary: lambda, what the cross-entropy of x_theta against x counts in training, in T steps; no part of the bound.
     """
 
     noise: Noise = LogLinear()
     steps: int | None = None
+    auxiliary: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.steps is not None and self.steps < 1:
             raise UsageError(f"steps must be at least 1, or none for continuous time; got {self.steps}")
+        check_auxiliary(self.auxiliary)
+        if self.auxiliary and self.steps is None:
+            raise UsageError("the auxiliary loss is that of T steps: set steps, or leave auxiliary out")
 
     def check(self, denoiser: Denoiser | Network) -> None:
         if denoiser.causal:
@@ -68,7 +76,11 @@ class UDLM(Objective):
     def loss(self, network: Network, batch: Batch) -> LossSum:
         self.check(network)
         batch = batch.drop_labels(network.label_dropout)
-        return LossSum(summed_nats(network, *self._positions(network, batch)), batch.num_tokens)
+        h_ND, term = self._positions(network, batch)
+        if self.auxiliary:
+            x_N = put(batch.x_BL[batch.scored_BL], h_ND.device)
+            term = with_auxiliary(term, x_N, self.auxiliary, network.mask_id)
+        return LossSum(summed_nats(network, h_ND, term), batch.num_tokens)
 
     def position_nats(self, network: Network, batch: Batch) -> Tensor:
         return at_positions(batch.scored_BL, token_nats(network, *self._positions(network, batch)))
@@ -112,7 +124,7 @@ class UDLM(Objective):
     def with_estimator(self, name: str) -> Self:
         """In continuous time ("time") or in steps ("T=1000")."""
         if name == "time":
-            return replace(self, steps=None)
+            return replace(self, steps=None, auxiliary=0.0)
         match = re.fullmatch(r"T=([1-9]\d{0,8})", name)
         if not match:
             raise UsageError(f"unknown estimator {name!r}; known: time, T=<steps>")

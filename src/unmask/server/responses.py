@@ -97,8 +97,10 @@ class Token(Answer):
 class BoundAnswer(Answer):
     """An upper bound of -log p, exact for an autoregressive model. ci95: 95% intervals over draws of masks."""
 
-    ppl: float | None = Field(description="exp(nats_per_token)")
-    ppl_ci95: Interval
+    ppl: float | None = Field(None, description="exp(nats_per_token); absent where that is no perplexity")
+    ppl_ci95: Interval = None
+    pseudo_ppl: float | None = Field(None, description="the same of a model whose number is no bound of -log p")
+    pseudo_ppl_ci95: Interval = None
     nats_per_token: float | None
     nats_per_token_ci95: Interval
     bits_per_byte: float | None

@@ -154,7 +154,7 @@ class TensorBoard(Callback):
 
     def on_valid(self, step: int, bound: Bound) -> None:
         self.writer.add_scalar("valid/nats_per_token", bound.nats_per_token, step)
-        self.writer.add_scalar("valid/ppl", bound.ppl, step)
+        self.writer.add_scalar(f"valid/{bound.ppl_key}", bound.ppl, step)
 
     def on_log(self, step: int, name: str, value: float) -> None:
         self.writer.add_scalar(name, value, step)
