@@ -21,6 +21,7 @@ from unmask.distributed.world import World
 from unmask.errors import ModelFolderError, UsageError
 from unmask.objectives.d3pm import D3PM
 from unmask.objectives.mdlm import MDLM
+from unmask.objectives.mdlm_warm import MDLMWarm
 from unmask.storage.model_folder import unshared
 from unmask.storage.published import write_published
 from unmask.storage.tensor_file import read_tensors, write_tensors
@@ -214,3 +215,24 @@ def test_a_scalar_parameter_cannot_be_sharded_and_is_told() -> None:
 def test_objectives_that_do_not_train_a_schedule_refuse_one(objective: Any) -> None:
     with pytest.raises(UsageError, match="LearnedPower"):
         objective(noise=LearnedPower()).attach(DIT.build(num_ids=5, mask_id=4))
+
+
+def test_beside_rows_that_look_back_it_has_the_gradient_of_the_others() -> None:
+    """What counts a masked token is MDLM's, and a power of it would teach the schedule something else."""
+    found = []
+    for objective in (MDLM(noise=LearnedPower()), MDLMWarm(noise=LearnedPower(), share=0.5)):
+        torch.manual_seed(0)
+        network = DIT.build(num_ids=12, mask_id=11).double()
+        objective.attach(network)
+        batch = make_batch(torch.randint(0, 11, (16, 8)), seed=0, step=0, done=0.0)
+        if not found:
+            batch = batch.where(~MDLMWarm(share=0.5).looks_back_B(batch))
+        objective.loss(network, batch).nats.backward()  # type: ignore[no-untyped-call]
+        assert network.objective is not None
+        found.append([p.grad for p in network.objective.parameters()])
+    for alone, beside in zip(*found, strict=True):
+        assert alone is not None
+        assert float(alone.abs().max()) > 0
+        torch.testing.assert_close(beside, alone, rtol=1e-9, atol=1e-12)
+    with pytest.raises(UsageError, match="set power = 1"):
+        MDLMWarm(noise=LearnedPower(), power=0.5).build(num_ids=12, width=8)

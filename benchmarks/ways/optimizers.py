@@ -82,20 +82,13 @@ class NorMuon(AdamWAndMuon):
     beta2 = 0.95
 
     @torch.no_grad()
-    def step_muon(
-        self,
-        *,
-        scale: Tensor | float,
-        nonfinite: Tensor | None,
-        averages: Mapping[Tensor, Tensor] | None = None,
-        towards: float = 0.0,
-    ) -> None:
+    def step_muon(self, *, averages: Mapping[Tensor, Tensor] | None = None, towards: float = 0.0, **how: Any) -> None:
         for group in filter(is_muon, self.param_groups):
             by_shape: dict[tuple[int, int], list[tuple[Tensor, int]]] = {}
             for p, parts in zip(group["params"], group["parts"], strict=True):
                 by_shape.setdefault((p.shape[0] // parts, p.shape[1]), []).append((p, parts))
             for shape, members in by_shape.items():
-                self._step_shape(group, shape, members, scale, nonfinite)
+                self._step_shape(group, shape, members, **how)
         for p, average in (averages or {}).items():
             average.lerp_(p, towards)
 

@@ -76,6 +76,11 @@ class World:
         stay = (1 - alpha_s + alpha_s * a) / (1 - alpha_t + alpha_t * a)
         q = p * ((alpha_s - alpha_t) / (1 - alpha_t + alpha_t * a))[..., None]
         q[..., self.mask_id] = stay
+        return self.opening(q)
+
+    def opening(self, q: Tensor) -> Tensor:
+        """[states, states] where masked positions follow q [states, L, ids] independently, and visible tokens stay."""
+        z = self.states
         visible = z != self.mask_id
         q[visible] = torch.nn.functional.one_hot(z[visible], self.num_ids).double()
         law = torch.ones(len(z), len(z), dtype=torch.float64)

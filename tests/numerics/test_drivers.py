@@ -200,10 +200,9 @@ def test_the_training_pass_with_kernels_gives_the_same_gradients(
     same(fused_training_trunk(net, vectors, flat, c, causal=net.causal), want)
     if checkpointed:
         return
-    if not net.causal:
-        some = Attend(back=2)
-        want = net._blocks(z, level, some.allowed((B, L)), flat_N=flat, causal=False, cond=label)  # type: ignore[union-attr]
-        same(fused_training_trunk(net, z, flat, c, back=2), want)
+    some = None if net.causal else Attend(back=2).allowed((B, L))  # of a causal one all rows look back
+    want = net._blocks(shifted, level, some, flat_N=flat, causal=net.causal, cond=label)
+    same(fused_training_trunk(net, shifted, flat, c, causal=net.causal, back=2), want)
     rows, place = ragged(valid), (valid.flatten().cumsum(0) - 1)[flat]
     ids = torch.where(rows.position_M == 0, net.mask_id, z[valid].roll(1)) if net.causal else z[valid]
     if net.takes_ragged():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import unmask
+from resuming import whole_and_resumed
 from unmask.data.batch import Batch, make_batch
 from unmask.denoisers.dit import DiT, DiTNetwork
 from unmask.denoisers.network import Attend, as_denoiser
 from unmask.errors import UsageError
 from unmask.objectives.mdlm import MDLM
 from unmask.objectives.mdlm_warm import MDLMWarm
-from unmask.training.loop import train
 
 V, B, L = 5, 16, 6
 
@@ -124,21 +122,7 @@ def test_what_it_refuses() -> None:
 
 
 def test_a_run_goes_on_bit_for_bit_and_its_model_is_one_of_masks(tmp_path: Any, make_config: Any) -> None:
-    objective = MDLMWarm(share=0.5, until=0.6, form="count")
-    made = [make_config(tmp_path / name, objective=objective, steps=8, save_every=4) for name in ("whole", "stopped")]
-    train(made[0], device="cpu")
-
-    class Stop(unmask.Callback):
-        def on_step(self, report: Any) -> None:
-            if report.step == 5:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(made[1], device="cpu", callbacks=[Stop()])
-    train(made[1], device="cpu", resume=True)
-    models = [unmask.load(tmp_path / name) for name in ("whole", "stopped")]
-    for a, b in itertools.zip_longest(*(dict(model.denoiser.named_parameters()).values() for model in models)):
-        assert a.equal(b)
+    models = whole_and_resumed(tmp_path, make_config, MDLMWarm(share=0.5, until=0.6, form="count"))
     assert isinstance(models[0].objective, MDLMWarm)
     text = models[0].generate(length=8, seed=0)
     assert text == models[1].generate(length=8, seed=0)

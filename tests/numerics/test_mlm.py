@@ -15,6 +15,7 @@ from scipy import stats
 from torch import Tensor
 
 import unmask
+from resuming import whole_and_resumed
 from unmask import objectives
 from unmask.data.batch import Batch, make_batch
 from unmask.data.tokenizers import load_tokenizer
@@ -23,7 +24,6 @@ from unmask.denoisers.network import Network
 from unmask.errors import UsageError
 from unmask.model import Model
 from unmask.objectives.mlm import MLM
-from unmask.training.loop import train
 
 V, L = 5, 20
 P_MIN = 1e-4
@@ -171,20 +171,7 @@ def test_a_measurement_says_what_it_is() -> None:
 
 
 def test_a_run_goes_on_bit_for_bit(tmp_path: Path, make_config: Any) -> None:
-    made = [make_config(tmp_path / name, objective=MLM(), steps=8, save_every=4) for name in ("whole", "stopped")]
-    train(made[0], device="cpu")
-
-    class Stop(unmask.Callback):
-        def on_step(self, report: Any) -> None:
-            if report.step == 5:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(made[1], device="cpu", callbacks=[Stop()])
-    train(made[1], device="cpu", resume=True)
-    models = [unmask.load(tmp_path / name) for name in ("whole", "stopped")]
-    for a, b in itertools.zip_longest(*(dict(model.denoiser.named_parameters()).values() for model in models)):
-        assert a.equal(b)
+    models = whole_and_resumed(tmp_path, make_config, MLM())
     assert models[0].objective == MLM()
     lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
     assert not any("valid_pseudo_ppl" in line for line in lines)

@@ -54,17 +54,11 @@ def levels(rates: str, world: World, t: Any) -> Any:
 
 def step_law(world: World, rates: str, s: float, t: float) -> Tensor:
     """[states, states] p_theta(z_s | z_t): a mask becomes v with x_theta[v] rho_v."""
-    z = world.states
     at_s, at_t = levels(rates, world, s), levels(rates, world, t)
-    q = world.x_theta(z, t) * torch.from_numpy((at_t - at_s) / at_t)
+    q = world.x_theta(world.states, t) * torch.from_numpy((at_t - at_s) / at_t)
     q[..., world.mask_id] = 0
     q[..., world.mask_id] = 1 - q.sum(dim=-1)
-    visible = z != world.mask_id
-    q[visible] = torch.nn.functional.one_hot(z[visible], world.num_ids).double()
-    law = torch.ones(len(z), len(z), dtype=torch.float64)
-    for position in range(world.L):
-        law *= q[:, position][:, z[:, position]]
-    return law
+    return world.opening(q)
 
 
 def chain_law(world: World, rates: str, steps: int) -> Tensor:

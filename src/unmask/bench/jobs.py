@@ -200,15 +200,16 @@ def peak(job: Job) -> Result:
     """The rate of one large matrix product on random numbers, over and over: within a second a GPU under such a load
     lowers its clock to keep to its power, as it does while it trains."""
     device = torch.device(job.device)
-    n, count = (8192, 600) if device.type == "cuda" else (2048, 10)
+    n = 8192 if device.type == "cuda" else 2048
     a, b = (torch.randn(n, n, device=device, dtype=DTYPES[job.precision]) for _ in range(2))
 
-    def several() -> None:
-        for _ in range(count):
-            torch.mm(a, b)
+    def products(count: int) -> float:
+        return clocked(device, lambda: [torch.mm(a, b) for _ in range(count)]) / count
 
-    clocked(device, several)
-    seconds = [clocked(device, several) / count for _ in range(3)]
+    products(3)
+    count = max(10, round(1 / products(10)))  # a second's
+    products(count)
+    seconds = [products(count) for _ in range(3)]
     return Result(seconds=seconds, tokens=0, flops=2.0 * n**3, peak_bytes=0, warm_up=0.0)
 
 

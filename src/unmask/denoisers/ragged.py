@@ -114,7 +114,8 @@ def vectors_at(
         return network.trunk_at(put(z, device), level, put(flat_N, device), cond=label_B, **options)
     # On a GPU every new size of a step costs the host a search for kernels and for memory: few sizes cost few.
     rows = ragged(valid_BL, FEW_SIZES if device.type == "cuda" else 1)
-    rows = rows._replace(causal=attend.causal, back=(attend.back, int(rows.starts[attend.back])))
+    back = (attend.back, int(rows.starts[attend.back])) if attend.back else (0, 0)  # a GPU is not asked for nothing
+    rows = rows._replace(causal=attend.causal, back=back)
     place_N = (valid_BL.flatten().cumsum(0) - 1)[flat_N]
     z_M = F.pad(z[valid_BL], (0, len(rows.at_M) - int(rows.starts[len(z)])), value=network.mask_id)
     z_M = put(z_M, device)

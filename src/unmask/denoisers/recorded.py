@@ -28,6 +28,7 @@ class Recorder:
         self._seen: Counter[Hashable] = Counter()
         self._made: dict[Hashable, Recording | None] = {}  # None: there was no room
         self._places: tuple[int, ...] = ()
+        self._left = MOST
 
     def __reduce__(self) -> Any:
         return Recorder, ()  # a copy of the network has weights of its own
@@ -44,13 +45,14 @@ class Recorder:
             return run(*inputs)
         if any(made is not None and made.busy for made in self._made.values()):
             return run(*inputs)  # one at a time: its activations are still needed
-        if key not in self._made and len(self._made) < MOST:
+        if key not in self._made and self._left:
             self._made[key] = self._record(run, inputs, owner)
         recording = self._made.get(key)
         return run(*inputs) if recording is None else recording(inputs)
 
     def _record(self, run: Pass, inputs: Sequence[Tensor], owner: nn.Module) -> Recording | None:
         """None where memory is short. A recording keeps its activations; half of the device is left to others."""
+        self._left -= 1
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
         while free < total / 2 and any(self._made.values()):

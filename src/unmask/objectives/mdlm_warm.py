@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unmask.data.batch import Batch
 from unmask.denoisers.network import Attend, Network
@@ -44,8 +44,12 @@ class MDLMWarm(MDLM):
             raise UsageError(f"power must lie in [0, 1], got {self.power}")
         if not self.carry_over or not self.zero_masking:
             raise UsageError("mdlm_warm has both halves of SUBS: use mdlm where carry_over or zero_masking is off")
-        if self.power < 1 and self.noise.build() is not None:
+
+    def build(self, *, num_ids: int, width: int) -> nn.Module | None:
+        built = super().build(num_ids=num_ids, width=width)
+        if built is not None and self.power < 1:
             raise UsageError("a schedule with parameters is learned by the bound's own weights: set power = 1")
+        return built
 
     def check_whole(self, network: Network) -> None:
         super().check_whole(network)
@@ -84,7 +88,8 @@ class MDLMWarm(MDLM):
         noised = self.noised(rest, self.process(denoiser))
         L, scored_N = batch.x_BL.shape[1], next_tokens(back)
         masked_N = noised.masked_BL.flatten().nonzero().squeeze(1)
-        weight_N = self.training_weight(noised.weight_B)[masked_N // L]
+        weight_B = self.training_weight(noised.weight_B).to(masked_N.device)  # a learned schedule's is on the device
+        weight_N = weight_B[masked_N // L]
         x_N = torch.cat([back.x_BL.flatten()[scored_N], rest.x_BL.flatten()[masked_N]])
         weight_N = torch.cat([torch.ones_like(scored_N, dtype=weight_N.dtype), weight_N])
         level_B = torch.cat([torch.zeros_like(back.time_B), noised.level_B.to(back.time_B)])

@@ -59,7 +59,7 @@ def fused_training_trunk(
 
     def to_last_attention(x: Tensor, *modulations: Tensor) -> tuple[Tensor, Tensor]:
         """The stream before the last block's branches, and what its attention reads: all that has a fixed shape."""
-        affines, pending = _affines(net, modulations), Pending()
+        affines, pending = _affines(layers, modulations), Pending()
         for block, own in zip(layers[:-1], affines, strict=False):
             x, pending = run(_block, block, x, pending, own, see)
         x, a = run(_attention, layers[-1], x, pending, affines[-1], see)
@@ -71,7 +71,8 @@ def fused_training_trunk(
         x, a = net.recorder(to_last_attention, (x, *modulations), net.blocks, how)
     else:
         x, a = to_last_attention(x, *modulations)
-    last: tuple[Tensor, Pending] = run(_rest, layers[-1], x, a, _affines(net, modulations)[-1], keep)
+    (own,) = _affines(layers[-1:], tuple(t[-2:] for t in modulations))
+    last: tuple[Tensor, Pending] = run(_rest, layers[-1], x, a, own, keep)
     x, pending = last
     _, h_ND = pending.add_to(x, _final(net, c).spread(keep.lines), net.dropout if net.training else 0.0)
     return h_ND
@@ -115,10 +116,10 @@ def _modulations(net: DiTNetwork, c: Tensor | None) -> tuple[Tensor, ...]:
         return norms[:, None] * (1 + scale), shift, gate
 
 
-def _affines(net: DiTNetwork, modulations: tuple[Tensor, ...]) -> list[tuple[Affine, ...]]:
-    """Of every block's two branches."""
+def _affines(layers: list[Block], modulations: tuple[Tensor, ...]) -> list[tuple[Affine, ...]]:
+    """Of each block's two branches."""
     if not modulations:
-        return [(Affine(block.norm1.weight), Affine(block.norm2.weight)) for block in net.layers]
+        return [(Affine(block.norm1.weight), Affine(block.norm2.weight)) for block in layers]
     branches = [Affine(*three) for three in zip(*(t.unbind() for t in modulations), strict=True)]
     return list(zip(branches[::2], branches[1::2], strict=True))
 
@@ -213,7 +214,7 @@ class Full:
         if self.back:
             # split in one go: so is the gradient put together
             sizes = [self.back, len(q) - self.back]
-            pairs = zip(*(torch.split(t, sizes) for t in (q, k, v)), (True, False), strict=True)
+            pairs = zip(*(torch.split(t, sizes) for t in (q, k, v)), (True, self.causal), strict=True)
             read = [F.scaled_dot_product_attention(q, k, v, is_causal=causal) for q, k, v, causal in pairs]
             return torch.cat([merge_heads(o) for o in read]).flatten(0, 1)
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, is_causal=self.causal)
