@@ -41,7 +41,7 @@ from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
 from unmask.errors import UsageError
 from unmask.objectives import Objective
-from unmask.objectives.chunked_loss import LossSum, Term, at_positions, summed_nats, token_nats
+from unmask.objectives.chunked_loss import LossSum, Term, at_positions, kept_nats, summed_nats, token_nats
 from unmask.objectives.draws import bound_draws
 from unmask.objectives.score_queries import ScoreQuery
 from unmask.objectives.terms import subs_log_probs
@@ -120,17 +120,11 @@ class TokenRates(Objective):
         """
         twins = twins_of(batch)
         h_ND, term, masked_BL, c_I = self._positions(network, twins)
-        parts: list[Tensor] = []  # what each position counted, besides their sum
-
-        def kept(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
-            nats_C = term(logits_CI, lo, hi)
-            parts.append(nats_C.detach())
-            return nats_C
-
-        nats = summed_nats(network, h_ND, kept, tensors=[c_I]) / 2
+        total, nats_N = kept_nats(network, h_ND, term, tensors=[c_I])
+        nats = total / 2
         if not torch.is_grad_enabled():
             return nats
-        row_nats_B = at_positions(masked_BL, torch.cat(parts) if parts else h_ND.new_zeros(0)).sum(dim=1)
+        row_nats_B = at_positions(masked_BL, nats_N).sum(dim=1)
         first_B, second_B = row_nats_B.chunk(2)
         log_q_B = log_q(self.process(network), twins, self._times(twins.time_B), masked_BL).to(row_nats_B)
         first_log_q_B, second_log_q_B = log_q_B.chunk(2)
