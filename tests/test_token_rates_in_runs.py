@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import unmask
+from unmask.cli import run as command
 from unmask.denoisers.dit import DiT
 from unmask.distributed.world import World
 from unmask.errors import UsageError
@@ -110,3 +111,25 @@ def test_bf16_weights_keep_alpha_falling() -> None:
     rates.count(np.array([10_000, 1, 5, 0]), 3)
     c_I = rates.to(torch.bfloat16).numbers(torch.zeros(()))
     assert (rates.weight(torch.linspace(0.001, 1, 100)[:, None], c_I) > 0).all()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--objective", "token_rates", "--objective.steps", "0"],
+        ["--objective", "token_rates", "--objective.strength", "-0.3"],
+        ["--objective", "d3pm", "--objective.auxiliary", "-0.01"],
+        ["--objective", "mdlm", "--objective.noise", "table", "--objective.steps", "8"],
+        ["--objective", "mdlm", "--objective.noise", "table", "--objective.noise.bins", "1"],
+    ],
+    ids=lambda words: " ".join(words[1:]),
+)
+def test_the_command_line_says_what_is_wrong_and_writes_nothing(
+    words: list[str], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data.train", "text", "--data.train.path", str(corpus_file), "--denoiser.size", "nano"]
+    assert command(["train", "demo", *data, *words, "--out", str(tmp_path / "run"), "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("unmask: ")
+    assert said.count("\n") == 1
+    assert not any(tmp_path.iterdir())

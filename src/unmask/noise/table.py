@@ -1,10 +1,10 @@
 """alpha = 1 - u(t)^2, where u rises along straight lines whose slopes are learned.
 
-How often each masking rate is drawn is then a table of probabilities, over `bins` parts that are equal in the rate's
-square root: near rate 0, where one masked token counts much, an even density would leave the estimate of MDLM's bound
-(arXiv 2406.07524, equation 11) without a variance. What the slopes are learned for: `variance_gradient` in
-`objectives/terms.py`. A schedule that is learned so that the loss varies less is VDM's (Kingma et al. 2021, arXiv
-2107.00630), there a monotone network.
+How often each masking rate is drawn is then a table of probabilities, over `bins` equal parts of the rates. Inside each
+the density falls with the rate's square root: near rate 0, where one masked token counts much, an even density would
+leave the estimate of MDLM's bound (arXiv 2406.07524, equation 11) without a variance. What the slopes are learned for:
+`variance_gradient` in `objectives/terms.py`. A schedule that is learned so that the loss varies less is VDM's (Kingma
+et al. 2021, arXiv 2107.00630), there a monotone network.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ LEAST = 0.05  # of what a bin begins with: however little is learned of it, alph
 
 
 class LearnedTable(LearnedNoise):
-    """u goes from k / bins to (k + 1) / bins while t passes a share of (0, 1) that is the softmax of `logits`."""
+    """u^2 goes from k / bins to (k + 1) / bins while t passes a share of (0, 1) that is the softmax of `logits`."""
 
     def __init__(self, bins: int) -> None:
         super().__init__()
-        start = (2 * torch.arange(bins, dtype=torch.float64) + 1) / bins**2  # u^2 = t at every end of a bin
-        self.logits = nn.Parameter(start.log().float())
+        self.logits = nn.Parameter(torch.zeros(bins))  # u^2 = t at every end of a bin
 
-    def _ends(self, like: Tensor) -> Tensor:
-        """[bins + 1] the times at which u is k / bins, from 0 to 1 exactly."""
+    def _ends(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """[bins + 1] u at the ends of the bins and the times of these, both from 0 to 1 exactly."""
         bins = len(self.logits)
-        least = LEAST * (2 * torch.arange(bins, device=like.device, dtype=like.dtype) + 1) / bins**2
-        share = (1 - LEAST) * self.logits.to(like).softmax(dim=0) + least
-        return torch.cat([like.new_zeros(1), share.cumsum(dim=0)[:-1], like.new_ones(1)])
+        share = (1 - LEAST) * self.logits.to(like).softmax(dim=0) + LEAST / bins
+        times = torch.cat([like.new_zeros(1), share.cumsum(dim=0)[:-1], like.new_ones(1)])
+        return (torch.arange(bins + 1, device=like.device, dtype=like.dtype) / bins).sqrt(), times
 
     def _line(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """u(t) and u'(t)."""
-        ends, bins = self._ends(t), len(self.logits)
-        k = torch.bucketize(t.detach(), ends.detach()[1:-1], right=True)
-        share = ends.diff()[k]
-        return (k + (t - ends[k]) / share) / bins, 1 / (bins * share)
+        u, times = self._ends(t)
+        k = torch.bucketize(t.detach(), times.detach()[1:-1], right=True)
+        share = times.diff()[k]
+        part = (t - times[k]) / share
+        return u[k] * (1 - part) + u[k + 1] * part, u.diff()[k] / share
 
     def alpha(self, t: Tensor) -> Tensor:
         return 1 - self.level(t)
@@ -55,10 +55,10 @@ class LearnedTable(LearnedNoise):
         return -2 * u * slope
 
     def inverse(self, alpha: Tensor) -> Tensor:
-        ends, bins = self._ends(alpha), len(self.logits)
-        place = (1 - alpha).sqrt() * bins
-        k = place.detach().long().clamp(max=bins - 1)
-        return ends[k] + (place - k) * ends.diff()[k]
+        u, times = self._ends(alpha)
+        level, bins = 1 - alpha, len(self.logits)
+        k = (level.detach() * bins).long().clamp(max=bins - 1)
+        return times[k] + (level.sqrt() - u[k]) / u.diff()[k] * times.diff()[k]
 
 
 @dataclass(frozen=True, kw_only=True)
