@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from starlette.testclient import TestClient
@@ -68,6 +69,8 @@ SCORED: list[tuple[Objective, dict[str, Any]]] = [
     (objectives.SEDD(state="uniform"), {}),
     (objectives.TokenRates(rates="power", k=2.0), {"conditioning": "level"}),
     (objectives.TokenRates(rates="power", k=2.0, steps=3), {}),
+    (objectives.TokenRates(centre="sentence"), {"conditioning": "level"}),
+    (objectives.TokenRates(centre="sentence", steps=3), {}),
 ]
 
 
@@ -75,6 +78,8 @@ SCORED: list[tuple[Objective, dict[str, Any]]] = [
 def test_the_queries_of_a_score_add_up_to_the_bound(objective: Objective, options: dict[str, Any]) -> None:
     """A row asked question by question: the same estimates as `bound`, and the same tokens as `position_nats`."""
     net = network(**options)
+    objective.attach(net)
+    objective.prepare(net, lambda: np.arange(net.num_ids) ** 3)
     objective = objective.with_estimator(objective.estimator(net))
     x_1L, scored_1L = torch.randint(V, (1, L)), torch.arange(L)[None] >= 2
     label_1 = torch.tensor([1]) if options.get("classes") else None

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import unmask
+from unmask.cli import run as command
 from unmask.denoisers.dit import DiT
 from unmask.distributed.world import World
 from unmask.errors import UsageError
@@ -38,9 +39,11 @@ class StopAt(unmask.Callback):
             self.run.stop("seen enough")
 
 
-@pytest.mark.parametrize(("rates", "steps"), [("spindle", None), ("power", 10)])
-def test_a_run_resumes_bit_for_bit(config: Any, tmp_path: Path, rates: Any, steps: int | None) -> None:
-    config = dataclasses.replace(config, objective=TokenRates(rates=rates, steps=steps))
+@pytest.mark.parametrize(
+    "objective", [TokenRates(centre="sentence"), TokenRates(rates="power", steps=10)], ids=lambda each: each.rates
+)
+def test_a_run_resumes_bit_for_bit(config: Any, tmp_path: Path, objective: TokenRates) -> None:
+    config, rates = dataclasses.replace(config, objective=objective), objective.rates
     straight = dataclasses.replace(config, out=str(tmp_path / "straight"))
     model = train(straight, device="cpu")
     train(config, callbacks=[StopAt()], device="cpu")
@@ -79,6 +82,8 @@ def test_the_spindle_is_made_from_the_training_rows(config: Any) -> None:
         ({"strength": float("nan")}, "strength"),
         ({"k": 0.0}, "k must"),
         ({"rates": "linear"}, "spindle"),
+        ({"centre": "document"}, "sentence"),
+        ({"centre": "sentence", "rates": "power"}, "leave it out"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], match: str) -> None:
@@ -86,13 +91,17 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], match: str) -> 
         TokenRates(**options)
 
 
-def test_a_spindle_without_counts_is_refused() -> None:
+def test_a_spindle_without_counts_is_refused(tmp_path: Path) -> None:
     network = DIT.build(num_ids=257 + 1, mask_id=257)
     tokenizer = unmask.data.tokenizers.load_tokenizer("bytes")
     model = unmask.Model(denoiser=network, tokenizer=tokenizer, objective=TokenRates(), length=8)
     for ask in (lambda: model.generate(1, 8), lambda: model.score("hello", num_samples=4)):
         with pytest.raises(UsageError, match="nobody has counted"):
             ask()
+    model.objective.attach(network)
+    with pytest.raises(UsageError, match="prepare"):
+        model.save(tmp_path / "model")
+    assert not any(tmp_path.iterdir())
     model.objective.prepare(network, lambda: np.arange(258))
     assert model.score("hello", num_samples=4).nats > 0
 
@@ -102,3 +111,25 @@ def test_bf16_weights_keep_alpha_falling() -> None:
     rates.count(np.array([10_000, 1, 5, 0]), 3)
     c_I = rates.to(torch.bfloat16).numbers(torch.zeros(()))
     assert (rates.weight(torch.linspace(0.001, 1, 100)[:, None], c_I) > 0).all()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--objective", "token_rates", "--objective.steps", "0"],
+        ["--objective", "token_rates", "--objective.strength", "-0.3"],
+        ["--objective", "d3pm", "--objective.auxiliary", "-0.01"],
+        ["--objective", "mdlm", "--objective.noise", "table", "--objective.steps", "8"],
+        ["--objective", "mdlm", "--objective.noise", "table", "--objective.noise.bins", "1"],
+    ],
+    ids=lambda words: " ".join(words[1:]),
+)
+def test_the_command_line_says_what_is_wrong_and_writes_nothing(
+    words: list[str], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data.train", "text", "--data.train.path", str(corpus_file), "--denoiser.size", "nano"]
+    assert command(["train", "demo", *data, *words, "--out", str(tmp_path / "run"), "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("unmask: ")
+    assert said.count("\n") == 1
+    assert not any(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,20 +21,25 @@ OBJECTIVES: list[Objective] = [
     objectives.UDLM(steps=1),
     objectives.TokenRates(rates="power", k=2.0),
     objectives.TokenRates(rates="power", k=0.5, steps=4),
+    objectives.TokenRates(centre="sentence"),
+    objectives.TokenRates(centre="sentence", steps=4),
 ]
 
 
-def network(num_ids: int = 7, dtype: torch.dtype = torch.float64) -> Network:
+def network(objective: Objective, num_ids: int = 7, dtype: torch.dtype = torch.float64) -> Network:
     torch.manual_seed(0)
     net = DiT(hidden=16, blocks=1, heads=2, conditioning="level").build(num_ids=num_ids, mask_id=num_ids - 1).to(dtype)
     for p in net.parameters():
         torch.nn.init.normal_(p, std=0.1)
+    if isinstance(objective, objectives.TokenRates) and objective.rates == "spindle":
+        objective.attach(net)
+        objective.prepare(net, lambda: np.arange(num_ids) ** 2)
     return net
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
 def test_they_are_those_of_the_loss(objective: Objective) -> None:
-    net = network()
+    net = network(objective)
     batch = make_batch(torch.randint(6, (8, 8), generator=torch.Generator().manual_seed(2)), seed=0, step=0)
     objective.loss(net, batch).nats.backward()
     for name in ("output.bias", "norm.weight"):
@@ -53,7 +59,7 @@ def test_they_are_those_of_the_loss(objective: Objective) -> None:
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
 def test_they_are_finite_at_both_ends_of_time(objective: Objective, time: float) -> None:
     """In float32 and with a large vocabulary."""
-    net = network(5_000, torch.float32)
+    net = network(objective, 5_000, torch.float32)
     x_BL = torch.randint(4_999, (2, 8), generator=torch.Generator().manual_seed(1))
     every, time_B = torch.ones_like(x_BL, dtype=torch.bool), torch.full((2,), time, dtype=torch.float64)
     batch = Batch(x_BL, None, every, row_keys(0, torch.arange(2)), time_B)

@@ -168,7 +168,8 @@ def test_the_spindle_masks_first_what_tells_most() -> None:
     [h_I] = objective.process(net).rates.state_dict().values()
     np.testing.assert_allclose(h_I[:3], 1 - (share * told).sum() / told, rtol=1e-6)
     assert h_I[3] == 0  # the mask
-    level_BL = objective.process(net).levels(torch.tensor([[0, 1, 2]]), torch.tensor([0.5], dtype=torch.float64))
+    x_BL, half = torch.tensor([[0, 1, 2]]), torch.tensor([0.5], dtype=torch.float64)
+    level_BL = objective.process(net).levels(x_BL, half, torch.ones_like(x_BL, dtype=torch.bool))
     assert level_BL[0, 0] < level_BL[0, 1] < level_BL[0, 2]
 
 

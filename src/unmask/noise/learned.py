@@ -12,7 +12,8 @@ from unmask.noise.base import Noise
 class LearnedNoise(nn.Module, Noise):
     """A schedule whose alpha(t), alpha'(t) and inverse depend on parameters; else it is a `Noise` like any other.
 
-    alpha must fall strictly, and its ends must be exact, whatever the parameters are. Parameters have at least one
+    alpha must fall strictly, and its ends must be exact, whatever the parameters are; alpha and dalpha are
+    differentiated by the parameters and by t (`variance_gradient` in objectives/terms.py). Parameters have at least one
     axis, since one without any cannot be sharded. Times are float64 and may be on the host while the parameters are on
     a GPU: move the parameter to `t.device`, and not the other way, so that masks are drawn where the batch is.
 

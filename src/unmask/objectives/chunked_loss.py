@@ -58,11 +58,29 @@ def summed_nats(network: Network, h_ND: Tensor, term: Term, *, tensors: Sequence
     return total
 
 
+def kept_nats(network: Network, h_ND: Tensor, term: Term, *, tensors: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
+    """`summed_nats`, and what each position counted, without gradients."""
+    parts: list[Tensor] = []
+
+    def kept(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
+        nats_C = term(logits_CI, lo, hi)
+        parts.append(nats_C.detach())
+        return nats_C
+
+    total = summed_nats(network, h_ND, kept, tensors=tensors)
+    return total, torch.cat(parts) if parts else h_ND.new_zeros(0)
+
+
 def weighted_cross_entropy(network: Network, h_ND: Tensor, x_N: Tensor, weight_N: Tensor) -> Tensor:
     """The sum of weight x -log x_theta[x] under zero masking, with a written-out gradient where the head is linear.
 
     Differentiable in the weights, too, where they require it.
     """
+    return weighted_nats(network, h_ND, x_N, weight_N)[0]
+
+
+def weighted_nats(network: Network, h_ND: Tensor, x_N: Tensor, weight_N: Tensor) -> tuple[Tensor, Tensor]:
+    """`weighted_cross_entropy`, and what each position counted, without gradients."""
     linear = network.head_linear()
     if linear is None or not torch.is_grad_enabled():
         entropy = cross_entropy(x_N, network.mask_id)
@@ -70,11 +88,11 @@ def weighted_cross_entropy(network: Network, h_ND: Tensor, x_N: Tensor, weight_N
         def weighted(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
             return weight_N[lo:hi] * entropy(logits_CI, lo, hi)
 
-        return summed_nats(network, h_ND, weighted, tensors=[weight_N])
-    total: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        return kept_nats(network, h_ND, weighted, tensors=[weight_N])
+    both: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         h_ND, linear.weight, linear.bias, x_N, weight_N, network.mask_id
     )
-    return total
+    return both
 
 
 def cross_entropy(x_N: Tensor, mask_id: int, zero_masking: bool = True) -> Term:
@@ -170,7 +188,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, h_ND: Tensor, weight_ID: Tensor, bias_I: Tensor | None, x_N: Tensor, weight_N: Tensor, mask_id: int
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         kind = h_ND.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else h_ND.dtype
         total_dtype = torch.promote_types(dtype, torch.float32)
@@ -187,26 +205,29 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_b = torch.zeros_like(b_I, dtype=total_dtype)
             total = torch.zeros((), dtype=total_dtype, device=h.device)
             weight_N = weight_N.to(total_dtype)
+            nats_N = torch.empty_like(weight_N)
             for lo, hi in _chunks(h, len(w_ID)):
                 logits_CI = torch.addmm(b_I, h[lo:hi], w_ID.T)
                 if grad_weight is None:
-                    total += _cross_entropy_grad_(logits_CI, x_N[lo:hi], weight_N[lo:hi]).sum()
+                    nats_N[lo:hi] = _cross_entropy_grad_(logits_CI, x_N[lo:hi], weight_N[lo:hi])
                 else:
                     nats_C = _cross_entropy_grad_(logits_CI, x_N[lo:hi], torch.ones_like(weight_N[lo:hi]))
-                    total += (weight_N[lo:hi] * nats_C).sum()
+                    nats_N[lo:hi] = weight_N[lo:hi] * nats_C
                     logits_CI.mul_(weight_N[lo:hi, None].to(dtype))
                     grad_weight[lo:hi] = nats_C
+                total += nats_N[lo:hi].sum()
                 torch.mm(logits_CI, w_ID, out=grad_h[lo:hi])
                 _add_product_(grad_w, logits_CI.T, h[lo:hi])
                 grad_b += logits_CI.sum(dim=0, dtype=total_dtype)
                 del logits_CI  # before the next chunk's are made
         ctx.grads = [grad_h.to(h_ND.dtype), grad_w[:num_ids], None if bias_I is None else grad_b[:num_ids].to(bias_I)]
         ctx.grads += [None, grad_weight]
-        return total
+        ctx.mark_non_differentiable(nats_N)
+        return total, nats_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_total: Tensor) -> Any:
+    def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> Any:
         grads, ctx.grads = ctx.grads, None
         return (*(g if g is None else g.mul_(grad_total.to(g.dtype)) for g in grads), None)
 

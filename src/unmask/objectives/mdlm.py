@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
 from unmask.errors import UsageError
 from unmask.noise import Noise
+from unmask.noise.learned import LearnedNoise
 from unmask.noise.log_linear import LogLinear
 from unmask.objectives import Objective
 from unmask.objectives.chunked_loss import (
@@ -28,11 +30,18 @@ from unmask.objectives.chunked_loss import (
     cross_entropy,
     summed_nats,
     token_nats,
-    weighted_cross_entropy,
+    weighted_nats,
 )
 from unmask.objectives.draws import bound_draws
 from unmask.objectives.score_queries import ScoreQuery, token_nats_of
-from unmask.objectives.terms import continuous_weight, count_weight, d3pm_nats, step_weight, subs_log_probs
+from unmask.objectives.terms import (
+    continuous_weight,
+    count_weight,
+    d3pm_nats,
+    step_weight,
+    subs_log_probs,
+    variance_gradient,
+)
 from unmask.processes.absorbing import Absorbing, position_uniforms
 from unmask.registry import check_fields
 from unmask.sampling.canvas import Canvas
@@ -60,6 +69,7 @@ class MDLM(Objective):
 
     steps=None is continuous time; form="count" draws the number of masks instead of a time.
     carry_over and zero_masking are the two halves of SUBS; turning one off needs steps.
+    A noise with parameters is learned so that the estimate varies less: the bound does not depend on it.
     """
 
     noise: Noise = LogLinear()
@@ -96,10 +106,10 @@ class MDLM(Objective):
 
     def build(self, *, num_ids: int, width: int) -> nn.Module | None:
         learned = self.noise.build()
-        if learned is not None and not self.zero_masking:
+        if learned is not None and self.steps is not None:
             raise UsageError(
-                "a schedule with parameters needs zero_masking: the loss of a predicted mask is computed from levels, "
-                "which carry no gradient"
+                "a schedule with parameters is learned in continuous time, where the bound does not depend on it: "
+                "use mdlm without steps"
             )
         return None if learned is None else nn.ModuleDict({"noise": learned})
 
@@ -112,10 +122,12 @@ class MDLM(Objective):
     def loss(self, denoiser: Network, batch: Batch) -> LossSum:
         self.check(denoiser)
         batch = batch.drop_labels(denoiser.label_dropout)
-        noised = self.noised(batch, self.process(denoiser))
+        process = self.process(denoiser)
+        noised = self.noised(batch, process)
         noised = dataclasses.replace(noised, weight_B=self.training_weight(noised.weight_B))
         if self.zero_masking:
-            nats = weighted_cross_entropy(denoiser, *self._masked_vectors(denoiser, batch, noised)[:3])
+            nats, nats_N = weighted_nats(denoiser, *self._masked_vectors(denoiser, batch, noised)[:3])
+            nats = nats + self.schedule_loss(process, batch, noised, nats_N)
         else:
             nats = summed_nats(denoiser, *self._trained_positions(denoiser, batch, noised))
         if not self.carry_over:
@@ -126,18 +138,33 @@ class MDLM(Objective):
         """What a masked token counts in training, of what it counts in the bound."""
         return weight_B
 
+    def schedule_loss(self, process: Absorbing, batch: Batch, noised: Noised, nats_N: Tensor) -> Tensor | float:
+        """0, with the gradient of a learned schedule (`variance_gradient`), from what each masked token counted.
+
+        A row's nats are taken in parts of what a uniform guess would cost, so that this gradient is no larger than the
+        network's, with which it is clipped; and every token of the batch counts alike.
+        """
+        if not isinstance(process.noise, LearnedNoise) or self.form == "count" or not torch.is_grad_enabled():
+            return 0.0
+        nats_B = at_positions(noised.masked_BL, nats_N).sum(dim=1)
+        tokens_B = batch.scored_BL.sum(dim=1).clamp(min=1).to(nats_B)
+        share_B = nats_B / (
+            tokens_B.sqrt() * math.log(process.num_ids)
+        )  # its square: tokens x (nats a token / log ids)²
+        return variance_gradient(process.noise, batch.time_B, share_B).to(nats_N.dtype)
+
     def noised(self, batch: Batch, process: Absorbing) -> Noised:
         """q(z_t | x) for each row at its own time; prompts and padding stay as they are."""
         if self.form == "count":
             return self._noised_by_count(batch, process)
-        t_B, noise = batch.time_B, process.noise
+        t_B, noise = batch.time_B, process.schedule
         if self.steps is None:
             weight_B, level_s_B = continuous_weight(noise, t_B), None
         else:
             i_B = torch.ceil(t_B * self.steps).clamp(min=1)
             t_B, s_B = i_B / self.steps, (i_B - 1) / self.steps
-            level_s_B = process.level(s_B)
-            weight_B = self.steps * step_weight(noise.level(s_B), noise.level(t_B))
+            level_s_B = noise.level(s_B)
+            weight_B = self.steps * step_weight(level_s_B, noise.level(t_B))
         masked_BL = process.masked(t_B, batch.key_B, batch.scored_BL)
         z_BL = batch.x_BL.masked_fill(masked_BL, process.mask_id)
         return Noised(z_BL, masked_BL, process.level(t_B), weight_B, level_s_B)
@@ -158,8 +185,7 @@ class MDLM(Objective):
         device = denoiser.device_for(batch.x_BL)
         rows: dict[str, Any] = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
         h_ND = vectors_at(denoiser, noised.z_BL, noised.level_B, flat_N, **rows)
-        weight_N = noised.weight_B.to(row_N.device)[row_N]  # of a learned schedule it lies on the device
-        x_N, weight_N, row_N = (put(t, device) for t in (batch.x_BL.flatten()[flat_N], weight_N, row_N))
+        x_N, weight_N, row_N = (put(t, device) for t in (batch.x_BL.flatten()[flat_N], noised.weight_B[row_N], row_N))
         return h_ND, x_N, weight_N, row_N
 
     def _masked_positions(self, denoiser: Network, batch: Batch, noised: Noised) -> tuple[Tensor, Term]:
@@ -240,7 +266,7 @@ class MDLM(Objective):
         """From log x_theta at the masked positions to their nats."""
         x_N = batch.x_BL[0, noised.masked_BL[0]]
         if self.zero_masking:
-            return token_nats_of(x_N, noised.weight_B.detach())
+            return token_nats_of(x_N, noised.weight_B)
         assert noised.level_s_B is not None
         assert self.steps is not None
         steps, levels = self.steps, (noised.level_s_B, noised.level_B)

@@ -12,7 +12,7 @@ from unmask.denoisers.network import Attend, Network
 from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
 from unmask.errors import UsageError
-from unmask.objectives.chunked_loss import LossSum, weighted_cross_entropy
+from unmask.objectives.chunked_loss import LossSum, weighted_nats
 from unmask.objectives.mdlm import MDLM
 
 EIGHTHS = 8  # rows are taken so many at a time: a GPU searches for kernels at each new shape
@@ -85,11 +85,11 @@ class MDLMWarm(MDLM):
             return super().loss(denoiser, batch)
         self.check(denoiser)
         back, rest = (batch.where(rows_B).drop_labels(denoiser.label_dropout) for rows_B in (back_B, ~back_B))
-        noised = self.noised(rest, self.process(denoiser))
+        process = self.process(denoiser)
+        noised = self.noised(rest, process)
         L, scored_N = batch.x_BL.shape[1], next_tokens(back)
         masked_N = noised.masked_BL.flatten().nonzero().squeeze(1)
-        weight_B = self.training_weight(noised.weight_B).to(masked_N.device)  # a learned schedule's is on the device
-        weight_N = weight_B[masked_N // L]
+        weight_N = self.training_weight(noised.weight_B)[masked_N // L]
         x_N = torch.cat([back.x_BL.flatten()[scored_N], rest.x_BL.flatten()[masked_N]])
         weight_N = torch.cat([torch.ones_like(scored_N, dtype=weight_N.dtype), weight_N])
         level_B = torch.cat([torch.zeros_like(back.time_B), noised.level_B.to(back.time_B)])
@@ -102,7 +102,9 @@ class MDLMWarm(MDLM):
             label_B=_joined(back.label_B, rest.label_B),
         )
         x_N, weight_N = (put(t, h_ND.device) for t in (x_N, weight_N))
-        return LossSum(weighted_cross_entropy(denoiser, h_ND, x_N, weight_N), batch.num_tokens)
+        nats, nats_N = weighted_nats(denoiser, h_ND, x_N, weight_N)
+        nats = nats + self.schedule_loss(process, rest, noised, nats_N[len(scored_N) :])
+        return LossSum(nats, batch.num_tokens)
 
 
 def next_tokens(batch: Batch) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unmask.noise import Noise
+from unmask.noise.learned import LearnedNoise
 
 
 def continuous_weight(noise: Noise, t: Tensor) -> Tensor:
@@ -27,6 +28,23 @@ def step_weight(level_s: Tensor, level_t: Tensor) -> Tensor:
 def count_weight(num_tokens: Tensor, num_masked: Tensor) -> Tensor:
     """L / n: the count form's weight, from ∫ u^(n-1) (1-u)^(L-n) C(L,n) du = 1/n."""
     return num_tokens / num_masked
+
+
+def variance_gradient(noise: LearnedNoise, t: Tensor, nats: Tensor) -> Tensor:
+    """0, with the gradient by which a schedule is learned: that of the estimates' mean square, E Σ nats².
+
+    In the masking rate l the bound is ∫ E[f(z_l)] dl / l, whatever the schedule (so MDLM): with p(l) the density of
+    the rates that it draws, an estimate is nats = f / (l p(l)), and only E nats² = ∫ E[f²] / (l² p) dl depends on p. So
+    its gradient is E[nats² ∇ -log p(l)] at the drawn rates, held fixed, as are the masks: no draw depends on p.
+    -log p(l) is log l'(t) at the time t that has the rate l; that time moves by -∇l / l' as the parameters do.
+    """
+    t, nats = t.to(nats), nats.detach()
+    with torch.no_grad():
+        level, slope = noise.level(t), -noise.dalpha(t)
+    tiny = torch.finfo(t.dtype).tiny
+    held = t - (noise.level(t) - level) / slope.clamp(min=tiny)  # the number t, with that gradient
+    square = (nats.square() * (-noise.dalpha(held)).clamp(min=tiny).log()).sum()
+    return square - square.detach()
 
 
 def subs_log_probs(logits_NI: Tensor, mask_id: int, zero_masking: bool = True) -> Tensor:

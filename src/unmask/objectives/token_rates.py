@@ -6,9 +6,19 @@ in continuous time  -w_x log x_theta[x] - w_x + Σ_v x_theta[v] w_v,
 in T steps          -rho_x log x_theta[x] + (1 - rho_x) log[(1 - rho_x) / Σ_v x_theta[v] (1 - rho_v)].
 With equal rates both are MDLM's; the rest is what the reverse process pays for not knowing whose rate it is.
 
-What differs from the published systems. DiffusionBERT compares a token with the mean of its own sentence and clips
-alpha to [0, 0.999], which the reverse process cannot know: here it is the mean over the training tokens, h_v is clipped
-instead, so that alpha falls, and the ends are exact, as they are with powers. What is trained is the bound.
+Where the forward process masks at a rate q that the reverse process, whose rates are p, does not know, it counts
+in continuous time  w^q log[w^q / (w^p_x x_theta[x])] - w^q + Σ_v x_theta[v] w^p_v,
+in T steps          r^q log[r^q / (r^p_x x_theta[x])] + (1 - r^q) log[(1 - r^q) / Σ_v x_theta[v] (1 - r^p_v)], r = rho:
+the KL of the two steps, which bounds -log p of the same reverse process; where q is p, the equations above.
+
+What differs from the published systems. DiffusionBERT compares a token with the mean of its own sentence, which the
+reverse process cannot know. centre = "corpus" takes the mean over the training tokens, for both processes; centre =
+"sentence" takes that of the row for the forward process alone, under the bound of two rates. In the published code the
+reverse step takes each position's rate from the text itself, also where it is evaluated: that bounds nothing.
+h_v = 1 - H / H(v) is the paper's; the code has (H(v) - H) / log(1 + the largest count), a narrower spindle.
+strength = 0.3 is the code's `word_freq_lambda`. The code clips alpha to [0, 0.999], so that alpha need not fall and
+tokens are masked at any t > 0; here h is clipped, so that alpha falls, and the ends are exact, as they are with powers.
+What is trained is the bound; the code adds 0.01 times -log x_theta[x].
 """
 
 from __future__ import annotations
@@ -31,7 +41,7 @@ from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
 from unmask.errors import UsageError
 from unmask.objectives import Objective
-from unmask.objectives.chunked_loss import LossSum, Term, at_positions, summed_nats, token_nats
+from unmask.objectives.chunked_loss import LossSum, Term, at_positions, kept_nats, summed_nats, token_nats
 from unmask.objectives.draws import bound_draws
 from unmask.objectives.score_queries import ScoreQuery
 from unmask.objectives.terms import subs_log_probs
@@ -51,13 +61,15 @@ if TYPE_CHECKING:
 class TokenRates(Objective):
     """-log p(x) <= E Σ over masked tokens of the equations above.
 
-    rates: spindle or power. strength: the spindle's lambda. k: where all powers begin; at 1 that is MDLM with
-    log-linear noise. Learning them takes two draws of each row's masks, and so two passes a row. In continuous time the
-    estimate varies much where powers are below 1 (weights k/t, masks with t^k); steps bound it. steps=None: continuous.
+    rates: spindle or power. strength: the spindle's lambda. centre: whose mean the spindle compares a token with, that
+    of all training tokens or of its sentence (the row). k: where all powers begin; at 1 that is MDLM with log-linear
+    noise. Learning them takes two draws of each row's masks, and so two passes a row. In continuous time the estimate
+    varies much where powers are below 1 (weights k/t, masks with t^k); steps bound it. steps=None: continuous.
     """
 
     rates: Literal["spindle", "power"] = "spindle"
     strength: float = 0.3
+    centre: Literal["corpus", "sentence"] = "corpus"
     k: float = 1.0
     steps: int | None = None
 
@@ -67,6 +79,8 @@ class TokenRates(Objective):
             raise UsageError(f"steps must be at least 1, or none for continuous time; got {self.steps}")
         if not (math.isfinite(self.strength) and self.strength > 0):
             raise UsageError(f"strength must be above 0, got {self.strength}; for equal rates use mdlm")
+        if self.centre == "sentence" and self.rates != "spindle":
+            raise UsageError(f"centre is the spindle's: leave it out with rates = {self.rates}")
         if not 0.05 <= self.k <= 20:
             raise UsageError(f"k must lie in 0.05..20, got {self.k}")
 
@@ -85,7 +99,8 @@ class TokenRates(Objective):
 
     def process(self, network: Network) -> Process:
         made = network.objective or self.build(num_ids=network.num_ids, width=network.width)
-        return Process(cast(Rates, made.rates), num_ids=network.num_ids, mask_id=network.mask_id)
+        ids = {"num_ids": network.num_ids, "mask_id": network.mask_id}
+        return Process(cast(Rates, made.rates), **ids, by_row=self.centre == "sentence")
 
     # --- training ---
 
@@ -105,17 +120,11 @@ class TokenRates(Objective):
         """
         twins = twins_of(batch)
         h_ND, term, masked_BL, c_I = self._positions(network, twins)
-        parts: list[Tensor] = []  # what each position counted, besides their sum
-
-        def kept(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
-            nats_C = term(logits_CI, lo, hi)
-            parts.append(nats_C.detach())
-            return nats_C
-
-        nats = summed_nats(network, h_ND, kept, tensors=[c_I]) / 2
+        total, nats_N = kept_nats(network, h_ND, term, tensors=[c_I])
+        nats = total / 2
         if not torch.is_grad_enabled():
             return nats
-        row_nats_B = at_positions(masked_BL, torch.cat(parts) if parts else h_ND.new_zeros(0)).sum(dim=1)
+        row_nats_B = at_positions(masked_BL, nats_N).sum(dim=1)
         first_B, second_B = row_nats_B.chunk(2)
         log_q_B = log_q(self.process(network), twins, self._times(twins.time_B), masked_BL).to(row_nats_B)
         first_log_q_B, second_log_q_B = log_q_B.chunk(2)
@@ -135,34 +144,49 @@ class TokenRates(Objective):
         t_N, x_N = (put(line, device) for line in (t_B[row_N], batch.x_BL.flatten()[flat_N]))
         wide = torch.promote_types(h_ND.dtype, torch.float32)
         c_I = process.rates.numbers(torch.empty(0, dtype=wide, device=device))
+        own_N = self._own(process, batch, t_B, flat_N)
+        own_N = None if own_N is None else put(own_N, device)
 
         def term(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
             log_p_CI = subs_log_probs(logits_CI, network.mask_id)
-            return self.nats(process.rates, log_p_CI, x_N[lo:hi], t_N[lo:hi], c_I)
+            own_C = None if own_N is None else own_N[lo:hi]
+            return self.nats(process.rates, log_p_CI, x_N[lo:hi], t_N[lo:hi], c_I, own_C)
 
         return h_ND, term, masked_BL, c_I
+
+    def _own(self, process: Process, batch: Batch, t_B: Tensor, flat_N: Tensor) -> Tensor | None:
+        """[N] the numbers of the forward process where they are its own, at flat places; None: they are the tokens'."""
+        if not process.by_row:
+            return None
+        return process.forward_numbers(batch.x_BL, batch.scored_BL, t_B).flatten()[flat_N]
 
     def _times(self, time_B: Tensor) -> Tensor:
         """The times of a batch, or the ends of the steps that they lie in."""
         return time_B if self.steps is None else torch.ceil(time_B * self.steps).clamp(min=1) / self.steps
 
-    def nats(self, rates: Rates, log_p_NI: Tensor, x_N: Tensor, t_N: Tensor, c_I: Tensor) -> Tensor:
-        """[N] what a masked position counts at time t, given log x_theta there: the equations above."""
-        t_N1, c_I = t_N.to(log_p_NI)[:, None], c_I.to(log_p_NI)
-        log_p_x_N = log_p_NI.gather(1, x_N[:, None]).squeeze(1)
+    def nats(
+        self, rates: Rates, log_p_NI: Tensor, x_N: Tensor, t_N: Tensor, c_I: Tensor, own_N: Tensor | None = None
+    ) -> Tensor:
+        """[N] what a masked position counts at time t, given log x_theta there: the equations above.
+
+        c_I: the numbers of the reverse rates; own_N: those of the forward rates, None where they are the token's.
+        """
+        t_N1, c_I, x_N1 = t_N.to(log_p_NI)[:, None], c_I.to(log_p_NI), x_N[:, None]
+        own_N1 = c_I[x_N1] if own_N is None else own_N.to(log_p_NI)[:, None]
+        log_p_x_N = log_p_NI.gather(1, x_N1).squeeze(1)
         if self.steps is None:
-            weight_NI = rates.weight(t_N1, c_I)
-            weight_x_N = weight_NI.gather(1, x_N[:, None]).squeeze(1)
-            return (log_p_NI.exp() * weight_NI).sum(dim=1) - weight_x_N * (1 + log_p_x_N)
+            p_NI, q_N1 = rates.weight(t_N1, c_I), rates.weight(t_N1, own_N1)
+            log_ratio_N = (q_N1 / p_NI.gather(1, x_N1)).log().squeeze(1)
+            return (log_p_NI.exp() * p_NI).sum(dim=1) + q_N1.squeeze(1) * (log_ratio_N - 1 - log_p_x_N)
         step = torch.full_like(t_N1, 1 / self.steps)
-        rho_NI = rates.opens(t_N1, step, c_I)
-        rho_x_N1 = rho_NI.gather(1, x_N[:, None])
-        # log[(1 - rho_x) / Σ x_theta (1 - rho)] = -log(1 + Σ x_theta (rho_x - rho) / (1 - rho_x)); all open at s = 0
+        p_NI, q_N1 = rates.opens(t_N1, step, c_I), rates.opens(t_N1, step, own_N1)
+        log_ratio_N = (q_N1 / p_NI.gather(1, x_N1)).log().squeeze(1)
+        # log[(1 - q) / Σ x_theta (1 - p)] = -log(1 + Σ x_theta (q - p) / (1 - q)); all open at s = 0
         last_N1 = t_N1 <= step
-        stays_N1 = torch.where(last_N1, 1.0, 1 - rho_x_N1)
-        excess_N = (log_p_NI.exp() * (rho_x_N1 - rho_NI) / stays_N1).sum(dim=1)
+        stays_N1 = torch.where(last_N1, 1.0, 1 - q_N1)
+        excess_N = (log_p_NI.exp() * (q_N1 - p_NI) / stays_N1).sum(dim=1)
         staying_N = torch.where(last_N1, 0.0, stays_N1).squeeze(1) * torch.log1p(excess_N)
-        return -self.steps * (rho_x_N1.squeeze(1) * log_p_x_N + staying_N)
+        return self.steps * (q_N1.squeeze(1) * (log_ratio_N - log_p_x_N) - staying_N)
 
     # --- evaluation ---
 
@@ -194,13 +218,14 @@ class TokenRates(Objective):
                 query = ask_about(canvas, z_1L, masked_1L, process.level(t_1))
                 if query is not None:  # at an early time nothing may be masked
                     position_N = masked_1L[0].nonzero().squeeze(1)
-                    nats = partial(self._score, process.rates, batch.x_BL[0, position_N], t_1)
+                    own_N = self._own(process, batch, t_1, position_N)
+                    nats = partial(self._score, process.rates, batch.x_BL[0, position_N], t_1, own_N)
                     yield ScoreQuery(query, g, 1 / len(group), position_N, nats)
 
     @torch.no_grad()
-    def _score(self, rates: Rates, x_N: Tensor, t_1: Tensor, log_p_NI: Tensor) -> Tensor:
+    def _score(self, rates: Rates, x_N: Tensor, t_1: Tensor, own_N: Tensor | None, log_p_NI: Tensor) -> Tensor:
         log_p_NI = log_p_NI.double().cpu()
-        return self.nats(rates, log_p_NI, x_N, t_1.expand(len(x_N)), rates.numbers(log_p_NI))
+        return self.nats(rates, log_p_NI, x_N, t_1.expand(len(x_N)), rates.numbers(log_p_NI), own_N)
 
     # --- sampling ---
 
@@ -235,6 +260,7 @@ def twins_of(batch: Batch) -> Batch:
 def log_q(process: Process, batch: Batch, t_B: Tensor, masked_BL: Tensor) -> Tensor:
     """[B] log q(z_t | x) of each row's masks, differentiable in what is learned of the rates."""
     # At t = 1 nothing is visible; a time just before it keeps the gradient of what is not taken finite.
-    seen_BL = 1 - process.levels(batch.x_BL, t_B.clamp(max=1 - 2.0**-40))
-    log_BL = torch.where(masked_BL, process.levels(batch.x_BL, t_B).log(), seen_BL.log())
-    return (log_BL * batch.scored_BL).sum(dim=1)
+    x_BL, open_BL = batch.x_BL, batch.scored_BL
+    seen_BL = 1 - process.levels(x_BL, t_B.clamp(max=1 - 2.0**-40), open_BL)
+    log_BL = torch.where(masked_BL, process.levels(x_BL, t_B, open_BL).log(), seen_BL.log())
+    return (log_BL * open_BL).sum(dim=1)

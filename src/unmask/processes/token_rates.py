@@ -1,8 +1,9 @@
 """Masks whose rates differ between tokens: alpha_v(t) = 1 - level_v(t), by one number for each token v.
 
 Spindle (DiffusionBERT, He et al. 2022, arXiv 2211.15029): alpha_v = 1 - t - lambda sin(pi t) h_v, where h_v
-says how much more than the mean a token tells. Power (GenMD4, Shi et al. 2024, arXiv 2406.04329, section 6):
-alpha_v = 1 - t^{k_v}, k learned. The ends are exact whatever the numbers are: level_v(0) = 0, level_v(1) = 1.
+says how much more than the mean a token tells: the mean over the training tokens, or (`Spindle.centred`) over a row, as
+its authors have it; that one only the forward process knows. Power (GenMD4, Shi et al. 2024, arXiv 2406.04329, section
+6): alpha_v = 1 - t^{k_v}, k learned. The ends are exact whatever the numbers are: level_v(0) = 0, level_v(1) = 1.
 """
 
 from __future__ import annotations
@@ -77,8 +78,17 @@ class Spindle(Rates):
             self.h_I.copy_(torch.from_numpy(np.insert(h_I, mask_id, 0.0)))
 
     def numbers(self, like: Tensor) -> Tensor:
+        return self._falling(self.h_I.to(like))
+
+    def centred(self, x_BL: Tensor, open_BL: Tensor, like: Tensor) -> Tensor:
+        """[B, L] 1 - H_row / H(x_l), H_row the mean of H over the open tokens of the row."""
+        share_BL = (1 - self.h_I.to(like)[x_BL]).clamp(min=1e-6)  # H / H(x_l)
+        told_B = (open_BL / share_BL).sum(dim=1) / open_BL.sum(dim=1).clamp(min=1)  # H_row / H
+        return self._falling(1 - told_B[:, None] * share_BL)
+
+    def _falling(self, h: Tensor) -> Tensor:
         most = 0.999 / (math.pi * self.strength)
-        return self.h_I.to(like).clamp(-most, most)
+        return h.clamp(-most, most)
 
     def check(self, c_I: Tensor) -> None:
         if bool(c_I.isnan().any()):
@@ -126,7 +136,8 @@ class Power(Rates):
 class TokenRates(Masking):
     """Masks at rates of the tokens' own: q(z_t | x) is x with probability alpha_x(t), else the mask.
 
-    What the network is told of the time, and the samplers' clock, is t itself.
+    by_row: the forward rates are the spindle's centred on each row; the reverse process, which cannot know the row's
+    mean, has those of `rates`. What the network is told of the time, and the samplers' clock, is t itself.
 
     >>> process = TokenRates(Power(num_ids=3, k=1.0), num_ids=3, mask_id=2)
     >>> half, one = torch.tensor([0.5]), torch.tensor([1.0])
@@ -134,19 +145,26 @@ class TokenRates(Masking):
     tensor([[0.5000, 0.0000, 0.5000]])
     """
 
-    def __init__(self, rates: Rates, *, num_ids: int, mask_id: int) -> None:
+    def __init__(self, rates: Rates, *, num_ids: int, mask_id: int, by_row: bool = False) -> None:
         super().__init__(LogLinear(), num_ids=num_ids, mask_id=mask_id)
-        self.rates = rates
+        self.rates, self.by_row = rates, by_row
 
-    def levels(self, x_BL: Tensor, t: Tensor) -> Tensor:
-        """[B, L] the probability that each token is masked at time t, with the gradient of what is learned."""
-        c_I = self.rates.numbers(t)
+    def forward_numbers(self, x_BL: Tensor, open_BL: Tensor, like: Tensor) -> Tensor:
+        """[B, L] the numbers of the rates at which the forward process masks, with the gradient of what is learned."""
+        c_I = self.rates.numbers(like)
         self.rates.check(c_I)
-        return self.rates.level(per_position(t), c_I[x_BL])
+        if not self.by_row:
+            return c_I[x_BL]
+        assert isinstance(self.rates, Spindle)
+        return self.rates.centred(x_BL, open_BL, like)
+
+    def levels(self, x_BL: Tensor, t: Tensor, open_BL: Tensor) -> Tensor:
+        """[B, L] the probability that each token is masked at time t, if it is open."""
+        return self.rates.level(per_position(t), self.forward_numbers(x_BL, open_BL, t))
 
     def corrupt(self, x_BL: Tensor, t: Tensor, key_B: Tensor, open_BL: Tensor) -> Tensor:
         with torch.no_grad():
-            masked_BL = open_BL & (position_uniforms(key_B, open_BL) < self.levels(x_BL, t))
+            masked_BL = open_BL & (position_uniforms(key_B, open_BL) < self.levels(x_BL, t, open_BL))
         return x_BL.masked_fill(masked_BL, self.mask_id)
 
     @torch.no_grad()

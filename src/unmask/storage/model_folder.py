@@ -42,6 +42,13 @@ def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None =
     description = getattr(model.denoiser, "config", None)
     if not isinstance(description, Denoiser):
         raise UsageError("only a denoiser made by a plug-in can be saved: this one has no description to write")
+    own = [] if weights is not None or model.denoiser.objective is None else model.denoiser.objective.named_buffers()
+    for name, buffer in own:
+        if not bool(torch.isfinite(buffer).all()):  # the folder could not be loaded
+            raise UsageError(
+                f"{name} of the objective is not made yet: train it by a recipe, or call objective.prepare(network, "
+                "token_counts) first"
+            )
     config = {
         "format_version": FORMAT_VERSION,
         "denoiser": to_dict(description),

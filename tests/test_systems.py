@@ -1,0 +1,79 @@
+"""The recipes of benchmarks/systems: what they share, and that each trains and is measured, as small as can be."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unmask
+from unmask.config import load_config, read_recipe
+from unmask.corpora.text import Text
+from unmask.denoisers.dit import DiT
+from unmask.objectives import Objective
+from unmask.objectives.mdlm import MDLM
+from unmask.training.loop import train
+
+FOLDER = Path(__file__).parents[1] / "benchmarks" / "systems"
+COMMON = load_config(FOLDER / "common.toml")
+RECIPES = sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != "common")
+KNOWN = [
+    name for name in RECIPES if read_recipe(FOLDER / f"{name}.toml")["objective"]["name"] in Objective.room.names()
+]
+NAMED = {
+    *("ar", "mdlm", "sedd", "sedd_uniform", "d3pm", "d3pm_uniform", "udlm", "bert_mouth", "diffusion_bert", "genmd4"),
+    *("learned_schedule", "table8_no_continuous", "table8_no_carry_over", "table8_no_zero_masking", "d3pm_old"),
+}
+EACH_ITS_OWN = {"conditioning": "none", "causal": False}  # what a system may need of its own of the network
+
+
+def test_they_are_there() -> None:
+    assert set(KNOWN) >= NAMED
+    assert COMMON.steps * COMMON.batch * COMMON.data.length == 131_072_000
+    assert COMMON.objective == MDLM(form="count")
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_they_differ_by_what_a_system_is(name: str) -> None:
+    config = load_config(FOLDER / f"{name}.toml")
+    assert config.out == f"runs/systems/{name}"
+    assert isinstance(config.denoiser, DiT)
+    if name == "d3pm_old":  # whose point is another network and optimizer
+        assert config.optim.lr < COMMON.optim.lr
+        assert not config.optim.muon
+        config = dataclasses.replace(config, optim=COMMON.optim, denoiser=COMMON.denoiser)
+    denoiser = dataclasses.replace(config.denoiser, **EACH_ITS_OWN)  # type: ignore[type-var]
+    as_all = {"out": COMMON.out, "objective": COMMON.objective, "denoiser": denoiser}
+    assert dataclasses.replace(config, **as_all) == COMMON  # type: ignore[arg-type]
+
+
+def test_each_row_of_table_8_takes_one_thing_more_away() -> None:
+    rows = ["table8_no_continuous", "table8_no_carry_over", "table8_no_zero_masking"]
+    assert [load_config(FOLDER / f"{name}.toml").objective for name in rows] == [
+        MDLM(steps=1000),
+        MDLM(steps=1000, carry_over=False),
+        MDLM(steps=1000, carry_over=False, zero_masking=False),
+    ]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_each_trains_two_steps_and_is_measured(name: str, corpus_file: Path, tmp_path: Path) -> None:
+    text = Text(path=str(corpus_file))
+    small: dict[str, Any] = {"steps": 2, "batch": 4, "valid_every": 2, "valid_rows": 4, "tokenizer": "bytes"}
+    config = load_config(
+        FOLDER / f"{name}.toml",
+        {"out": str(tmp_path / name), "data.length": "16", **{key: str(value) for key, value in small.items()}},
+    )
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, train=text, valid=None, held_out=0.1),
+        denoiser=dataclasses.replace(config.denoiser, hidden=32, blocks=2, heads=2),  # type: ignore[type-var]
+    )
+    model = train(config, device="cpu")
+    measured = unmask.evaluate(model, ["a text of its own, as long as that"], num_samples=4)
+    assert 0 < measured.value < math.inf
+    assert measured.sign == ("=" if name == "ar" else "≤")
+    assert len(model.generate(1, 8, seed=1)) == 1
