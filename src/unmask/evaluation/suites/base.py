@@ -93,6 +93,7 @@ class Suite:
     name: str
     version: int
     sets: Mapping[str, TextSet]
+    quoted: Mapping[str, str]  # the models whose figures are quoted, in their order → = or ≤
     quotation: str  # where the quoted figures are from, and of what they are
     differs: str  # what is otherwise there, in every set
 

@@ -5,9 +5,9 @@ A language model trained on natural text is not to be measured on " , " and " @-
 left, on its right or on both sides, a quotation mark by whether it opens or closes. So only spaces change, but for the
 stand-ins that a set is known for (`@-@`, `N`, `<unk>`, curly quotes).
 
-What differs from the published evaluation, whose rules are replacements of strings: marks at a line's end are joined,
-too, a quotation mark without its pair is left alone, all of English's contractions are joined ("they 're"), and `N` is
-a number in PTB alone ("40 ° N" in WikiText is north).
+What differs from the published evaluation, whose rules are replacements of strings: a quotation mark without its pair
+is left alone, all of English's contractions are joined ("they 're"), and `N` is a number at a line's ends, too, but in
+PTB alone ("40 ° N" in WikiText is north).
 """
 
 from __future__ import annotations

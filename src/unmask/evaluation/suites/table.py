@@ -38,12 +38,20 @@ def markdown(suite: Suite, model: str, outcomes: Sequence[Outcome]) -> str:
     """The table with the quoted figures beside it, and the protocol of each set."""
     measured = [one.numbers for one in outcomes if one.numbers is not None]
     kinds = sorted({_pseudo(numbers) for numbers in measured}) or [False]
-    names = sorted({name for one in suite.sets.values() for name in one.quoted}, key=["AR", "SEDD", "MDLM"].index)
     own = [column for pseudo in kinds for column in ("pseudo-PPL" if pseudo else "PPL", "95% interval")]
-    columns = ["set", *own, "nats/token", "bits/byte", "tokens", "dropped", *(f"{name}, quoted" for name in names)]
+    columns = [
+        "set",
+        *own,
+        "nats/token",
+        "bits/byte",
+        "tokens",
+        "dropped",
+        *(f"{name}, quoted" for name in suite.quoted),
+    ]
     rows = []
     for one in outcomes:
-        quoted = [f"{one.set.quoted[name]:.2f}" if name in one.set.quoted else _NONE for name in names]
+        figures = [(sign, one.set.quoted.get(name)) for name, sign in suite.quoted.items()]
+        quoted = [_NONE if figure is None else f"{sign} {figure:.2f}" for sign, figure in figures]
         if one.numbers is None:
             cells = ["not measured", *[_NONE] * (len(own) + 3)]
         else:
@@ -61,11 +69,15 @@ def protocol_line(numbers: Numbers) -> str:
     protocol = numbers["protocol"]
     most = numbers["identity"]["max_rows"]
     rows = [] if most is None else [f"at most {most:,} rows a set, spread evenly"]
+    anchor = [] if protocol["anchor"] == "none" else [f"anchor {protocol['anchor']}"]
+    given = [] if protocol["given"] == "nothing" else [f"given the {protocol['given']}"]
     parts = [
         f"packing {protocol['packing']}",
+        *anchor,
+        *given,
         f"rows of up to {protocol['length']:,}",
         f"estimator {protocol['estimator']}",
-        f"{protocol['draws_per_row']} draws a row",
+        f"{protocol['draws_per_row']} draw{'' if protocol['draws_per_row'] == 1 else 's'} a row",
         *rows,
         f"seed {protocol['seed']}",
         f"tokenizer {protocol['tokenizer']}",

@@ -175,9 +175,10 @@ ZERO_SHOT = Suite(
     name="zero-shot",
     version=1,
     sets={one.name: one for one in _SETS},
+    quoted={"AR": "=", "SEDD": "≤", "MDLM": "≤"},
     quotation=(
         "table 3 of MDLM (arXiv 2406.07524), of models of about 110M parameters trained on OpenWebText for 524B tokens "
-        "with GPT-2's vocabulary at a window of 1,024; AR is exact, SEDD and MDLM are upper bounds"
+        "with GPT-2's vocabulary at a window of 1,024"
     ),
     differs=(
         "There what does not fill a row is dropped, a begin and an end token stand in each row and are scored, and "
