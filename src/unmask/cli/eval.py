@@ -4,6 +4,9 @@ Diffusion models give an upper bound (≤), autoregressive ones the exact value 
 protocol is printed beside them. unmask plugins metrics lists what --metric may name.
 Without --data a training run is measured on what it has held out; --data is read as the run reads its own texts.
 
+--suite zero-shot measures several sets by one protocol, each with its detokenizer, from the files in --data-dir or by
+name from the Hugging Face hub. With --out a suite that was stopped goes on without repeating a finished set.
+
 Several processes (--nproc, or torchrun) share the batches and give the numbers that one process gives.
 
 Example:
@@ -12,6 +15,7 @@ Example:
   unmask eval demo-model --data notes.txt --nproc 4
   unmask eval runs/pairs --data test.jsonl --field answer --prompt-field question
   unmask eval demo-model --data notes.txt --metric '{"name": "masked_accuracy", "rate": 0.5}'
+  unmask eval demo-model --suite zero-shot --data-dir sets --sets ptb wikitext --out results
 """
 
 from __future__ import annotations
@@ -21,9 +25,9 @@ import difflib
 import json
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from unmask.cli import _naming, _processes, _reading
+from unmask.cli import _naming, _processes, _reading, _suite
 
 if TYPE_CHECKING:
     from unmask.config import DataConfig
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from unmask.distributed.world import World
     from unmask.evaluation.measurement import Measurement
     from unmask.metrics import Metric
+    from unmask.metrics.perplexity import Perplexity
     from unmask.model import Model
 
 
@@ -48,11 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of times and masks (default 0)")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
     _reading.add_arguments(parser)
+    _suite.add_arguments(parser)
     _processes.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.suite is None:
+        _suite.refuse_without(args)
+    else:
+        _suite.check(args)  # before any process is started
     if _processes.launched(args):
         return 0
     from unmask.distributed.world import join_world
@@ -72,10 +82,12 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     for flag in ("max_rows", "num_samples", "batch", "length"):
         if (value := getattr(args, flag)) is not None and value < 1:
             raise UsageError(f"--{flag.replace('_', '-')} must be at least 1, got {value}")
-    if args.data is None and (options := _reading.reading_options(args)):
+    if args.data is None and args.suite is None and (options := _reading.reading_options(args)):
         flag = f"--{min(options).replace('_', '-')}"
         raise UsageError(f"what a run held out is read as it was: leave out {flag}, or give --data")
     metric = _metric(args)
+    if args.suite is not None:
+        return _suite.run(args, cast("Perplexity", metric), world)
     if args.data is not None and args.data != "stdlib":
         existing(args.data)
     model = load(args.model, device=world.device)

@@ -1,7 +1,8 @@
 """Documents → rows of a fixed length, cached on disk as a memory map.
 
 Three policies: `wrap` chains all documents, each with end-of-text after it, and cuts the chain into rows; `pad` gives
-each document a row; `sentence` gives each line one. What does not fit a row is cut, and counted.
+each document a row; `sentence` gives each line one. What does not fit a row is cut, and counted, or goes on in further
+rows (`go_on`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,13 @@ class _Packer:
     """Takes documents, writes rows."""
 
     def __init__(
-        self, tokenizer: Tokenizer, policy: Policy, length: int, anchor: Anchor, files: dict[str, BinaryIO]
+        self,
+        tokenizer: Tokenizer,
+        policy: Policy,
+        length: int,
+        anchor: Anchor,
+        files: dict[str, BinaryIO],
+        go_on: bool = False,
     ) -> None:
         if policy not in get_args(Policy):
             raise UsageError(f"unknown packing {policy!r}; {did_you_mean(policy, get_args(Policy))}")
@@ -53,6 +60,7 @@ class _Packer:
             raise UsageError(f"a row has at least {2 + len(begin) + len(end)} tokens, got a length of {length}")
         self._tokenizer, self._policy, self._length, self._anchor = tokenizer, policy, length, anchor
         self._begin, self._end = np.array(begin, dtype=np.int64), np.array(end, dtype=np.int64)
+        self._go_on = go_on
         self._writer = RowWriter(files, tokenizer.num_ids)
         self.words = Words()  # that stand for classes
         self._documents = self._cut = self._dropped = self._empty = 0
@@ -157,11 +165,14 @@ class _Packer:
                 self._row(head, ids, ends, prefix=len(self._begin), label=label)
 
     def _row(self, head: Ints, ids: Ints, ends: Ints, *, prefix: int, label: int | None) -> None:
-        row, room = np.concatenate([head, ids, np.array([self._tokenizer.eot_id])]), self._length - len(self._end)
-        self._cut += max(0, len(row) - room)
-        kept = min(len(ids), room - len(head))
-        row = np.concatenate([row[:room], self._end])
-        self._writer.add(row, prefix, int(ends[kept - 1]) if kept else 0, label)
+        """A text's row, or its rows: each with the head before and the end after its part of the text."""
+        chain, reach = np.append(ids, self._tokenizer.eot_id), np.append(ends, ends[-1])
+        room = self._length - len(head) - len(self._end)
+        for lo in range(0, len(chain) if self._go_on else 1, room):
+            part = chain[lo : lo + room]
+            num_bytes = int(reach[lo + len(part) - 1]) - (int(reach[lo - 1]) if lo else 0)
+            self._writer.add(np.concatenate([head, part, self._end]), prefix, num_bytes, label)
+        self._cut += 0 if self._go_on else max(0, len(chain) - room)
 
 
 def anchor_ids(tokenizer: Tokenizer, anchor: Anchor) -> tuple[list[int], list[int]]:
@@ -181,8 +192,10 @@ def pack_texts(
     policy: Policy = "wrap",
     length: int = 256,
     anchor: Anchor = "none",
+    *,
+    go_on: bool = False,
 ) -> Rows:
-    """Rows in memory, for texts that are at hand.
+    """Rows in memory, for texts that are at hand. go_on: what is too long for its row takes further ones, uncut.
 
     >>> from unmask.data.tokenizers import load_tokenizer
     >>> rows = pack_texts(["abc"], load_tokenizer("bytes"), "pad", 6).take(np.array([0]))
@@ -190,7 +203,7 @@ def pack_texts(
     ([[97, 98, 99, 256, 256, 256]], [4])
     """
     files = {name: io.BytesIO() for name in (*FILES, LABELS)}
-    packer = _Packer(tokenizer, policy, length, anchor, cast(dict[str, BinaryIO], files))
+    packer = _Packer(tokenizer, policy, length, anchor, cast(dict[str, BinaryIO], files), go_on)
     for text in texts:
         packer.add(Document(text) if isinstance(text, str) else text)
     report = packer.finish()

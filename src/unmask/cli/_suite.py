@@ -1,0 +1,135 @@
+"""`unmask eval --suite`: a table of sets, a line as each is measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unmask.cli import _reading
+from unmask.errors import UnmaskError, UsageError
+
+if TYPE_CHECKING:
+    from unmask.distributed.world import World
+    from unmask.evaluation.suites.base import Suite, TextSet
+    from unmask.evaluation.suites.run import Outcome
+    from unmask.metrics.perplexity import Perplexity
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("suites", "a table of several sets by one protocol; see docs/evaluation.md")
+    group.add_argument("--suite", metavar="NAME", help="zero-shot: the sets of the MDLM paper's table 3")
+    group.add_argument("--data-dir", metavar="DIR", help="the sets' files (default: by name from the Hugging Face hub)")
+    group.add_argument("--sets", nargs="+", metavar="SET", help="only these, such as ptb wikitext (default: all)")
+    group.add_argument("--out", metavar="DIR", help="keep a JSON file for each set and a table; goes on where it ended")
+
+
+def check(args: argparse.Namespace) -> tuple[Suite, list[TextSet]]:
+    """The suite and its sets, or what is wrong with the command line; nothing is read or written yet."""
+    from unmask.evaluation.suites import find_suite
+    from unmask.evaluation.suites.results import Results
+
+    suite = find_suite(args.suite)
+    given = {"--data": args.data, "--metric": args.metric}
+    given |= {f"--{name.replace('_', '-')}": value for name, value in _reading.reading_options(args).items()}
+    if wrong := [flag for flag, value in given.items() if value is not None]:
+        raise UsageError(f"a suite has its own texts and metric: leave out {wrong[0]}, or --suite")
+    if args.packing == "sentence":
+        raise UsageError("a suite scores every token, and --packing sentence cuts lines: give wrap or pad")
+    folder = None if args.data_dir is None else Path(args.data_dir).expanduser()
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"--data-dir: there is no folder {args.data_dir}; give the one that holds the sets' files")
+    sets = suite.chosen(args.sets, folder)
+    Results(_out(args), suite).check(sets)
+    return suite, sets
+
+
+def refuse_without(args: argparse.Namespace) -> None:
+    """The options of a suite mean nothing where none is named."""
+    for flag in ("data_dir", "sets", "out"):
+        if getattr(args, flag) is not None:
+            raise UsageError(f"--{flag.replace('_', '-')} belongs to a suite: give --suite zero-shot, or leave it out")
+
+
+def run(args: argparse.Namespace, metric: Perplexity, world: World) -> int:
+    """Measure, print, and fail at the end where a set was not measured."""
+    from unmask.cli._terminal import progress_bar
+    from unmask.evaluation.suites.results import Results
+    from unmask.evaluation.suites.run import SuiteRun
+    from unmask.evaluation.suites.table import markdown
+    from unmask.model import load
+
+    suite, sets = check(args)
+    model = load(args.model, device=world.device)
+    if world.first and not args.packing and model.packing != "wrap":
+        _say(f"this model was trained on rows of the packing {model.packing}, sets are packed by wrap: see --packing")
+    way = SuiteRun(
+        suite=suite,
+        metric=metric,
+        data_dir=None if args.data_dir is None else Path(args.data_dir).expanduser(),
+        out=_out(args),
+        packing=args.packing,
+        length=args.length,
+        seed=args.seed,
+        world=world,
+        say=_say if world.first else lambda sentence: None,
+        bar=progress_bar if world.first else lambda label: nullcontext(),
+    )
+    outcomes: list[Outcome] = []
+    for outcome in way.outcomes(model, sets):
+        outcomes.append(outcome)
+        if world.first:
+            _show(outcome, first=len(outcomes) == 1, as_json=args.json)
+    if world.first:
+        table = Results(way.out, suite).write_table(markdown(suite, args.model, outcomes))
+        _close(suite, args.model, outcomes, table, as_json=args.json)
+    if failed := [one.set.title for one in outcomes if one.failure]:
+        raise UnmaskError(f"{len(failed)} of {len(sets)} sets not measured: {', '.join(failed)}")
+    return 0
+
+
+def _out(args: argparse.Namespace) -> Path | None:
+    return None if args.out is None else Path(args.out).expanduser()
+
+
+def _say(sentence: str) -> None:
+    print(f"unmask: {sentence}", file=sys.stderr, flush=True)
+
+
+def _show(outcome: Outcome, *, first: bool, as_json: bool) -> None:
+    from unmask.evaluation.suites.table import header, line
+
+    if outcome.failure:
+        _say(f"{outcome.set.title}: {outcome.failure}")
+    if as_json:
+        return
+    if first:
+        print(header(pseudo=outcome.numbers is not None and outcome.numbers["kind"] == "pseudo"))
+    print(line(outcome), flush=True)
+
+
+def _close(suite: Suite, model: str, outcomes: list[Outcome], table: Path | None, *, as_json: bool) -> None:
+    from unmask.evaluation.suites.table import protocol_line, source_line
+
+    measured = {one.set.name: one.numbers for one in outcomes if one.numbers is not None}
+    if as_json:
+        failed = {one.set.name: one.failure for one in outcomes if one.failure}
+        print(json.dumps({"suite": suite.name, "model": model, "sets": measured, "failed": failed}))
+        return
+    print()
+    for one in outcomes:
+        if one.numbers is not None:
+            print(_wrapped(one.set.title, source_line(one.numbers)))
+    for common in dict.fromkeys(map(protocol_line, measured.values())):
+        print(_wrapped("protocol", common))
+    if table is not None:
+        print(_wrapped("table", f"{table}, with the paper's figures quoted beside"))
+
+
+def _wrapped(head: str, text: str) -> str:
+    first = f"{head:<11} "
+    return textwrap.fill(first + text, 79, subsequent_indent=" " * 12, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,20 @@
+"""Suites: sets of texts that a model is measured on by one protocol, `unmask eval MODEL --suite NAME`."""
+
+from __future__ import annotations
+
+from unmask.errors import UsageError, did_you_mean
+from unmask.evaluation.suites.base import Suite
+from unmask.evaluation.suites.zero_shot import ZERO_SHOT
+
+SUITES = {suite.name: suite for suite in (ZERO_SHOT,)}
+
+
+def find_suite(name: str) -> Suite:
+    """A suite by its name.
+
+    >>> list(find_suite("zero-shot").sets)
+    ['ptb', 'wikitext', 'lm1b', 'lambada', 'ag_news', 'pubmed', 'arxiv', 'openwebtext']
+    """
+    if name not in SUITES:
+        raise UsageError(f"unknown suite {name!r}; {did_you_mean(name, SUITES)}")
+    return SUITES[name]

@@ -1,0 +1,97 @@
+"""What a suite keeps in a folder: one file a set, written whole, that says what model and protocol it is of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unmask.errors import UsageError
+from unmask.evaluation.suites.base import Suite, TextSet
+from unmask.storage.atomic import atomic_text
+
+if TYPE_CHECKING:
+    from unmask.model import Model
+
+Numbers = dict[str, Any]
+Identity = dict[str, Any]
+
+
+def model_fingerprint(model: Model) -> str:
+    """Changes exactly when the weights do, or what else decides a model's bound.
+
+    >>> model_fingerprint(model)  # doctest: +SKIP
+    '9c0b…'
+    """
+    config = getattr(model.denoiser, "config", None)
+    about = [repr(config), repr(model.objective), model.tokenizer.fingerprint(), model.length, model.anchor]
+    total = hashlib.sha256(json.dumps(about).encode())
+    for name, tensor in sorted(model.denoiser.state_dict().items()):
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of a suite in a folder; no folder: nothing is kept."""
+
+    folder: Path | None
+    suite: Suite
+
+    def check(self, sets: Iterable[TextSet]) -> None:
+        """Refuse a folder that is none, or where files of other things stand in the results' places."""
+        if self.folder is None:
+            return
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UsageError(f"--out: {self.folder} is a file; give the name of a folder")
+        for one in sets:
+            path = self._path(self.folder, one)
+            if path.exists() and _read(path).get("suite") != self.suite.name:
+                raise UsageError(f"--out: {path} is no result of the suite {self.suite.name}: give a folder of its own")
+
+    def prepare(self) -> None:
+        """Make the folder, before anything is measured that could not be kept."""
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def finished(self, one: TextSet, identity: Identity) -> tuple[Numbers | None, list[str]]:
+        """A set's numbers where they are of this model and protocol; else what has changed since, if they are there."""
+        if self.folder is None or not (path := self._path(self.folder, one)).exists():
+            return None, []
+        numbers = _read(path)
+        kept = numbers.get("identity")
+        kept = kept if isinstance(kept, dict) else {}
+        changed = [name for name in identity if kept.get(name, ...) != identity[name]]
+        return (None, changed) if changed else (numbers, [])
+
+    def keep(self, one: TextSet, numbers: Numbers) -> None:
+        """Write a set's numbers, whole or not at all."""
+        if self.folder is not None:
+            text = json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False)
+            atomic_text(self._path(self.folder, one), text + "\n")
+
+    def write_table(self, markdown: str) -> Path | None:
+        """Write the table of all sets; its path."""
+        if self.folder is None:
+            return None
+        path = self.folder / f"{self.suite.name}.md"
+        atomic_text(path, markdown)
+        return path
+
+    @staticmethod
+    def _path(folder: Path, one: TextSet) -> Path:
+        return folder / f"{one.name}.json"
+
+
+def _read(path: Path) -> Numbers:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
