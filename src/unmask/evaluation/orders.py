@@ -84,10 +84,6 @@ def mixture_nats(
     nats = []
     for k in range(orders):
         key_B = fold(batch.key_B, draw, k)
-        how: dict[str, Tensor | None] = {
-            "valid_BL": batch.valid_BL,
-            "label_B": batch.label_B,
-            "open_BL": batch.scored_BL,
-        }
-        nats.append(order_nats(predictor, Canvas(z_BL, mask_id, key_B, **how), sampler, batch.x_BL))
+        canvas = Canvas(z_BL, mask_id, key_B, batch.valid_BL, label_B=batch.label_B, open_BL=batch.scored_BL)
+        nats.append(order_nats(predictor, canvas, sampler, batch.x_BL))
     return math.log(len(nats)) - torch.logsumexp(-torch.stack(nats), dim=0)
