@@ -14,8 +14,10 @@ Example:
   unmask eval demo-model --data notes.txt --json
   unmask eval demo-model --data notes.txt --nproc 4
   unmask eval runs/pairs --data test.jsonl --field answer --prompt-field question
+  unmask eval demo-model --data notes.txt --precision 0.01
   unmask eval demo-model --data notes.txt --metric '{"name": "masked_accuracy", "rate": 0.5}'
   unmask eval demo-model --suite zero-shot --data-dir sets --sets ptb wikitext --out results
+  unmask eval demo-model --data notes.txt --metric '{"name": "order_likelihood", "sampler": {"name": "margin"}}'
 """
 
 from __future__ import annotations
@@ -48,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", type=int, help="row length in tokens (default: the model's window)")
     parser.add_argument("--max-rows", type=int, help="evaluate this many rows, spread evenly (default: all)")
     parser.add_argument("--num-samples", type=int, help="draws of time and masks for each row (default 4)")
+    parser.add_argument(
+        "--precision", type=float, help="draw until the interval given the texts is ± this, in nats per token"
+    )
     parser.add_argument("--estimator", help="count, time, T=<steps> or pseudo (default: the objective's own)")
     parser.add_argument("--batch", type=int, help="rows at a time (default 16)")
     parser.add_argument("--seed", type=int, default=0, help="of times and masks (default 0)")
@@ -132,7 +137,7 @@ def _metric(args: argparse.Namespace) -> Metric:
     if name not in room.names():
         raise UsageError(f"--metric: unknown metric {str(name)[:40]!r}; {did_you_mean(str(name), room.names())}")
     options = {field.name for field in fields_of(room.get(name))}
-    for flag in ("max_rows", "num_samples", "batch", "estimator"):
+    for flag in ("max_rows", "num_samples", "batch", "estimator", "precision"):
         if (value := getattr(args, flag)) is None:
             continue
         if flag not in options:
@@ -165,6 +170,9 @@ def _print(measured: Measurement, *, as_json: bool) -> None:
                 else f"{label:<11} not finite"
             )
             print(line)
+        given = numbers["nats_per_token_ci95_given_texts"]
+        if isinstance(given, list) and not bound.exact:
+            print(f"given texts ± {(given[1] - given[0]) / 2:.4f} nats/token, over times and masks alone")
         print(f"tokens      {bound.tokens:,} in {len(bound.tokens_B):,} rows, {bound.num_bytes:,} bytes")
     protocol = {k: v for k, v in measured.protocol.items() if k not in ("corpus", "rows", "metric")}
     print("protocol    " + ", ".join(f"{k}={v}" for k, v in protocol.items()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -108,16 +108,31 @@ class Bound:
     def standard_error(self) -> float:
         """Of nats per token. Many sequences: they are a sample of texts, and each one's mean carries its own noise.
 
-        One sequence: the text is given, and only the draws of times and masks vary; one draw tells nothing of its
-        error, which is NaN then.
+        One sequence: the text is given, and only the draws of times and masks vary.
         """
-        rows, columns = self.draws_BS.shape
-        if rows > 1:
-            return ratio_error(self.nats_B, self.tokens_B)
+        return ratio_error(self.nats_B, self.tokens_B) if len(self.tokens_B) > 1 else self.draws_error
+
+    @property
+    def draws_error(self) -> float:
+        """The standard error of nats per token given the texts: what other times and masks would change of it.
+
+        NaN after a single draw, which tells nothing of it; 0 where nothing is drawn.
+
+        >>> Bound(draws_BS=torch.tensor([[1.0, 3.0], [2.0, 2.0]]), tokens_B=torch.tensor([1, 1])).draws_error
+        0.5
+        """
+        columns = self.draws_BS.shape[1]
         if self.exact:
             return 0.0
-        variance = float(self.draws_BS.double().var()) / columns if columns > 1 else math.nan
+        variance = float(self.draws_BS.double().var(dim=1).sum()) / columns if columns > 1 else math.nan
         return math.sqrt(variance) / self.tokens
+
+    @property
+    def draws_ci95(self) -> tuple[float, float]:
+        """A 95% interval of nats per token given the texts, over times and masks alone."""
+        rows, columns = self.draws_BS.shape
+        half = student_975(rows * (columns - 1)) * self.draws_error
+        return self.nats_per_token - half, self.nats_per_token + half
 
     @property
     def ci95(self) -> tuple[float, float]:
@@ -135,6 +150,7 @@ class Bound:
             f"{self.ppl_key}_ci95": _finite(_exp(lo), _exp(hi)),
             "nats_per_token": self.nats_per_token,
             "nats_per_token_ci95": _finite(lo, hi),
+            "nats_per_token_ci95_given_texts": _finite(*self.draws_ci95),
             "bits_per_byte": self.bits_per_byte,
             "bits_per_byte_ci95": None if per_byte is None else _finite(lo * per_byte, hi * per_byte),
             "nats": self.nats,
@@ -142,6 +158,17 @@ class Bound:
             "bytes": self.num_bytes,
             "sequences": len(self.tokens_B),
         }
+
+
+def more_draws(first: Bound, second: Bound) -> Bound:
+    """One bound of the same sequences with the draws of both.
+
+    >>> import torch
+    >>> one = Bound(draws_BS=torch.ones(2, 1), tokens_B=torch.tensor([1, 1]))
+    >>> more_draws(one, one).draws_BS.shape
+    torch.Size([2, 2])
+    """
+    return replace(first, draws_BS=torch.cat([first.draws_BS, second.draws_BS], dim=1))
 
 
 def join(bounds: list[Bound], num_bytes: int | None = None) -> Bound:

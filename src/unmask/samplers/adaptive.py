@@ -36,6 +36,10 @@ class AdaptiveSampler(Drawing, Sampler):
                 "random is the share of the order that is random, in [0, 1]; got {random}", random=self.random
             )
 
+    @property
+    def fixed_order(self) -> bool:
+        return self.random == 0
+
     @abstractmethod
     def score(self, log_p_NI: Tensor) -> Tensor:
         """[N] the larger, the sooner it opens."""

@@ -128,6 +128,11 @@ class Sampler(ABC):
         return False
 
     @property
+    def fixed_order(self) -> bool:
+        """Whether what opens follows from what is visible, with nothing drawn: then its texts have one likelihood."""
+        return False
+
+    @property
     def constrainable(self) -> bool:
         """Whether a constraint may take the place of `draw_opened`: masks open, and what is written was masked."""
         return True
@@ -267,6 +272,10 @@ class Wrapper(Sampler):
     @property
     def final(self) -> bool:
         return self.inner.final
+
+    @property
+    def fixed_order(self) -> bool:
+        return self.inner.fixed_order
 
     @property
     def constrainable(self) -> bool:

@@ -50,6 +50,10 @@ class LeftToRight(PlannedSampler):
     def left_to_right(self) -> bool:
         return self.tokens in (None, 1) and self.steps is None and self.random == 0
 
+    @property
+    def fixed_order(self) -> bool:
+        return self.random == 0
+
     def max_calls(self, length: int) -> int:
         return -(-length // (self.tokens or 1)) if self.steps is None else min(self.steps, length)
 

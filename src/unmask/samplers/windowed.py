@@ -74,6 +74,10 @@ class WindowedSampler(Wrapper):
     def draw_opened(self, state: WindowedState, prediction: Tensor, opens_N: Tensor) -> tuple[Tensor, Tensor]:
         return self.inner.draw_opened(state.inner, prediction, opens_N)
 
+    def opened(self, state: WindowedState, opens_N: Tensor) -> tuple[Tensor, Tensor]:
+        row_N, position_N = self.inner.opened(state.inner, opens_N)
+        return row_N, position_N + state.lo
+
     def write(self, state: WindowedState, opens_N: Tensor, token_N: Tensor, log_prob_N: Tensor) -> Step:
         step = self.replayed(state, self.inner.write(state.inner, opens_N, token_N, log_prob_N))
         self.go_on(state)

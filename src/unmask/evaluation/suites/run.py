@@ -88,6 +88,7 @@ class SuiteRun:
             "length": length,
             "estimator": estimator,
             "num_samples": self.metric.num_samples,
+            "precision": self.metric.precision,
             "max_rows": self.metric.max_rows,
             "seed": self.seed,
             "device": model.device.type,

@@ -1,0 +1,93 @@
+"""How much each estimator of the bound varies given the texts, at equal network calls.
+
+    python benchmarks/estimators.py MODEL TEXTS [--rows 8] [--draws 64] [--json FILE] [--plot FILE.svg]
+
+plain: what the papers' evaluations do, an independent uniform time for each draw, the weight -alpha'/(1-alpha). time:
+the same with times spread evenly over groups of four draws of a row. T=16, T=1000: steps. count: the number of masks
+instead of a time. The last two lines are what `unmask eval` takes for a network without time. Told is the variance of a
+row's estimate from `draws` calls, and how many calls plain needs for as narrow an interval, for each call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.cli._chart import Curve, draw
+from unmask.corpora.sources import from_path
+from unmask.data.batch import Batch
+from unmask.data.packing import pack_texts
+from unmask.denoisers.network import evaluating
+from unmask.evaluation.evaluate import batches_of
+from unmask.model import Model, load
+from unmask.objectives.draws import bound_draws
+from unmask.rng import fold, uniform
+
+WAYS = {"plain": "time", "time": "time", "T=16": "T=16", "T=1000": "T=1000", "count alone": "count", "count": "count"}
+
+
+@torch.no_grad()
+def estimates(model: Model, batch: Batch, name: str, draws: int) -> tuple[Tensor, float]:
+    """[B, groups] independent estimates of each row, a group of draws each, and the seconds they took."""
+    form = model.objective.with_estimator(WAYS[name])
+    key_B = batch.key_B
+    if name in ("plain", "count alone"):
+        groups = [[(fold(key_B, g, 1), 1 - uniform(fold(key_B, g), 0))] for g in range(draws)]
+    else:
+        groups = list(bound_draws(key_B, draws))
+    began, made = time.perf_counter(), []
+    with evaluating(model.denoiser):
+        for group in groups:
+            drawn = [replace(batch, key_B=key_j_B, time_B=time_B) for key_j_B, time_B in group]
+            nats = [form.row_nats(model.denoiser, one).double().cpu() for one in drawn]
+            made.append(torch.stack(nats).mean(dim=0))
+    return torch.stack(made, dim=1), time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("texts")
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--draws", type=int, default=64, help="network calls of a row, a multiple of 8")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    model = load(args.model)
+    texts = [document.text for document in islice(from_path(args.texts).documents(), args.rows)]
+    rows = pack_texts(texts, model.tokenizer, "pad", model.length, model.anchor)
+    (batch,) = batches_of(model.denoiser, rows, seed=0, batch=len(rows))
+    tokens = int(batch.num_tokens)
+    found: dict[str, dict[str, Any]] = {}
+    for name in WAYS:
+        draws_BS, seconds = estimates(model, batch, name, args.draws)
+        columns = draws_BS.shape[1]
+        error = float((draws_BS.var(dim=1).sum() / columns).sqrt()) / tokens
+        found[name] = {"nats_per_token": float(draws_BS.mean(dim=1).sum()) / tokens, "error": error, "seconds": seconds}
+    plain = found["plain"]["error"]
+    print(f"{len(texts)} texts, {tokens} tokens, {args.draws} calls a text")
+    print(f"{'estimator':<12} {'nats/token':>10} {'error':>8} {'calls of plain':>15} {'seconds':>8}")
+    for name, one in found.items():
+        one["calls_of_plain"] = (plain / one["error"]) ** 2
+        numbers = f"{one['nats_per_token']:>10.4f} {one['error']:>8.4f} {one['calls_of_plain']:>15.2f}"
+        print(f"{name:<12} {numbers} {one['seconds']:>8.1f}")
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if args.plot:
+        calls = [8, 16, 32, 64, 128, 256]
+        curves = [
+            Curve(name, [], [(n, one["error"] * (args.draws / n) ** 0.5) for n in calls]) for name, one in found.items()
+        ]
+        args.plot.write_text(draw(curves, across="calls a text", up="standard error, nats per token"), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
