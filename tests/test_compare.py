@@ -190,11 +190,24 @@ def test_passes_of_the_network_are_counted_where_they_happen(recipes: Make) -> N
     assert read + 6.0 * 16 * vocab * trained * 0.3 < found["mdlm"][1] < read + 6.0 * 16 * vocab * trained * 0.7
 
 
-def test_a_pass_without_a_gradient_is_no_training() -> None:
+def test_rows_of_different_lengths_are_counted_without_their_padding(recipes: Make) -> None:
+    tokenizer = load_tokenizer("bytes")
+    rows = pack_texts(["the cat", "sat on the", "mat, ever"] * 4, tokenizer, "pad", 16)
+    config = replace(load_config(recipes("mdlm")[0]), steps=3)
+    network = config.denoiser.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+    passes, flops = training_cost(network, config, Loader(rows, 4, 0))
+    assert passes == 1
+    text = rows.report.tokens / rows.report.rows * 4 * 3
+    assert (
+        flops < 6.0 * 12 * 16**2 * text * 1.3 + 12.0 * 16 * 16 * text * 1.3 + 6.0 * 16 * tokenizer.num_ids * text * 0.9
+    )
+
+
+def test_a_pass_without_a_gradient_counts_a_third() -> None:
     network = load_config("demo").denoiser.build(num_ids=9, mask_id=8)
     with Counting(network) as counted, torch.no_grad():
-        network.trunk(torch.zeros(2, 3, dtype=torch.long), torch.zeros(2))
-    assert counted.rows == 0
+        network.trunk(level=torch.zeros(2), z=torch.zeros(2, 3, dtype=torch.long))
+    assert (counted.rows, counted.tokens, counted.positions) == pytest.approx((2 / 3, 2, 2))
 
 
 # --- the files --------------------------------------------------------------------------------------------------------

@@ -97,8 +97,8 @@ def print_table(found: Comparison, console: Console | None = None) -> None:
     """Levels and gaps, and below what they cost: two grids that fit 80 columns."""
     console = console or Console(highlight=False, markup=False)
     table = found.table
-    grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     roomy = console.width - max(len(entry.system) for entry in table.entries) > 66
+    grid = Grid(box=None, pad_edge=False, padding=(0, 2 if roomy else 1, 0, 0))
     for name, where in (("system", "left"), ("seeds", "right"), ("PPL", "right"), ("nats/token", "left")):
         grid.add_column(name, justify=where, no_wrap=True)  # type: ignore[arg-type]
     grid.add_column(f"gap to {table.reference}", no_wrap=True)

@@ -6,6 +6,7 @@ carry-over, which reads the clean row as well) pays for both.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,12 +30,12 @@ PASSES = ("trunk", "trunk_at", "trunk_ragged")
 class Counted:
     """What a network was asked for: passes over rows, tokens that it has read, positions that went to the head.
 
-    Only passes with a gradient are counted: each of them has its backward pass.
+    A pass has its backward pass, which costs twice as much; one without a gradient counts a third.
     """
 
-    rows: int = 0
-    tokens: int = 0
-    positions: int = 0
+    rows: float = 0.0
+    tokens: float = 0.0
+    positions: float = 0.0
 
 
 class Counting:
@@ -45,7 +46,7 @@ class Counting:
     >>> with Counting(net) as counted:
     ...     _ = net.trunk_at(torch.zeros(2, 3, dtype=torch.long), torch.zeros(2), torch.tensor([0, 4]))
     >>> counted
-    Counted(rows=2, tokens=6, positions=2)
+    Counted(rows=2.0, tokens=6.0, positions=2.0)
     """
 
     def __init__(self, network: Network) -> None:
@@ -61,17 +62,22 @@ class Counting:
             delattr(self.network, name)  # the class's own is there again
 
     def _counting(self, call: Callable[..., Tensor], *, ragged: bool) -> Callable[..., Tensor]:
-        def counting(z: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        names = list(inspect.signature(call).parameters)
+
+        def counting(*args: Any, **kwargs: Any) -> Tensor:
             outermost, self.inside = not self.inside, True
             try:
-                h = call(z, *args, **kwargs)
+                h = call(*args, **kwargs)
             finally:
                 self.inside = not outermost
-            if outermost and torch.is_grad_enabled():
-                rows, tokens = _without_filling(args[1]) if ragged else (len(z), z.shape[0] * z.shape[1])
-                self.counted.rows += rows
-                self.counted.tokens += tokens
-                self.counted.positions += h[..., 0].numel()
+            if outermost:
+                given = dict(zip(names, args, strict=False)) | kwargs
+                shape = given[names[0]].shape  # z
+                rows, tokens = _without_filling(given["rows"]) if ragged else (shape[0], shape[0] * shape[1])
+                weight = 1.0 if torch.is_grad_enabled() else 1 / 3
+                self.counted.rows += weight * rows
+                self.counted.tokens += weight * tokens
+                self.counted.positions += weight * h[..., 0].numel()
             return h
 
         return counting

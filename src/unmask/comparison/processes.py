@@ -95,10 +95,9 @@ def _stopping(child: subprocess.Popen[str], asked_to_stop: Callable[[], bool]) -
 
 
 def _ending(code: int, errors: str) -> str:
-    if code == -signal.SIGKILL:
-        return "its process was killed by SIGKILL: memory ran out, most likely"
     if code < 0:
-        return f"its process was ended by {signal.Signals(-code).name}"
+        name = signal.Signals(-code).name
+        return f"its process was killed by {name}" + (": memory ran out, most likely" if name == "SIGKILL" else "")
     last = (errors.strip().splitlines() or ["without a word"])[-1]
     return f"its process ended with exit code {code}: {last}"
 
@@ -122,7 +121,7 @@ def _end_with_parent() -> None:
     """Nothing comes after the job: what can be read is that whoever started us is gone."""
     while os.read(0, 1):
         pass
-    os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(1)  # at once, as if it had been killed as well
 
 
 def main() -> int:

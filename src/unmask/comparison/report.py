@@ -196,8 +196,8 @@ def _costs(table: Table) -> list[str]:
         "",
         "Means over seeds, on "
         + ", ".join(sorted({t.device for t in table.trials if t.finished}) or ["nothing"])
-        + ". Passes: of the network for each row that is trained on, each with its backward pass. FLOP by the formula "
-        "of `unmask bench train`. Seconds: in training steps alone.",
+        + ". Passes: of the network for each row that is trained on, each with its backward pass; one without "
+        "counts a third. FLOP by the formula of `unmask bench train`. Seconds: in training steps alone.",
         "",
     ]
 

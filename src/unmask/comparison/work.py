@@ -26,7 +26,7 @@ from unmask.errors import NonFiniteError, Stopped, UnmaskError, UsageError
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.evaluate import chosen_rows, evaluate_rows
 from unmask.model import Model, load
-from unmask.storage.atomic import sibling
+from unmask.storage.atomic import clean, sibling
 from unmask.training.callbacks import Callback, StepReport
 from unmask.training.checkpoint.files import Checkpoint, best_checkpoint, newest, verify, without_tensors
 from unmask.training.loop import train
@@ -98,6 +98,8 @@ def _reason(error: Exception) -> str:
 def drop_checkpoints(config: RunConfig) -> None:
     """A finished trial goes on no more: its model stays, the rest would only take room."""
     checkpoints = Path(config.out) / "checkpoints"
+    if checkpoints.parent.is_dir():
+        clean(checkpoints.parent, checkpoints.name)  # what a kill left of this
     if checkpoints.is_dir():
         gone = sibling(checkpoints, "tmp")
         checkpoints.rename(gone)  # under another name first: a kill half-way leaves no run that looks damaged
