@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from unmask import noise as noise
     from unmask import objectives as objectives
     from unmask import samplers as samplers
+    from unmask.comparison.compare import Comparison as Comparison
+    from unmask.comparison.compare import compare as compare
     from unmask.config import RunConfig as RunConfig
     from unmask.config import load_config as load_config
     from unmask.data.batch import Batch as Batch
@@ -57,6 +59,7 @@ _PUBLIC = {
     "Bound": "unmask.evaluation.bound",
     "Callback": "unmask.training.callbacks",
     "Canvas": "unmask.sampling.canvas",
+    "Comparison": "unmask.comparison.compare",
     "Drawing": "unmask.samplers.drawing",
     "Edit": "unmask.text.editing",
     "Guidance": "unmask.sampling.guidance",
@@ -73,6 +76,7 @@ _PUBLIC = {
     "UnmaskError": "unmask.errors",
     "UsageError": "unmask.errors",
     "as_denoiser": "unmask.denoisers.network",
+    "compare": "unmask.comparison.compare",
     "evaluate": "unmask.evaluation.evaluate",
     "load": "unmask.model",
     "load_config": "unmask.config",

@@ -7,7 +7,7 @@ DENOISE = "(2·N·L + 4·blocks·L²·D) for each row of each network call + 2·
 DECODE = "(2·N + 4·blocks·D·position + 2·D·V) for each token, N = 12·blocks·D²"
 
 
-def train(*, tokens: int, masked: int, length: int, hidden: int, blocks: int, vocab: int) -> float:
+def train(*, tokens: float, masked: float, length: int, hidden: int, blocks: int, vocab: int) -> float:
     """One step, forward and backward.
 
     >>> round(train(tokens=1024, masked=512, length=1024, hidden=768, blocks=12, vocab=50257) / 1e9)

@@ -1,0 +1,230 @@
+"""The queue of experiments.toml: takes the next trials that are not finished and fit the minutes that there are.
+
+    python benchmarks/experiments.py --list --out runs/experiments
+    python benchmarks/experiments.py --minutes 9 --data /data --out runs/experiments [--only "Table 8"]
+    python benchmarks/experiments.py --minutes 9 --data /data --out new --finished small.tar.gz --back small.tar.gz
+
+The state is what the folders hold. A machine that is lent for minutes has none of them: --finished puts the small files
+of finished trials in place, so that they are not repeated, and --back keeps all small files, written anew after every
+trial. Checkpoints stay behind, so a trial must fit the minutes or is skipped, with the reason. How long one takes is
+estimated from what others of its system took, or from what experiments.toml says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tarfile
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from unmask.axes import short
+from unmask.cli._compared import Lines
+from unmask.cli.compare import number
+from unmask.comparison.compare import compare
+from unmask.comparison.plan import PLAN
+from unmask.comparison.trial import FOLDER, Trial, read_trial
+from unmask.errors import Stopped, UnmaskError
+from unmask.storage.atomic import atomic_text
+
+HERE = Path(__file__).parent
+SYSTEMS = HERE / "systems"
+OVERHEAD = 60.0  # seconds of a trial beside its training steps: start, packing, validations, measuring
+RESULTS = ("results.md", "results.json", "results.csv", "results.svg")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the trials of a folder have in common."""
+
+    name: str
+    tokens: int
+    options: dict[str, str]
+    tokens_per_second: float
+    reference: str
+    draws: int = 8
+    also: tuple[str, ...] = ()
+    prepare_seconds: float = 0.0  # that the first trial on a machine takes longer: tokenizer, packing
+
+
+@dataclass(frozen=True)
+class Item:
+    """A trial of the queue; experiments: those that want it, the first of which decides its place."""
+
+    setting: Setting
+    system: str
+    seed: int
+    experiments: list[str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.system}-s{self.seed}"
+
+
+class Queue:
+    """What is to be done, and what the folder says of it."""
+
+    def __init__(self, text: str, out: Path, systems: Path = SYSTEMS) -> None:
+        data = tomllib.loads(text)
+        self.out, self.systems, self.rates = out, systems, data.get("rates", {})
+        self.settings = {name: _setting(name, data["setting"]) for name in data["setting"]}
+        self.items = list(self._items(data["experiment"]))
+
+    def _items(self, experiments: list[dict[str, Any]]) -> Iterator[Item]:
+        items: dict[tuple[str, str, int], Item] = {}
+        for experiment in experiments:
+            most = max(experiment["systems"].values())
+            for seed in range(most):  # every system once before any comes again
+                for system, seeds in experiment["systems"].items():
+                    if seed < seeds:
+                        key = experiment["setting"], system, seed
+                        item = items.setdefault(key, Item(self.settings[key[0]], system, seed, []))
+                        item.experiments.append(experiment["name"])
+        yield from items.values()
+
+    def trial(self, item: Item) -> Trial | None:
+        """What became of it."""
+        return read_trial(self.out / item.setting.name, item.name)
+
+    def seconds(self, item: Item) -> float:
+        """How long it will take: by what a finished trial of the system took, or by what is stated."""
+        setting = item.setting
+        rate = setting.tokens_per_second * self.rates.get(item.system, 1.0)
+        for other in self.items:
+            if (other.setting.name, other.system) == (setting.name, item.system):
+                done = self.trial(other)
+                if done is not None and done.finished:
+                    rate = done.tokens_per_second
+        new = not (self.out / setting.name / PLAN).exists()
+        return OVERHEAD + setting.tokens / rate + setting.prepare_seconds * new
+
+    def run(self, item: Item, data: str, device: str | None) -> Trial | None:
+        setting = item.setting
+        known = {other.system for other in self.items if self.trial(other) and other.setting == setting}
+        compare(
+            [self.systems / f"{item.system}.toml"],
+            tokens=setting.tokens,
+            out=self.out / setting.name,
+            seeds=[item.seed],
+            overrides={key: str(value).replace("{data}", data) for key, value in setting.options.items()},
+            draws=setting.draws,
+            also=setting.also,
+            reference=setting.reference if setting.reference in known | {item.system} else None,
+            device=device,
+            watch=Lines(),
+        )
+        return self.trial(item)
+
+    def bring(self, small: Path) -> int:
+        """Put what an archive holds of trials in place where there is nothing; how many they are."""
+        places = {f"{item.setting.name}/{FOLDER}/{item.name}.json" for item in self.items}
+        count = 0
+        with tarfile.open(small) as archive:
+            for member in archive:
+                target, file = self.out / member.name, archive.extractfile(member) if member.isfile() else None
+                if file is not None and member.name in places and not target.exists():
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    atomic_text(target, file.read().decode("utf-8"))
+                    count += 1
+        return count
+
+    def take_back(self, small: Path) -> None:
+        """Put what is small into an archive, whole or not at all: trials and results."""
+        files = [file for name in self.settings for file in sorted((self.out / name).glob(f"{FOLDER}/[!.]*.json"))]
+        files += [self.out / name / file for name in self.settings for file in RESULTS]
+        new = small.with_name(f".{small.name}.new")
+        with tarfile.open(new, "w:gz", compresslevel=6) as archive:
+            for file in filter(Path.exists, files):
+                archive.add(file, str(file.relative_to(self.out)))
+        new.replace(small)
+
+
+def _setting(name: str, settings: dict[str, Any]) -> Setting:
+    own = dict(settings[name])
+    whole = dict(settings[own.pop("like")]) | own if "like" in own else own
+    also = tuple(whole.pop("also", ()))
+    return Setting(name, number(whole.pop("tokens")), whole.pop("options"), also=also, **whole)
+
+
+def states(queue: Queue, skipped: dict[str, str]) -> Table:
+    """A short table: each trial once, under the first experiment that wants it."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("trial", "setting", "tokens", "minutes", "state"):
+        table.add_column(name, no_wrap=name != "state", justify="right" if name in ("tokens", "minutes") else "left")
+    before = ""
+    for item in queue.items:
+        done = queue.trial(item)
+        words = skipped.get(f"{item.setting.name}/{item.name}", "waiting")
+        if done is not None:
+            words = f"{done.nats_per_token:.4f} nats/token" if done.finished else f"{done.state}: {done.reason}"
+        elif not (queue.systems / f"{item.system}.toml").exists():
+            words = "no recipe"
+        first = item.experiments[0]
+        if first != before:
+            table.add_row(first, style="bold")
+        minutes = f"{queue.seconds(item) / 60:.1f}"
+        table.add_row(f"  {item.name}", item.setting.name, short(item.setting.tokens), minutes, words)
+        before = first
+    return table
+
+
+def work(queue: Queue, args: argparse.Namespace) -> dict[str, str]:
+    """Run what fits; why the rest was skipped, by its name."""
+    until = time.monotonic() + 60 * args.minutes
+    skipped: dict[str, str] = {}
+    for item in queue.items:
+        place, done = f"{item.setting.name}/{item.name}", queue.trial(item)
+        if args.only and args.only not in item.experiments:
+            continue
+        if done is not None and (done.finished or not args.again):
+            continue
+        needed, left = queue.seconds(item), until - time.monotonic()
+        if not (queue.systems / f"{item.system}.toml").exists():
+            skipped[place] = "no recipe"
+        elif needed > left:
+            skipped[place] = f"skipped: takes {needed / 60:.1f} minutes, {max(left, 0) / 60:.1f} are left"
+        else:
+            try:
+                queue.run(item, args.data, args.device)
+            except Stopped:
+                raise
+            except UnmaskError as e:  # the recipe does not fit the setting: the others may
+                skipped[place] = f"refused: {e}"
+            if args.back:
+                queue.take_back(args.back)
+    return skipped
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="a folder for each setting is in it")
+    parser.add_argument("--data", default=".", help="the folder with wiki/ and stories/")
+    parser.add_argument("--minutes", type=float, default=0.0, help="run what fits; 0: nothing")
+    parser.add_argument("--list", action="store_true", help="print what is done and what is not, and run nothing")
+    parser.add_argument("--only", metavar="EXPERIMENT", help="trials of this one alone")
+    parser.add_argument("--again", action="store_true", help="also what has failed before")
+    parser.add_argument("--finished", type=Path, metavar="FILE.tar.gz", help="put its finished trials in place")
+    parser.add_argument("--back", type=Path, metavar="FILE.tar.gz", help="keep all small files there")
+    parser.add_argument("--file", type=Path, default=HERE / "experiments.toml", help="the queue")
+    parser.add_argument("--systems", type=Path, default=SYSTEMS, help="the folder of the recipes")
+    parser.add_argument("--device")
+    args = parser.parse_args(words)
+    queue = Queue(args.file.read_text(encoding="utf-8"), args.out, args.systems)
+    if args.only and not any(args.only in item.experiments for item in queue.items):
+        parser.error(f"no experiment is called {args.only!r}")
+    if args.finished:
+        print(f"{queue.bring(args.finished)} finished trials were put in place", file=sys.stderr)
+    skipped = {} if args.list else work(queue, args)
+    Console(highlight=False, markup=False).print(states(queue, skipped))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Train recipes side by side and tell what is visible: what `unmask compare` is around."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unmask.comparison.plan import Plan, Planned, Protocol, check_reference, make_plan
+from unmask.comparison.processes import run_apart
+from unmask.comparison.report import write_report
+from unmask.comparison.table import Table, make_table
+from unmask.comparison.trial import FOLDER, Trial, read_trial
+from unmask.comparison.work import Job, drop_checkpoints, run_trial
+from unmask.distributed.stopping import stop_requests
+from unmask.distributed.world import World
+from unmask.errors import Stopped
+from unmask.training.run_lock import one_writer
+
+
+class Watcher:
+    """What a comparison tells while it runs; override what you need."""
+
+    def on_plan(self, plan: Plan, finished: list[Trial]) -> None:
+        """Before the first trial: what is to be done, and what is done already."""
+
+    def on_begin(self, trial: Planned) -> None:
+        """A trial begins, or goes on."""
+
+    def on_news(self, trial: Planned, news: Mapping[str, Any]) -> None:
+        """What it is at: {"step", "loss", "rate"}, {"step", "valid"} or {"measuring", "done", "total"}."""
+
+    def on_end(self, trial: Planned, result: Trial) -> None:
+        """It is finished, or has failed."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came out: the table, and the folder that holds results.md, results.json, results.csv and results.svg."""
+
+    out: Path
+    table: Table
+    shared: dict[str, Any]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every trial is finished."""
+        return not self.table.failed and not self.table.waiting
+
+
+def compare(
+    recipes: Sequence[str | Path],
+    *,
+    tokens: int,
+    out: str | Path,
+    seeds: int | Sequence[int] = 1,
+    overrides: Mapping[str, Any] | None = None,
+    reference: str | None = None,
+    valid_rows: int | None = None,
+    draws: int = 8,
+    seed: int = 0,
+    also: Sequence[str] = (),
+    device: str | None = None,
+    apart: bool = True,
+    watch: Watcher | None = None,
+) -> Comparison:
+    """Train each recipe with each seed on the same tokens of the same data, and measure all by one protocol.
+
+    What is finished in `out` is not done again, what was stopped goes on; trials of earlier calls stay in the table.
+    overrides: options of all recipes, as `load_config` takes them. seed: of the measuring. apart: each trial in a
+    process of its own, which knows plug-ins of --plugin; False: here, where classes of this program are known, and
+    where memory that runs out may end all. A trial that fails is told in the table; a later call tries it again.
+
+    >>> found = compare(["ar.toml", "mdlm.toml"], tokens=10**7, seeds=3, out="out")  # doctest: +SKIP
+    >>> found.table.entries[1].verdict  # doctest: +SKIP
+    'visible'
+    """
+    out, watch = Path(out), watch or Watcher()
+    protocol = Protocol(valid_rows=valid_rows, draws=draws, seed=seed, also=tuple(also))
+    plan = make_plan(recipes, tokens=tokens, out=out, seeds=seeds, overrides=overrides, protocol=protocol)
+    check_reference(reference, [*plan.systems, *(trial.system for trial in _others(plan))])
+    with one_writer(out, World()), stop_requests() as asked_to_stop:
+        plan.begin()
+        done = [trial for planned in plan.trials if (trial := read_trial(out, planned.name)) and trial.finished]
+        watch.on_plan(plan, done)
+        names = {trial.name for trial in done}
+        for planned in plan.trials:
+            if planned.name in names:
+                drop_checkpoints(planned.config)  # a kill may have come between
+                continue
+            watch.on_begin(planned)
+            try:
+                if asked_to_stop():
+                    raise Stopped("stopped")
+                result = _run(plan, planned, device, apart, asked_to_stop, watch)
+            except Stopped:
+                _report(plan, reference)
+                raise Stopped(f"stopped in {planned.name}; the same command goes on there") from None
+            watch.on_end(planned, result)
+            _report(plan, reference)
+        return _report(plan, reference)
+
+
+def _run(
+    plan: Plan,
+    planned: Planned,
+    device: str | None,
+    apart: bool,
+    asked_to_stop: Callable[[], bool],
+    watch: Watcher,
+) -> Trial:
+    job = Job(
+        **{key: getattr(planned, key) for key in ("name", "system", "seed", "fingerprint", "shared", "config")},
+        protocol=plan.protocol,
+        out=plan.out,
+        device=device,
+    )
+
+    def tell(news: Mapping[str, Any]) -> None:
+        watch.on_news(planned, news)
+
+    return run_apart(job, tell, asked_to_stop) if apart else run_trial(job, tell)
+
+
+def _others(plan: Plan) -> list[Trial]:
+    """What became of trials that this call does not name: of earlier calls, or put in place."""
+    named = {trial.name for trial in plan.trials}
+    files = sorted((plan.out / FOLDER).glob("[!.]*.json"))
+    found = [read_trial(plan.out, file.stem) for file in files if file.stem not in named]
+    return [trial for trial in found if trial is not None and trial.shared == plan.trials[0].shared]
+
+
+def _report(plan: Plan, reference: str | None) -> Comparison:
+    """Write what is known so far."""
+    others = _others(plan)
+    mine = {planned.name: read_trial(plan.out, planned.name) for planned in plan.trials}
+    trials = [trial for trial in mine.values() if trial is not None] + others
+    waiting = [name for name, trial in mine.items() if trial is None]
+    systems = list(dict.fromkeys([*plan.systems, *(trial.system for trial in others)]))
+    table = make_table(systems, trials, check_reference(reference, systems), waiting)
+    write_report(plan.out, table, plan.shared)
+    return Comparison(plan.out, table, plan.shared)

@@ -1,0 +1,133 @@
+"""What a training costs, however it is written: parameters, passes of the network, and FLOP by `unmask.bench.flops`.
+
+Passes are counted where they happen, in the loss itself: an objective that asks the network twice (D3PM without
+carry-over, which reads the clean row as well) pays for both.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.bench import flops
+from unmask.config import RunConfig
+from unmask.data.batch import batch_of
+from unmask.data.loader import Loader
+from unmask.denoisers.network import Network
+from unmask.denoisers.ragged import FEW_SIZES, Ragged
+from unmask.devices import pick_precision
+
+PROBES, PROBE_ROWS = 4, 32  # steps of a run that are looked at, since a loss may change on the way, and rows of each
+PASSES = ("trunk", "trunk_at", "trunk_ragged")
+
+
+@dataclass
+class Counted:
+    """What a network was asked for: passes over rows, tokens that it has read, positions that went to the head.
+
+    A pass has its backward pass, which costs twice as much; one without a gradient counts a third.
+    """
+
+    rows: float = 0.0
+    tokens: float = 0.0
+    positions: float = 0.0
+
+
+class Counting:
+    """Counts the passes of a network inside the block; one that calls another counts once.
+
+    >>> import unmask
+    >>> net = unmask.denoisers.DiT(hidden=8, blocks=1, heads=2).build(num_ids=5, mask_id=4)
+    >>> with Counting(net) as counted:
+    ...     _ = net.trunk_at(torch.zeros(2, 3, dtype=torch.long), torch.zeros(2), torch.tensor([0, 4]))
+    >>> counted
+    Counted(rows=2.0, tokens=6.0, positions=2.0)
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network, self.counted, self.inside = network, Counted(), False
+
+    def __enter__(self) -> Counted:
+        for name in PASSES:
+            setattr(self.network, name, self._counting(getattr(self.network, name), ragged=name == "trunk_ragged"))
+        return self.counted
+
+    def __exit__(self, *_: object) -> None:
+        for name in PASSES:
+            delattr(self.network, name)  # the class's own is there again
+
+    def _counting(self, call: Callable[..., Tensor], *, ragged: bool) -> Callable[..., Tensor]:
+        names = list(inspect.signature(call).parameters)
+
+        def counting(*args: Any, **kwargs: Any) -> Tensor:
+            outermost, self.inside = not self.inside, True
+            try:
+                h = call(*args, **kwargs)
+            finally:
+                self.inside = not outermost
+            if outermost:
+                given = dict(zip(names, args, strict=False)) | kwargs
+                shape = given[names[0]].shape  # z
+                rows, tokens = _without_filling(given["rows"]) if ragged else (shape[0], shape[0] * shape[1])
+                weight = 1.0 if torch.is_grad_enabled() else 1 / 3
+                self.counted.rows += weight * rows
+                self.counted.tokens += weight * tokens
+                self.counted.positions += weight * h[..., 0].numel()
+            return h
+
+        return counting
+
+
+def _without_filling(rows: Ragged) -> tuple[int, int]:
+    """Rows and tokens of a batch without padding, and without what a GPU has at its end to make few sizes of many."""
+    B, L = rows.shape
+    B -= -(-(FEW_SIZES - 1) // L) if rows.starts.is_cuda else 0
+    return B, int(rows.starts[B])
+
+
+def training_cost(network: Network, config: RunConfig, loader: Loader) -> tuple[float, float]:
+    """Passes of the network for each row that is trained on, and FLOP of the whole training.
+
+    The network is left as if it had not been asked.
+    """
+    rows, was_training = 0, network.training
+    network.train()
+    device = network.device_for(torch.empty(0))
+    precision = torch.autocast(device.type, torch.bfloat16, pick_precision(config.precision, device) == "bf16")
+    with Counting(network) as counted, precision, torch.random.fork_rng(devices=[]):
+        for probe in range(PROBES):
+            done = (probe + 0.5) / PROBES
+            step = int(done * config.steps)
+            part = loader.fetch(step, 0, min(config.micro_batch or config.batch, PROBE_ROWS))
+            batch = batch_of(part, seed=config.seed, step=step, num_rows=len(part), done=done)
+            config.objective.loss(network, batch)
+            rows += len(part)
+    network.train(was_training)
+    share = config.steps * config.batch / rows
+    return counted.rows / rows, share * _flops(network, counted, config.data.length)
+
+
+def _flops(network: Network, counted: Counted, length: int) -> float:
+    if network.parts():  # blocks of a transformer
+        sizes = {"length": length, "hidden": network.width, "blocks": len(network.parts()), "vocab": network.num_ids}
+        return flops.train(tokens=counted.tokens, masked=counted.positions, **sizes)
+    weights = parameters(network)[1]  # each is used once for a token
+    return 6.0 * weights * counted.tokens + 6.0 * network.width * network.num_ids * counted.positions
+
+
+def parameters(network: Network) -> tuple[int, int]:
+    """All of them, and those without a row for each token: embeddings, a head, rates of tokens.
+
+    >>> import unmask
+    >>> whole, inner = parameters(unmask.denoisers.DiT(hidden=8, blocks=1, heads=2).build(num_ids=50, mask_id=49))
+    >>> whole - inner  # an embedding, a head and its biases
+    850
+    """
+    every = list(network.parameters())
+    inner = [p for p in every if not (p.ndim and p.shape[0] == network.num_ids)]
+    return sum(p.numel() for p in every), sum(p.numel() for p in inner)

@@ -1,0 +1,118 @@
+"""A trial: one recipe with one seed, what became of it, and the file that tells."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from unmask.errors import ModelFolderError
+from unmask.storage.atomic import atomic_text
+from unmask.storage.untrusted import read_json
+
+FORMAT = 1
+FOLDER, RUNS = "trials", "runs"  # of a comparison: what became of each trial, and its run
+State = Literal["finished", "failed", "diverged"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What became of a trial. All but `seconds`, `tokens_per_second` and `device` is the same however often it was
+    stopped and went on.
+
+    nats, counts: of every text that was measured its nats (an upper bound of -log p, or what `kind` says) and its
+    tokens. texts: a hash of these tokens: only trials of the same texts compare.
+    """
+
+    name: str
+    system: str
+    seed: int
+    fingerprint: str  # of all that decides the result
+    state: State
+    shared: str = ""  # of what it has in common with the others of its comparison
+    reason: str = ""
+    kind: str = "upper bound"
+    estimator: str = ""
+    draws: int = 0
+    parameters: int = 0
+    parameters_without_embeddings: int = 0
+    steps: int = 0
+    tokens: int = 0  # trained on, prompts and padding not counted
+    epochs: float = 0.0
+    best_step: int = 0  # of the weights that were measured
+    best_tokens: int = 0
+    best_epochs: float = 0.0
+    passes: float = 0.0  # of the network, for each row that is trained on
+    flops: float = 0.0  # of the whole training
+    seconds: float = 0.0  # in training steps
+    tokens_per_second: float = 0.0
+    device: str = ""
+    unmask: str = ""
+    texts: str = ""
+    num_bytes: int = 0
+    counts: list[int] = field(default_factory=list, repr=False)
+    nats: list[float] = field(default_factory=list, repr=False)
+    also: dict[str, list[float]] = field(default_factory=dict, repr=False)  # nats by other estimators
+
+    @property
+    def finished(self) -> bool:
+        return self.state == "finished"
+
+    @property
+    def nats_B(self) -> Tensor:
+        return torch.tensor(self.nats, dtype=torch.float64)
+
+    @property
+    def tokens_B(self) -> Tensor:
+        return torch.tensor(self.counts)
+
+    @property
+    def nats_per_token(self) -> float:
+        """Of a trial without a result it is endless."""
+        return sum(self.nats) / sum(self.counts) if self.counts else math.inf
+
+
+def trial_file(out: Path, name: str) -> Path:
+    """Where a comparison keeps what became of a trial.
+
+    >>> trial_file(Path("out"), "mdlm-s0").as_posix()
+    'out/trials/mdlm-s0.json'
+    """
+    return out / FOLDER / f"{name}.json"
+
+
+def write_trial(out: Path, trial: Trial) -> None:
+    """Whole or not at all.
+
+    >>> import tempfile
+    >>> out = Path(tempfile.mkdtemp())
+    >>> write_trial(out, Trial(name="a-s0", system="a", seed=0, fingerprint="", state="failed", reason="no memory"))
+    >>> read_trial(out, "a-s0").reason
+    'no memory'
+    """
+    path = trial_file(out, trial.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_text(path, json.dumps({"format": FORMAT} | asdict(trial), indent=1, allow_nan=False) + "\n")
+
+
+def read_trial(out: Path, name: str) -> Trial | None:
+    """What became of a trial; None: nothing yet."""
+    path = trial_file(out, name)
+    if not path.exists():
+        return None
+    data = read_json(path)
+    known = {field.name for field in fields(Trial)}
+    if data.pop("format", None) != FORMAT or data.keys() != known or data["name"] != name:
+        raise ModelFolderError(f"{path} is not what a comparison writes there: remove it, and the trial is run again")
+    return Trial(**data)
+
+
+def failed(trial: Any, reason: str, state: State = "failed") -> Trial:
+    """What is kept of a trial without a result; trial: anything with its name, system, seed and fingerprints."""
+    named = {key: getattr(trial, key) for key in ("name", "system", "seed", "fingerprint", "shared")}
+    return Trial(**named, state=state, reason=" ".join(reason.split())[:500])

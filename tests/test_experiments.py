@@ -1,0 +1,161 @@
+"""The queue of benchmarks/experiments.toml: what fits is run, what is finished is not, small files travel."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import tarfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from unmask.comparison import work
+from unmask.comparison.trial import read_trial
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+QUEUE = """
+[setting.tiny]
+tokens = "128"
+draws = 1
+tokens_per_second = 1000
+prepare_seconds = 2
+reference = "ar"
+[setting.tiny.options]
+"data.train" = "text"
+"data.train.path" = "{data}/lines.txt"
+"data.held_out" = 0.1
+"data.length" = 16
+"batch" = 4
+"denoiser.hidden" = 16
+"denoiser.blocks" = 1
+"denoiser.heads" = 2
+"valid_rows" = 4
+
+[setting.long]
+like = "tiny"
+tokens = "1M"
+
+[rates]
+d3pm = 0.5
+
+[[experiment]]
+name = "noise"
+setting = "tiny"
+systems = { mdlm = 2 }
+
+[[experiment]]
+name = "table"
+setting = "tiny"
+systems = { ar = 1, mdlm = 1, d3pm = 1, absent = 1, wrong = 1 }
+
+[[experiment]]
+name = "long"
+setting = "long"
+systems = { mdlm = 1 }
+"""
+SYSTEMS = {
+    "ar": 'objective = "ar"\ndenoiser = { causal = true }\n',
+    "mdlm": 'objective = "mdlm"\n',
+    "d3pm": 'objective = { name = "d3pm", steps = 4 }\n',
+    "wrong": 'objective = "ar"\n',
+}
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr("unmask.comparison.compare.run_apart", lambda job, tell, asked: work.run_trial(job, tell))
+    module = importlib.import_module("experiments")
+    monkeypatch.setattr(module, "OVERHEAD", 1.0)
+    return module
+
+
+@pytest.fixture
+def words(tmp_path: Path, corpus_file: Path) -> list[str]:
+    (tmp_path / "queue.toml").write_text(QUEUE)
+    (tmp_path / "systems").mkdir()
+    for name, text in SYSTEMS.items():
+        (tmp_path / "systems" / f"{name}.toml").write_text(text)
+    (tmp_path / "data").mkdir()
+    shutil.copy(corpus_file, tmp_path / "data" / "lines.txt")
+    return [
+        "--file", str(tmp_path / "queue.toml"), "--systems", str(tmp_path / "systems"),
+        "--data", str(tmp_path / "data"), "--device", "cpu",
+    ]  # fmt: skip
+
+
+def test_what_fits_is_run_and_the_rest_says_why_not(
+    bench: Any, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    out = tmp_path / "out"
+    assert bench.main([*words, "--out", str(out), "--list"]) == 0
+    assert capsys.readouterr().out.count("waiting") == 6
+    assert not out.exists()
+    assert bench.main([*words, "--out", str(out), "--minutes", "3", "--back", str(tmp_path / "small.tar.gz")]) == 0
+    said = capsys.readouterr().out
+    assert said.count("nats/token") == 4
+    assert "no recipe" in said
+    assert "refused: " in said
+    assert "autoregression needs a causal denoiser" in " ".join(said.split())
+    assert "skipped: takes 16.7 minutes" in said
+    assert sorted(path.stem for path in (out / "tiny" / "trials").iterdir()) == [
+        "ar-s0",
+        "d3pm-s0",
+        "mdlm-s0",
+        "mdlm-s1",
+    ]
+    page = (out / "tiny" / "results.md").read_text()
+    assert "gap to ar" in page
+    assert "| mdlm | 2 |" in page
+
+
+def test_small_files_put_in_place_are_not_repeated(
+    bench: Any, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another machine: other folders, the data elsewhere, and of the first machine's work the small files alone."""
+    small = tmp_path / "small.tar.gz"
+    run = [*words, "--minutes", "3", "--only", "noise"]
+    assert bench.main([*run, "--out", str(tmp_path / "first"), "--back", str(small)]) == 0
+    (tmp_path / "moved").mkdir()
+    shutil.copy(tmp_path / "data" / "lines.txt", tmp_path / "moved" / "lines.txt")
+    with tarfile.open(small) as archive:
+        assert {"tiny/trials/mdlm-s0.json", "tiny/results.md"} <= set(archive.getnames())
+        archive.extractall(tmp_path / "open", filter="data")
+    (tmp_path / "open" / "tiny" / "trials" / "mdlm-s1.json").unlink()
+    with tarfile.open(small, "w:gz") as archive:
+        archive.add(tmp_path / "open" / "tiny", "tiny")
+        archive.add(tmp_path / "queue.toml", "../queue.toml")  # what is no trial of the queue is left alone
+    capsys.readouterr()
+    run += ["--data", str(tmp_path / "moved"), "--out", str(tmp_path / "second"), "--finished", str(small)]
+    assert bench.main(run) == 0
+    assert "1 finished trials were put in place" in capsys.readouterr().err
+    second = tmp_path / "second" / "tiny"
+    assert not (second / "runs" / "mdlm-s0").exists()
+    assert (second / "runs" / "mdlm-s1").exists()
+    ours, theirs = (read_trial(folder / "tiny", "mdlm-s1") for folder in (tmp_path / "first", tmp_path / "second"))
+    assert ours is not None
+    assert theirs is not None
+    assert (ours.fingerprint, ours.nats) == (theirs.fingerprint, theirs.nats)
+    assert "| mdlm | 2 |" in (second / "results.md").read_text()
+
+
+def test_what_is_measured_estimates_what_comes(bench: Any, words: list[str], tmp_path: Path) -> None:
+    queue = bench.Queue(QUEUE, tmp_path / "out", tmp_path / "systems")
+    by_name = {(item.setting.name, item.name): item for item in queue.items}
+    assert len(queue.items) == len(by_name) == 7  # mdlm-s0 is wanted twice and done once
+    assert by_name["tiny", "mdlm-s0"].experiments == ["noise", "table"]
+    assert queue.seconds(by_name["tiny", "mdlm-s0"]) == pytest.approx(1 + 2 + 0.128)  # a new machine packs first
+    assert queue.seconds(by_name["tiny", "d3pm-s0"]) == pytest.approx(1 + 2 + 0.256)
+    queue.run(by_name["tiny", "mdlm-s0"], str(tmp_path / "data"), "cpu")
+    trial = queue.trial(by_name["tiny", "mdlm-s0"])
+    assert queue.seconds(by_name["tiny", "mdlm-s1"]) == pytest.approx(1 + 128 / trial.tokens_per_second)
+
+
+def test_the_queue_that_is_there_reads(bench: Any, tmp_path: Path) -> None:
+    queue = bench.Queue((BENCHMARKS / "experiments.toml").read_text(), tmp_path)
+    assert len(queue.items) > 30
+    assert all(queue.seconds(item) < 9 * 60 for item in queue.items)
+    assert set(queue.rates) <= {item.system for item in queue.items}
