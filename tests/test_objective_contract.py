@@ -68,6 +68,8 @@ SCORED: list[tuple[Objective, dict[str, Any]]] = [
     (objectives.SEDD(state="uniform"), {}),
     (objectives.TokenRates(rates="power", k=2.0), {"conditioning": "level"}),
     (objectives.TokenRates(rates="power", k=2.0, steps=3), {}),
+    (objectives.Plaid(), {"conditioning": "level"}),
+    (objectives.Plaid(steps=3), {"conditioning": "level", "classes": 3}),
 ]
 
 

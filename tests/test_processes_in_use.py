@@ -25,6 +25,7 @@ OBJECTIVES: dict[str, Objective] = {
     "sedd": objectives.SEDD(),
     "sedd uniform": objectives.SEDD(state="uniform"),
     "token rates": objectives.TokenRates(rates="power", k=2.0),
+    "plaid": objectives.Plaid(dim=4),
 }
 DIGITS = constraints.Regex(pattern="[0-9]+")
 
@@ -38,7 +39,7 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
     "an edit": (lambda m: m.edit("hello world", "world"), {}),
     "a score": (lambda m: m.score("hello", num_samples=4).explain(), {}),
     "a score given a prompt": (lambda m: m.score("lo", prompts="hel", num_samples=4), {}),
-    "logits": (lambda m: m.logits("hello"), {}),
+    "logits": (lambda m: m.logits("hello"), {"plaid": "vectors"}),
     "steps to watch": (lambda m: m.generate(1, 8, watch=lambda step: None, runners_up=2), {}),
     "guidance by a label": (
         lambda m: m.generate(1, 8, label=1, guidance=1.0),
@@ -50,20 +51,35 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
     ),
     "guidance by a prompt": (
         lambda m: m.generate(1, 8, "ab", guidance=1.0),
-        {"udlm": "uniform", "sedd": "guidance", "sedd uniform": "guidance"},
+        {"udlm": "uniform", "sedd": "guidance", "sedd uniform": "guidance", "plaid": "gaussian"},
     ),
     "a constraint": (
         lambda m: m.fill("ab[MASK:3]", constraint=DIGITS),
-        {"udlm": "constraint", "sedd uniform": "constraint", "token rates": "constraint"},
+        {"udlm": "constraint", "sedd uniform": "constraint", "token rates": "constraint", "plaid": "constraint"},
     ),
-    "what masks hide": (lambda m: m.predict("he[MASK]lo"), {"udlm": "uniform", "sedd uniform": "uniform"}),
+    "what masks hide": (
+        lambda m: m.predict("he[MASK]lo"),
+        {"udlm": "uniform", "sedd uniform": "uniform", "plaid": "gaussian"},
+    ),
     "refining": (
         lambda m: m.refine("hello"),
-        {"udlm": "refining", "sedd": "refining", "sedd uniform": "refining", "token rates": "refining"},
+        {
+            "udlm": "refining",
+            "sedd": "refining",
+            "sedd uniform": "refining",
+            "token rates": "refining",
+            "plaid": "refining",
+        },
     ),
     "particles": (
         lambda m: m.particles(lambda z: torch.zeros(len(z)), 1, 8, crowd=2),
-        {"udlm": "particles", "sedd": "particles", "sedd uniform": "particles", "token rates": "particles"},
+        {
+            "udlm": "particles",
+            "sedd": "particles",
+            "sedd uniform": "particles",
+            "token rates": "particles",
+            "plaid": "particles",
+        },
     ),
 }
 ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
@@ -72,13 +88,13 @@ ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "log-probabilities of a prompt": (
         "/v1/completions",
         {"prompt": "ab", "max_tokens": 4, "logprobs": 1, "echo": True},
-        {"udlm": "uniform", "sedd": "ratios", "sedd uniform": "uniform", "token rates": "rates"},
+        {"udlm": "uniform", "sedd": "ratios", "sedd uniform": "uniform", "token rates": "rates", "plaid": "gaussian"},
     ),
     "gaps": ("/fill", {"text": "ab[MASK:3]"}, {}),
     "a constraint": (
         "/fill",
         {"text": "ab[MASK:3]", "regex": "[0-9]+"},
-        {"udlm": "constraint", "sedd uniform": "constraint", "token rates": "constraint"},
+        {"udlm": "constraint", "sedd uniform": "constraint", "token rates": "constraint", "plaid": "constraint"},
     ),
     "an edit": ("/edit", {"text": "hello world", "replace": "world"}, {}),
     "a score": ("/score", {"texts": ["hello"], "num_samples": 4}, {}),
@@ -86,7 +102,13 @@ ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "a sampler of another process": (
         "/fill",
         {"text": "ab[MASK:3]", "sampler": "ancestral"},
-        {"udlm": "uniform_posterior", "sedd": "tweedie", "sedd uniform": "tweedie", "token rates": "token_posterior"},
+        {
+            "udlm": "uniform_posterior",
+            "sedd": "tweedie",
+            "sedd uniform": "tweedie",
+            "token rates": "token_posterior",
+            "plaid": "gaussian",
+        },
     ),
 }
 
