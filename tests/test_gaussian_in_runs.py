@@ -19,8 +19,14 @@ from unmask.training.checkpoint.files import load_checkpoint
 from unmask.training.loop import train
 
 DIT = DiT(hidden=16, blocks=1, heads=2, dropout=0.0, conditioning="level")
-OBJECTIVES: dict[str, Any] = {"plaid": objectives.Plaid(dim=4)}
-LEARNED = {"plaid": ["embedding.weight", "entry.weight", "gamma.first_1", "gamma.log_width_1", "gamma.pieces_M"]}
+OBJECTIVES: dict[str, Any] = {
+    "plaid": objectives.Plaid(dim=4),
+    "diffusion_lm": objectives.DiffusionLM(dim=4, steps=50),
+}
+LEARNED = {
+    "plaid": ["embedding.weight", "entry.weight", "gamma.first_1", "gamma.log_width_1", "gamma.pieces_M"],
+    "diffusion_lm": ["embedding.weight", "entry.weight", "entry.bias"],
+}
 
 
 class StopAt(unmask.Callback):

@@ -119,6 +119,7 @@ FITTING: dict[str, Objective] = {
     "`udlm`": objectives.UDLM(),
     "`token_rates`": objectives.TokenRates(rates="power"),
     "`plaid`": objectives.Plaid(),
+    "`diffusion_lm`": objectives.DiffusionLM(),
     "`mlm`": objectives.MLM(),
     "`ar`": objectives.AR(),
 }

@@ -26,6 +26,7 @@ OBJECTIVES: dict[str, Objective] = {
     "sedd uniform": objectives.SEDD(state="uniform"),
     "token rates": objectives.TokenRates(rates="power", k=2.0),
     "plaid": objectives.Plaid(dim=4),
+    "diffusion-lm": objectives.DiffusionLM(dim=4),
 }
 DIGITS = constraints.Regex(pattern="[0-9]+")
 
@@ -39,7 +40,7 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
     "an edit": (lambda m: m.edit("hello world", "world"), {}),
     "a score": (lambda m: m.score("hello", num_samples=4).explain(), {}),
     "a score given a prompt": (lambda m: m.score("lo", prompts="hel", num_samples=4), {}),
-    "logits": (lambda m: m.logits("hello"), {"plaid": "vectors"}),
+    "logits": (lambda m: m.logits("hello"), {"plaid": "vectors", "diffusion-lm": "vectors"}),
     "steps to watch": (lambda m: m.generate(1, 8, watch=lambda step: None, runners_up=2), {}),
     "guidance by a label": (
         lambda m: m.generate(1, 8, label=1, guidance=1.0),
@@ -51,15 +52,27 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
     ),
     "guidance by a prompt": (
         lambda m: m.generate(1, 8, "ab", guidance=1.0),
-        {"udlm": "uniform", "sedd": "guidance", "sedd uniform": "guidance", "plaid": "gaussian"},
+        {
+            "udlm": "uniform",
+            "sedd": "guidance",
+            "sedd uniform": "guidance",
+            "plaid": "gaussian",
+            "diffusion-lm": "gaussian",
+        },
     ),
     "a constraint": (
         lambda m: m.fill("ab[MASK:3]", constraint=DIGITS),
-        {"udlm": "constraint", "sedd uniform": "constraint", "token rates": "constraint", "plaid": "constraint"},
+        {
+            "udlm": "constraint",
+            "sedd uniform": "constraint",
+            "token rates": "constraint",
+            "plaid": "constraint",
+            "diffusion-lm": "constraint",
+        },
     ),
     "what masks hide": (
         lambda m: m.predict("he[MASK]lo"),
-        {"udlm": "uniform", "sedd uniform": "uniform", "plaid": "gaussian"},
+        {"udlm": "uniform", "sedd uniform": "uniform", "plaid": "gaussian", "diffusion-lm": "gaussian"},
     ),
     "refining": (
         lambda m: m.refine("hello"),
@@ -69,6 +82,7 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
             "sedd uniform": "refining",
             "token rates": "refining",
             "plaid": "refining",
+            "diffusion-lm": "refining",
         },
     ),
     "particles": (
@@ -79,6 +93,7 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
             "sedd uniform": "particles",
             "token rates": "particles",
             "plaid": "particles",
+            "diffusion-lm": "particles",
         },
     ),
 }
@@ -88,13 +103,26 @@ ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "log-probabilities of a prompt": (
         "/v1/completions",
         {"prompt": "ab", "max_tokens": 4, "logprobs": 1, "echo": True},
-        {"udlm": "uniform", "sedd": "ratios", "sedd uniform": "uniform", "token rates": "rates", "plaid": "gaussian"},
+        {
+            "udlm": "uniform",
+            "sedd": "ratios",
+            "sedd uniform": "uniform",
+            "token rates": "rates",
+            "plaid": "gaussian",
+            "diffusion-lm": "gaussian",
+        },
     ),
     "gaps": ("/fill", {"text": "ab[MASK:3]"}, {}),
     "a constraint": (
         "/fill",
         {"text": "ab[MASK:3]", "regex": "[0-9]+"},
-        {"udlm": "constraint", "sedd uniform": "constraint", "token rates": "constraint", "plaid": "constraint"},
+        {
+            "udlm": "constraint",
+            "sedd uniform": "constraint",
+            "token rates": "constraint",
+            "plaid": "constraint",
+            "diffusion-lm": "constraint",
+        },
     ),
     "an edit": ("/edit", {"text": "hello world", "replace": "world"}, {}),
     "a score": ("/score", {"texts": ["hello"], "num_samples": 4}, {}),
@@ -108,6 +136,7 @@ ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
             "sedd uniform": "tweedie",
             "token rates": "token_posterior",
             "plaid": "gaussian",
+            "diffusion-lm": "gaussian",
         },
     ),
 }

@@ -28,6 +28,7 @@ MODELS: dict[str, Any] = {
     "sedd of uniform states": objectives.SEDD(state="uniform"),
     "token rates": objectives.TokenRates(rates="power"),
     "plaid": objectives.Plaid(dim=2),
+    "diffusion-lm": objectives.DiffusionLM(dim=2, steps=4),
 }
 ABSORBING_X0 = ("absorbing", "x0")
 ACCEPTS = {name: room.get(name).accepts for name in room.names()}
@@ -44,6 +45,7 @@ FITS = {
     "sedd of uniform states": {"tweedie", "euler"},
     "token rates": {"token_posterior"},
     "plaid": {"gaussian"},
+    "diffusion-lm": {"gaussian"},
 }
 
 

@@ -249,6 +249,7 @@ class GaussianObjective(Objective):
             z_NE = process.noised(lines.x_N, gamma_N, noise_NE).to(canvas.tokens.device)
             return None if query is None else replace(query, latent_NE=z_NE)
 
+        @torch.no_grad()
         def diffused(log_p_NI: Tensor) -> Tensor:
             error_N = process.squared_error(log_p_NI.to(process.like.device).exp(), lines.x_N)
             return (still_N + lines.counted(times.weight_B[lines.row_N] * error_N)).double().cpu()
