@@ -71,6 +71,7 @@ SCORED: list[tuple[Objective, dict[str, Any]]] = [
     (objectives.Plaid(), {"conditioning": "level"}),
     (objectives.Plaid(steps=3), {"conditioning": "level", "classes": 3}),
     (objectives.DiffusionLM(dim=8), {"conditioning": "level"}),
+    (objectives.SSDLM(block=4, steps=10), {"conditioning": "level"}),
 ]
 
 

@@ -120,6 +120,7 @@ FITTING: dict[str, Objective] = {
     "`token_rates`": objectives.TokenRates(rates="power"),
     "`plaid`": objectives.Plaid(),
     "`diffusion_lm`": objectives.DiffusionLM(),
+    "`ssd_lm`": objectives.SSDLM(),
     "`mlm`": objectives.MLM(),
     "`ar`": objectives.AR(),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,13 +12,21 @@ import torch
 from starlette.testclient import TestClient
 
 import unmask
-from unmask import constraints, objectives
+from unmask import constraints, objectives, samplers
 from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
 from unmask.errors import UsageError
 from unmask.model import Model
 from unmask.objectives import Objective
+from unmask.samplers import Sampler
 from unmask.server.app import make_app
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InFewSteps(objectives.SSDLM):
+    def sampler(self) -> Sampler:
+        return samplers.Simplex(steps=4)
+
 
 OBJECTIVES: dict[str, Objective] = {
     "mdlm": objectives.MDLM(),
@@ -27,6 +36,7 @@ OBJECTIVES: dict[str, Objective] = {
     "token rates": objectives.TokenRates(rates="power", k=2.0),
     "plaid": objectives.Plaid(dim=4),
     "diffusion-lm": objectives.DiffusionLM(dim=4),
+    "ssd-lm": InFewSteps(block=6, steps=20),
 }
 DIGITS = constraints.Regex(pattern="[0-9]+")
 
@@ -40,7 +50,7 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
     "an edit": (lambda m: m.edit("hello world", "world"), {}),
     "a score": (lambda m: m.score("hello", num_samples=4).explain(), {}),
     "a score given a prompt": (lambda m: m.score("lo", prompts="hel", num_samples=4), {}),
-    "logits": (lambda m: m.logits("hello"), {"plaid": "vectors", "diffusion-lm": "vectors"}),
+    "logits": (lambda m: m.logits("hello"), {"plaid": "vectors", "diffusion-lm": "vectors", "ssd-lm": "vectors"}),
     "steps to watch": (lambda m: m.generate(1, 8, watch=lambda step: None, runners_up=2), {}),
     "guidance by a label": (
         lambda m: m.generate(1, 8, label=1, guidance=1.0),
@@ -58,6 +68,7 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
             "sedd uniform": "guidance",
             "plaid": "gaussian",
             "diffusion-lm": "gaussian",
+            "ssd-lm": "simplex",
         },
     ),
     "a constraint": (
@@ -68,11 +79,18 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
             "token rates": "constraint",
             "plaid": "constraint",
             "diffusion-lm": "constraint",
+            "ssd-lm": "constraint",
         },
     ),
     "what masks hide": (
         lambda m: m.predict("he[MASK]lo"),
-        {"udlm": "uniform", "sedd uniform": "uniform", "plaid": "gaussian", "diffusion-lm": "gaussian"},
+        {
+            "udlm": "uniform",
+            "sedd uniform": "uniform",
+            "plaid": "gaussian",
+            "diffusion-lm": "gaussian",
+            "ssd-lm": "simplex",
+        },
     ),
     "refining": (
         lambda m: m.refine("hello"),
@@ -83,6 +101,7 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
             "token rates": "refining",
             "plaid": "refining",
             "diffusion-lm": "refining",
+            "ssd-lm": "refining",
         },
     ),
     "particles": (
@@ -94,6 +113,7 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
             "token rates": "particles",
             "plaid": "particles",
             "diffusion-lm": "particles",
+            "ssd-lm": "particles",
         },
     ),
 }
@@ -110,6 +130,7 @@ ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
             "token rates": "rates",
             "plaid": "gaussian",
             "diffusion-lm": "gaussian",
+            "ssd-lm": "simplex",
         },
     ),
     "gaps": ("/fill", {"text": "ab[MASK:3]"}, {}),
@@ -122,6 +143,7 @@ ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
             "token rates": "constraint",
             "plaid": "constraint",
             "diffusion-lm": "constraint",
+            "ssd-lm": "constraint",
         },
     ),
     "an edit": ("/edit", {"text": "hello world", "replace": "world"}, {}),
@@ -137,6 +159,7 @@ ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
             "token rates": "token_posterior",
             "plaid": "gaussian",
             "diffusion-lm": "gaussian",
+            "ssd-lm": "simplex",
         },
     ),
 }

@@ -87,8 +87,8 @@ def rounding(process: Gaussian, log_p: LogP, z_N1: Tensor) -> Tensor:
 def continuous_bound(
     process: Gaussian, log_p: LogP, x: int, *, nodes: int = 60, pieces: int = 32, power: int = 1
 ) -> Tensor:
-    """pieces: those of a learned gamma, which has corners between them. power: t = u^power is summed over u, for one that
-    rises steeply at first."""
+    """pieces: those of a learned gamma, which has corners between them. power: u is summed over, t = u^power,
+    for a gamma that is steep at first."""
     gamma, (node_K, w_K) = process.gamma, legendre(3)
     u_T = ((torch.arange(pieces)[:, None] + node_K) / pieces).flatten()
     t_T, w_T = u_T**power, power * u_T ** (power - 1) * w_K.repeat(pieces) / pieces

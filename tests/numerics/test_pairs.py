@@ -29,6 +29,7 @@ MODELS: dict[str, Any] = {
     "token rates": objectives.TokenRates(rates="power"),
     "plaid": objectives.Plaid(dim=2),
     "diffusion-lm": objectives.DiffusionLM(dim=2, steps=4),
+    "ssd-lm": objectives.SSDLM(block=3),
 }
 ABSORBING_X0 = ("absorbing", "x0")
 ACCEPTS = {name: room.get(name).accepts for name in room.names()}
@@ -46,6 +47,7 @@ FITS = {
     "token rates": {"token_posterior"},
     "plaid": {"gaussian"},
     "diffusion-lm": {"gaussian"},
+    "ssd-lm": {"simplex"},
 }
 
 
@@ -62,6 +64,8 @@ def network(objective: Any) -> Network:
 
 
 def make(name: str) -> Any:
+    if name == "simplex":
+        return samplers.Simplex(steps=4)
     return samplers.SemiAR(window=4) if name == "semi_ar" else room.get(name)()
 
 

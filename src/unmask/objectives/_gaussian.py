@@ -153,7 +153,7 @@ class GaussianObjective(Objective):
                 error_C = process.squared_error(log_p_CI.exp(), x_C)
                 return weight_N[lo:hi].to(error_C) * error_C
 
-        return h_ND, term, [*self._learned(process), gamma_N, weight_N]
+        return h_ND, term, [*self.learned(process), gamma_N, weight_N]
 
     def reconstruction(
         self, network: Network, batch: Batch, process: Gaussian, lines: Lines
@@ -169,7 +169,7 @@ class GaussianObjective(Objective):
                 log_p_CI = self.log_probs(process, logits_CI, process.noised(x_C, gamma_C, noise_NE[lo:hi]), gamma_C)
                 return -log_p_CI.gather(1, x_C[:, None]).squeeze(1)
 
-        return h_ND, term, [*self._learned(process), gamma_N]
+        return h_ND, term, [*self.learned(process), gamma_N]
 
     def rounding_nats(self, process: Gaussian, lines: Lines) -> Tensor:
         """[N] -log p(x|z_0), p ∝ N(z_0; alpha_0 e_v, sigma_0²): no network is asked. In chunks, made twice to train."""
@@ -198,7 +198,8 @@ class GaussianObjective(Objective):
         how: dict[str, Any] = {"valid_BL": lines.valid_BL, "label_B": batch.label_B}
         return vectors_at(network, z_BLD, level_B, lines.flat_N, **how)
 
-    def _learned(self, process: Gaussian) -> list[Tensor]:
+    def learned(self, process: Gaussian) -> list[Tensor]:
+        """What a term computes with besides gamma and weights, where it has a gradient."""
         return [process.e_IE]
 
     @torch.no_grad()

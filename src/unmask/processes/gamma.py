@@ -64,10 +64,7 @@ class Sqrt(Gamma):
 
 @dataclass(frozen=True)
 class Cosine(Gamma):
-    """alpha = cos(pi/2 (t + offset) / (1 + offset)), and alpha² never below `least`.
-
-    SSD-LM takes an offset of 1e-4 and divides by alpha(0). Its SNR at 0 is then infinite, and so would be the price in
-    the bound of not being wholly sure there.
+    """alpha = cos(pi/2 (t + offset) / (1 + offset)), and alpha² never below `least`; the paper's offset is 0.008.
 
     >>> Cosine(offset=0.0).gamma(torch.tensor(0.5)).sigmoid()
     tensor(0.5000)

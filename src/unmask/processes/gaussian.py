@@ -95,7 +95,7 @@ class Gaussian(Process):
         return p_NI.to(self.e_IE) @ self.e_IE
 
     def squared_error(self, p_NI: Tensor, x_N: Tensor) -> Tensor:
-        """[N] ‖e_x - x_hat‖², in units of the noise."""
+        """[N] ‖e_x - x_hat‖², in units of `noise_std`²."""
         return (self.points(x_N) - self.mean(p_NI)).square().sum(dim=1)
 
     def log_likelihood(self, z_NE: Tensor, gamma_N: Tensor) -> Tensor:
@@ -142,3 +142,49 @@ class Gaussian(Process):
         old, new = alpha_of(gamma_s) * (1 - c_N1) / alpha_of(gamma_t), alpha_of(gamma_s) * c_N1
         std_N1 = self.noise_std * sigma_of(gamma_s) * c_N1.sqrt()
         return old.to(z_N) * z_N + new.to(z_N) * x_hat.to(z_N), std_N1.to(z_N)
+
+
+class Simplex(Gaussian):
+    """Embeddings that are fixed: e_v = K (2·1_v - 1), a corner for each id, with noise of deviation K (SSD-LM).
+
+    ‖e_x - x_hat‖² = 4 K² ‖1_x - x_theta‖², so that in units of the noise K is gone: it decides how sharp softmax(z) is,
+    which is what the network reads. block: how many positions are noised at a time, with what stands before them given.
+    like: in its type and on its device states are.
+
+    >>> from unmask.processes.gamma import Cosine
+    >>> process = Simplex(Cosine(), torch.zeros(()), scale=5.0, block=25, num_ids=3, mask_id=2)
+    >>> process.points(torch.tensor([1]))
+    tensor([[-5.,  5., -5.]])
+    """
+
+    name = "simplex"
+
+    def __init__(self, gamma: Gamma, like: Tensor, *, scale: float, block: int, num_ids: int, mask_id: int) -> None:
+        super().__init__(gamma, None, num_ids=num_ids, mask_id=mask_id)
+        self.noise_std, self.block, self._like = scale, block, like
+
+    @property
+    def width(self) -> int:
+        return self.num_ids
+
+    @property
+    def like(self) -> Tensor:
+        return self._like
+
+    def points(self, x_N: Tensor) -> Tensor:
+        return self.mean(F.one_hot(x_N, self.num_ids))
+
+    def mean(self, p_NI: Tensor) -> Tensor:
+        return self.noise_std * (2 * p_NI.to(self.like) - 1)
+
+    def squared_error(self, p_NI: Tensor, x_N: Tensor) -> Tensor:
+        """[N] 4 ‖1_x - p‖²."""
+        return 4 * (p_NI - F.one_hot(x_N, self.num_ids)).square().sum(dim=1)
+
+    def log_likelihood(self, z_NE: Tensor, gamma_N: Tensor) -> Tensor:
+        """z·e_v = K (2 z_v - Σ z), and all e_v are equally long."""
+        scale_N1 = 2 * torch.exp(-gamma_N) / alpha_of(gamma_N) / self.noise_std
+        return scale_N1[:, None].to(z_NE) * z_NE
+
+    def _squared_norm(self, x_N: Tensor) -> Tensor:
+        return torch.full(x_N.shape, float(self.width), device=x_N.device)

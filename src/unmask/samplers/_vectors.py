@@ -16,6 +16,7 @@ from unmask.processes.gaussian import Gaussian
 from unmask.rng import categorical, uniform
 from unmask.samplers.base import MAX_STEPS, Sampler, State
 from unmask.samplers.drawing import Drawing
+from unmask.sampling.query import lines_of
 
 
 @dataclass(kw_only=True)
@@ -60,8 +61,8 @@ class VectorSampler(Drawing, Sampler):
 
     def fresh_noise(self, state: VectorState, visit: int) -> Tensor:
         """[N, E] the noise of what the state's question is about."""
-        row_N, position_N = self.opened(state, torch.ones(len(state.z_NE), dtype=torch.bool))
-        canvas = state.canvas
+        assert state.query is not None
+        canvas, (row_N, position_N) = state.canvas, lines_of(state.query)
         return self.process.noise(canvas.key_B[row_N], position_N + canvas.offset, visit)
 
     def times(self, state: VectorState) -> tuple[Tensor, Tensor]:
@@ -74,10 +75,11 @@ class VectorSampler(Drawing, Sampler):
         """[B] what the network is told."""
         return self.process.level(self.times(state)[1]).expand(len(state.tokens_BL))
 
-    def read_tokens(self, state: VectorState, log_p_NI: Tensor) -> tuple[Tensor, Tensor]:
-        """One draw for each line from a law that has its temperature and cuts already."""
-        row_N, position_N = self.opened(state, torch.ones(len(log_p_NI), dtype=torch.bool))
-        u_N = uniform(state.canvas.key_B[row_N], DRAW_TOKEN, position_N + state.canvas.offset)
+    def read_tokens(self, state: VectorState, log_p_NI: Tensor, visit: int = 0) -> tuple[Tensor, Tensor]:
+        """One draw for each line from a law that has its temperature and cuts already, and its log-probability."""
+        assert state.query is not None
+        canvas, (row_N, position_N) = state.canvas, lines_of(state.query)
+        u_N = uniform(canvas.key_B[row_N], DRAW_TOKEN, position_N + canvas.offset, visit)
         token_N = categorical(log_p_NI, u_N)
         return token_N, log_p_NI.log_softmax(dim=1).gather(1, token_N[:, None]).squeeze(1)
 
