@@ -86,6 +86,26 @@ def test_training_lowers_the_bound(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_gradient_does_not_depend_on_how_a_batch_is_cut(name: str) -> None:
+    torch.manual_seed(0)
+    network, objective = DIT.build(num_ids=9, mask_id=8), OBJECTIVES[name]
+    objective.attach(network)
+    for p in network.double().parameters():
+        torch.nn.init.normal_(p, std=0.2)
+    length_B, prompt_B = torch.tensor([10, 7, 9, 10, 3, 5]), torch.tensor([0, 2, 0, 3, 1, 0])
+    batch = make_batch(torch.randint(8, (6, 10)), length_B, prompt_B, seed=0, step=0)
+    found = []
+    for cuts in ([(0, 6)], [(0, 2), (2, 5), (5, 6)]):
+        network.zero_grad()
+        for lo, hi in cuts:
+            objective.loss(network, batch.rows(lo, hi)).nats.backward()
+        found.append({n: p.grad.clone() for n, p in network.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(found[0], found[1], rtol=1e-8, atol=1e-10)
+    with torch.no_grad():
+        assert bool((objective.position_nats(network, batch)[~batch.scored_BL] == 0).all())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_command_line(corpus_file: Path, tmp_path: Path, capsys: Any, name: str) -> None:
     out = str(tmp_path / "run")
     level = ["--denoiser.conditioning", "level"]

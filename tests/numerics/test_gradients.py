@@ -1,4 +1,4 @@
-"""The gradients of score entropy, uniform states and token rates: finite differences, finite at both ends of time."""
+"""The gradients of objectives other than MDLM: finite differences, and finite at both ends of time."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ OBJECTIVES: list[Objective] = [
     objectives.UDLM(steps=1),
     objectives.TokenRates(rates="power", k=2.0),
     objectives.TokenRates(rates="power", k=0.5, steps=4),
+    objectives.Plaid(dim=4),
+    objectives.Plaid(dim=4, steps=4),
+    objectives.DiffusionLM(dim=4),
+    objectives.SSDLM(block=4),
 ]
 
 
@@ -34,6 +38,8 @@ def network(num_ids: int = 7, dtype: torch.dtype = torch.float64) -> Network:
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
 def test_they_are_those_of_the_loss(objective: Objective) -> None:
     net = network()
+    objective.attach(net)
+    net.double()
     batch = make_batch(torch.randint(6, (8, 8), generator=torch.Generator().manual_seed(2)), seed=0, step=0)
     objective.loss(net, batch).nats.backward()
     for name in ("output.bias", "norm.weight"):

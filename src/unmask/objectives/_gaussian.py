@@ -133,8 +133,26 @@ class GaussianObjective(Objective):
         gamma_B, before_B = gamma.gamma(t_B), gamma.gamma((t_B - 1 / self.steps).clamp(min=0))
         return Times(gamma_B, self.steps * snr_drop(before_B, gamma_B) / 2, gamma.level(t_B))
 
-    def step_ends(self, time_B: Tensor) -> Tensor:
-        return time_B if self.steps is None else torch.ceil(time_B * self.steps).clamp(min=1) / self.steps
+    def bound_times(self, gamma: Gamma, time_B: Tensor) -> Times:
+        """`times` of an estimate of the bound: half of them are drawn evenly over t and half evenly over gamma, and
+        weighted accordingly. Where gamma is steep few t lie, and those few would count as much as all others."""
+        ends_2 = gamma.gamma(torch.tensor([0.0, 1.0], dtype=time_B.dtype, device=time_B.device))
+        first, width = ends_2[0], ends_2[1] - ends_2[0]
+
+        def share(t: Tensor) -> Tensor:
+            """Of the draws, how many lie before t."""
+            return (t + (gamma.gamma(t) - first) / width) / 2
+
+        t_B = self.step_ends(inverse(share, time_B))
+        times = self.times(gamma, t_B)
+        if self.steps is None:
+            density_B = (1 + gamma.rate(t_B) / width) / 2
+        else:
+            density_B = self.steps * (share(t_B) - share((t_B - 1 / self.steps).clamp(min=0)))
+        return times._replace(weight_B=times.weight_B / density_B)
+
+    def step_ends(self, t_B: Tensor) -> Tensor:
+        return t_B if self.steps is None else torch.ceil(t_B * self.steps).clamp(1, self.steps) / self.steps
 
     def diffusion(
         self, network: Network, batch: Batch, process: Gaussian, lines: Lines, times: Times
@@ -205,7 +223,7 @@ class GaussianObjective(Objective):
     @torch.no_grad()
     def position_nats(self, network: Network, batch: Batch) -> Tensor:
         process, lines = self.process(network), self.lines(network, batch)
-        times = self.times(process.gamma, put(batch.time_B, process.like.device))
+        times = self.bound_times(process.gamma, put(batch.time_B, process.like.device))
         h_ND, term, _ = self.diffusion(network, batch, process, lines, times)
         nats_N = token_nats(network, h_ND, term).double() + lines.counted(process.prior_nats(lines.x_N)).double()
         if process.reads_z0:
@@ -239,7 +257,7 @@ class GaussianObjective(Objective):
     ) -> Iterator[tuple[Query, Tensor, Callable[[Tensor], Tensor]]]:
         """Of one row and one draw: what is asked at z_t, and at z_0 where that is read, and what the answers count."""
         lines = self.lines(network, batch)
-        times = self.times(process.gamma, put(batch.time_B, process.like.device))
+        times = self.bound_times(process.gamma, put(batch.time_B, process.like.device))
         seen = batch.x_BL.shape[1] if lines.valid_BL is None else int(lines.valid_BL.sum())
         canvas = Canvas(batch.x_BL, process.mask_id, batch.key_B, label_B=batch.label_B)
         canvas = canvas.part(0, seen, batch.x_BL, lines.where_BL)
@@ -283,6 +301,20 @@ class GaussianObjective(Objective):
             return self.log_probs(process, logits_NI, z_NE, process.gamma.of_level(level_N))
 
         return VectorXTheta(network, process, vectors=vectors, log_probs=log_probs)
+
+
+def inverse(rising: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+    """The t in [0, 1] at which a rising function has this value, by halving.
+
+    >>> inverse(torch.square, torch.tensor([0.25], dtype=torch.float64))
+    tensor([0.5000], dtype=torch.float64)
+    """
+    low, high = torch.zeros_like(value), torch.ones_like(value)
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = rising(middle) < value
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return high
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from unmask.errors import UsageError
 from unmask.objectives._gaussian import GaussianObjective, Times, enter, in_their_places
 from unmask.objectives.chunked_loss import LossSum, at_positions, summed_nats
 from unmask.objectives.terms import subs_log_probs
-from unmask.processes.gamma import LearnedGamma
+from unmask.processes.gamma import Gamma, LearnedGamma
 from unmask.processes.gaussian import Gaussian
 
 if TYPE_CHECKING:
@@ -83,6 +83,10 @@ class Plaid(GaussianObjective):
         """log x_theta[v] ∝ logits[v] + log N(z_t; alpha_t e_v, sigma_t²)."""
         wide = torch.promote_types(logits_NI.dtype, torch.float32)
         return subs_log_probs(logits_NI.to(wide) + process.log_likelihood(z_NE, gamma_N).to(wide), process.mask_id)
+
+    def bound_times(self, gamma: Gamma, time_B: Tensor) -> Times:
+        """As in training: the curve has learned where to look."""
+        return self.times(gamma, time_B)
 
     # --- training ---
 

@@ -80,6 +80,7 @@ class VectorSampler(Drawing, Sampler):
         assert state.query is not None
         canvas, (row_N, position_N) = state.canvas, lines_of(state.query)
         u_N = uniform(canvas.key_B[row_N], DRAW_TOKEN, position_N + canvas.offset, visit)
+        log_p_NI = log_p_NI.to(u_N.device)  # the embeddings may lie elsewhere than a server's canvas
         token_N = categorical(log_p_NI, u_N)
         return token_N, log_p_NI.log_softmax(dim=1).gather(1, token_N[:, None]).squeeze(1)
 
