@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -33,6 +34,7 @@ from unmask.sampling.canvas import Canvas
 from unmask.sampling.loop import sample
 
 ROWS = 20_000
+OWN = objectives.DiffusionLM(dim=1)
 PLAID = objectives.Plaid(dim=1, gamma_0=-2.0, gamma_1=2.0)
 
 
@@ -161,6 +163,18 @@ def assert_hits(network: Network, objective: Any, x: Tensor, truth: float) -> No
     error = float(values.std()) / math.sqrt(ROWS)
     assert abs(float(values.mean()) - truth) < 4.5 * error
     assert error < 0.03 * truth
+
+
+@pytest.mark.parametrize("gamma", [Sqrt(), Cosine(offset=0.1)], ids=lambda g: type(g).__name__)
+@pytest.mark.parametrize("steps", [None, 7, 100])
+def test_weights_have_the_mean_of_the_snr_s_drop(gamma: Gamma, steps: int | None) -> None:
+    """Whichever way times are drawn, also where i / T x T is not i in floats."""
+    u_B = (torch.arange(50_000, dtype=torch.float64) + 0.5) / 50_000
+    snr = torch.exp(-gamma.gamma(torch.tensor([0.0, 1.0], dtype=torch.float64)))
+    objective = dataclasses.replace(OWN, steps=steps)
+    for times in (objective.times, objective.bound_times):
+        weight_B = times(gamma, u_B).weight_B
+        assert float(weight_B.mean()) == pytest.approx(float(snr[0] - snr[1]) / 2, rel=5e-3)
 
 
 @pytest.mark.parametrize("steps", [None, 3])

@@ -53,7 +53,7 @@ class Times(NamedTuple):
 @dataclass(frozen=True)
 class Lines:
     """The positions of a batch that are noised, a line each, row by row; where_BL and flat_N are the batch's, the rest
-    lies where the network is. valid_BL: what the network may see. times_B: what a row's lines count."""
+    lies where the network is. valid_BL: what the network may see. times_N: how often each line counts."""
 
     where_BL: Tensor
     flat_N: Tensor
@@ -126,10 +126,12 @@ class GaussianObjective(Objective):
 
     def times(self, gamma: Gamma, time_B: Tensor) -> Times:
         """In continuous time the times of a batch; in T steps the ends of those that they lie in."""
+        return self._times_at(gamma, self.step_ends(time_B))
+
+    def _times_at(self, gamma: Gamma, t_B: Tensor) -> Times:
         if self.steps is None:
-            gamma_B = gamma.gamma(time_B)
-            return Times(gamma_B, gamma.rate(time_B) * torch.exp(-gamma_B) / 2, gamma.level(time_B))
-        t_B = self.step_ends(time_B)
+            gamma_B = gamma.gamma(t_B)
+            return Times(gamma_B, gamma.rate(t_B) * torch.exp(-gamma_B) / 2, gamma.level(t_B))
         gamma_B, before_B = gamma.gamma(t_B), gamma.gamma((t_B - 1 / self.steps).clamp(min=0))
         return Times(gamma_B, self.steps * snr_drop(before_B, gamma_B) / 2, gamma.level(t_B))
 
@@ -144,7 +146,7 @@ class GaussianObjective(Objective):
             return (t + (gamma.gamma(t) - first) / width) / 2
 
         t_B = self.step_ends(inverse(share, time_B))
-        times = self.times(gamma, t_B)
+        times = self._times_at(gamma, t_B)
         if self.steps is None:
             density_B = (1 + gamma.rate(t_B) / width) / 2
         else:
