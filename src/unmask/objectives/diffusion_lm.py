@@ -1,7 +1,7 @@
 """Gaussian diffusion of learned embeddings with a loss of its own (Diffusion-LM, Li et al. 2022, arXiv 2205.14217).
 
-2000 steps, alpha² = 1 - sqrt(t + s). What is trained is L_simple with embeddings and rounding (its equation 2 and
-appendix F): E[‖e_x - x_hat(z_t)‖² / E + ‖alpha_1 e_x‖² / E - log p(x|z_0)], E the embeddings' width. It is no bound:
+2000 steps, alpha² = 1 - sqrt(t + s). What is trained is L_simple with embeddings and rounding, end to end:
+E[‖e_x - x_hat(z_t)‖² / E + ‖alpha_1 e_x‖² / E - log p(x|z_0)], E the embeddings' width. It is no bound:
 evaluation takes that of the T-step chain, ½ Σ (SNR_s - SNR_t) ‖e_x - x_hat‖² beside both ends in full.
 
 What differs from the published system: the network's head gives x_theta over tokens, and x_hat is its mean embedding,

@@ -1,8 +1,8 @@
 """Gaussian diffusion of learned embeddings, trained by its bound (Plaid, Gulrajani and Hashimoto 2023, 2305.18619).
 
 Continuous time; embeddings of length 1, gamma's ends and the network minimise the bound, and gamma's curve between the
-ends minimises the variance of its estimate, as published (E[loss²], section 3.2). The network's logits are added to
-log N(z_t; alpha_t e_v, sigma_t²), so that it has to tell only what the context says (the output prior, section 3.3),
+ends minimises the variance of its estimate, as published (E[loss²]). The network's logits are added to
+log N(z_t; alpha_t e_v, sigma_t²), so that it has to tell only what the context says (the output prior),
 and p(x|z_0) = x_theta(z_0).
 
 What differs from the published system: no self-conditioning; gamma's curve is of straight pieces, not of a monotone

@@ -38,7 +38,7 @@ class Gamma(ABC):
 
 @dataclass(frozen=True)
 class Sqrt(Gamma):
-    """alpha² = 1 - sqrt(t + offset), and never below `least` (Diffusion-LM, appendix A).
+    """alpha² = 1 - sqrt(t + offset), and never below `least` (Diffusion-LM).
 
     The published code clips beta at 0.999 instead, which in its 2000 steps leaves alpha² = 2e-7 at the end.
 
