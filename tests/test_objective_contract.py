@@ -71,6 +71,10 @@ SCORED: list[tuple[Objective, dict[str, Any]]] = [
     (objectives.TokenRates(rates="power", k=2.0, steps=3), {}),
     (objectives.TokenRates(centre="sentence"), {"conditioning": "level"}),
     (objectives.TokenRates(centre="sentence", steps=3), {}),
+    (objectives.Plaid(), {"conditioning": "level"}),
+    (objectives.Plaid(steps=3), {"conditioning": "level", "classes": 3}),
+    (objectives.DiffusionLM(dim=8), {"conditioning": "level"}),
+    (objectives.SSDLM(block=4, steps=10), {"conditioning": "level"}),
 ]
 
 

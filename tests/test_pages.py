@@ -17,6 +17,7 @@ from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
 from unmask.model import Model
 from unmask.objectives import Objective
+from unmask.objectives._gaussian import GaussianObjective
 from unmask.plugin_modules import split_plugins
 from unmask.samplers import Sampler
 
@@ -117,6 +118,9 @@ FITTING: dict[str, Objective] = {
     '`sedd` with `state = "uniform"`': objectives.SEDD(state="uniform"),
     "`udlm`": objectives.UDLM(),
     "`token_rates`": objectives.TokenRates(rates="power"),
+    "`plaid`": objectives.Plaid(),
+    "`diffusion_lm`": objectives.DiffusionLM(),
+    "`ssd_lm`": objectives.SSDLM(),
     "`mlm`": objectives.MLM(),
     "`ar`": objectives.AR(),
 }
@@ -130,7 +134,8 @@ def test_the_reference_tells_which_samplers_fit() -> None:
     for name, _, own, *others in rows:
         objective = FITTING[name]
         ids = {"num_ids": tokenizer.num_ids, "mask_id": tokenizer.mask_id}
-        denoiser = DiT(hidden=8, blocks=1, heads=2, causal=name == "`ar`").build(**ids)
+        told: Any = "level" if isinstance(objective, GaussianObjective) else "none"
+        denoiser = DiT(hidden=8, blocks=1, heads=2, causal=name == "`ar`", conditioning=told).build(**ids)
         model = Model(denoiser=denoiser, tokenizer=tokenizer, objective=objective, length=8)
         assert [own.strip("` ")] == [Sampler.room.name_of(model.sampler)]
         assert sorted(re.findall(r"`(\w+)`", " ".join([own, *others]))) == model.sampler_names()

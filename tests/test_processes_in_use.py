@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,13 +12,21 @@ import torch
 from starlette.testclient import TestClient
 
 import unmask
-from unmask import constraints, objectives
+from unmask import constraints, objectives, samplers
 from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
 from unmask.errors import UsageError
 from unmask.model import Model
 from unmask.objectives import Objective
+from unmask.samplers import Sampler
 from unmask.server.app import make_app
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InFewSteps(objectives.SSDLM):
+    def sampler(self) -> Sampler:
+        return samplers.Simplex(steps=4)
+
 
 OBJECTIVES: dict[str, Objective] = {
     "mdlm": objectives.MDLM(),
@@ -25,6 +34,9 @@ OBJECTIVES: dict[str, Objective] = {
     "sedd": objectives.SEDD(),
     "sedd uniform": objectives.SEDD(state="uniform"),
     "token rates": objectives.TokenRates(rates="power", k=2.0),
+    "plaid": objectives.Plaid(dim=4),
+    "diffusion-lm": objectives.DiffusionLM(dim=4),
+    "ssd-lm": InFewSteps(block=6, steps=20),
 }
 DIGITS = constraints.Regex(pattern="[0-9]+")
 
@@ -38,7 +50,7 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
     "an edit": (lambda m: m.edit("hello world", "world"), {}),
     "a score": (lambda m: m.score("hello", num_samples=4).explain(), {}),
     "a score given a prompt": (lambda m: m.score("lo", prompts="hel", num_samples=4), {}),
-    "logits": (lambda m: m.logits("hello"), {}),
+    "logits": (lambda m: m.logits("hello"), {"plaid": "vectors", "diffusion-lm": "vectors", "ssd-lm": "vectors"}),
     "steps to watch": (lambda m: m.generate(1, 8, watch=lambda step: None, runners_up=2), {}),
     "guidance by a label": (
         lambda m: m.generate(1, 8, label=1, guidance=1.0),
@@ -50,20 +62,59 @@ ASKED: dict[str, tuple[Callable[[Model], Any], dict[str, str]]] = {
     ),
     "guidance by a prompt": (
         lambda m: m.generate(1, 8, "ab", guidance=1.0),
-        {"udlm": "uniform", "sedd": "guidance", "sedd uniform": "guidance"},
+        {
+            "udlm": "uniform",
+            "sedd": "guidance",
+            "sedd uniform": "guidance",
+            "plaid": "gaussian",
+            "diffusion-lm": "gaussian",
+            "ssd-lm": "simplex",
+        },
     ),
     "a constraint": (
         lambda m: m.fill("ab[MASK:3]", constraint=DIGITS),
-        {"udlm": "constraint", "sedd uniform": "constraint", "token rates": "constraint"},
+        {
+            "udlm": "constraint",
+            "sedd uniform": "constraint",
+            "token rates": "constraint",
+            "plaid": "constraint",
+            "diffusion-lm": "constraint",
+            "ssd-lm": "constraint",
+        },
     ),
-    "what masks hide": (lambda m: m.predict("he[MASK]lo"), {"udlm": "uniform", "sedd uniform": "uniform"}),
+    "what masks hide": (
+        lambda m: m.predict("he[MASK]lo"),
+        {
+            "udlm": "uniform",
+            "sedd uniform": "uniform",
+            "plaid": "gaussian",
+            "diffusion-lm": "gaussian",
+            "ssd-lm": "simplex",
+        },
+    ),
     "refining": (
         lambda m: m.refine("hello"),
-        {"udlm": "refining", "sedd": "refining", "sedd uniform": "refining", "token rates": "refining"},
+        {
+            "udlm": "refining",
+            "sedd": "refining",
+            "sedd uniform": "refining",
+            "token rates": "refining",
+            "plaid": "refining",
+            "diffusion-lm": "refining",
+            "ssd-lm": "refining",
+        },
     ),
     "particles": (
         lambda m: m.particles(lambda z: torch.zeros(len(z)), 1, 8, crowd=2),
-        {"udlm": "particles", "sedd": "particles", "sedd uniform": "particles", "token rates": "particles"},
+        {
+            "udlm": "particles",
+            "sedd": "particles",
+            "sedd uniform": "particles",
+            "token rates": "particles",
+            "plaid": "particles",
+            "diffusion-lm": "particles",
+            "ssd-lm": "particles",
+        },
     ),
 }
 ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
@@ -72,13 +123,28 @@ ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "log-probabilities of a prompt": (
         "/v1/completions",
         {"prompt": "ab", "max_tokens": 4, "logprobs": 1, "echo": True},
-        {"udlm": "uniform", "sedd": "ratios", "sedd uniform": "uniform", "token rates": "rates"},
+        {
+            "udlm": "uniform",
+            "sedd": "ratios",
+            "sedd uniform": "uniform",
+            "token rates": "rates",
+            "plaid": "gaussian",
+            "diffusion-lm": "gaussian",
+            "ssd-lm": "simplex",
+        },
     ),
     "gaps": ("/fill", {"text": "ab[MASK:3]"}, {}),
     "a constraint": (
         "/fill",
         {"text": "ab[MASK:3]", "regex": "[0-9]+"},
-        {"udlm": "constraint", "sedd uniform": "constraint", "token rates": "constraint"},
+        {
+            "udlm": "constraint",
+            "sedd uniform": "constraint",
+            "token rates": "constraint",
+            "plaid": "constraint",
+            "diffusion-lm": "constraint",
+            "ssd-lm": "constraint",
+        },
     ),
     "an edit": ("/edit", {"text": "hello world", "replace": "world"}, {}),
     "a score": ("/score", {"texts": ["hello"], "num_samples": 4}, {}),
@@ -86,7 +152,15 @@ ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "a sampler of another process": (
         "/fill",
         {"text": "ab[MASK:3]", "sampler": "ancestral"},
-        {"udlm": "uniform_posterior", "sedd": "tweedie", "sedd uniform": "tweedie", "token rates": "token_posterior"},
+        {
+            "udlm": "uniform_posterior",
+            "sedd": "tweedie",
+            "sedd uniform": "tweedie",
+            "token rates": "token_posterior",
+            "plaid": "gaussian",
+            "diffusion-lm": "gaussian",
+            "ssd-lm": "simplex",
+        },
     ),
 }
 

@@ -6,6 +6,8 @@ request on a server get the numbers that belong to their key, whatever runs besi
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -70,6 +72,18 @@ def uniform(key: Tensor, *counters: Tensor | int) -> Tensor:
     if bits.device.type == "mps":
         return _shift(bits, 40).to(torch.float32) * 2.0**-24
     return _shift(bits, 11).to(torch.float64) * 2.0**-53
+
+
+def normal(key: Tensor, *counters: Tensor | int) -> Tensor:
+    """Standard normal numbers, each from two uniforms of its own (Box and Muller 1958), in their precision.
+
+    >>> import torch
+    >>> normal(torch.tensor(7), torch.arange(3)).shape
+    torch.Size([3])
+    """
+    key = fold(key, *counters)
+    radius = torch.sqrt(-2 * torch.log1p(-uniform(key, 0)))  # of a number in (0, 1]
+    return radius * torch.cos(2 * math.pi * uniform(key, 1))
 
 
 def categorical(log_p: Tensor, u: Tensor) -> Tensor:

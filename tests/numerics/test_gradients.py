@@ -1,4 +1,4 @@
-"""The gradients of score entropy, uniform states and token rates: finite differences, finite at both ends of time."""
+"""The gradients of objectives other than MDLM: finite differences, and finite at both ends of time."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ OBJECTIVES: list[Objective] = [
     objectives.TokenRates(rates="power", k=0.5, steps=4),
     objectives.TokenRates(centre="sentence"),
     objectives.TokenRates(centre="sentence", steps=4),
+    objectives.Plaid(dim=4),
+    objectives.Plaid(dim=4, steps=4),
+    objectives.DiffusionLM(dim=4),
+    objectives.SSDLM(block=4),
 ]
 
 
@@ -31,10 +35,10 @@ def network(objective: Objective, num_ids: int = 7, dtype: torch.dtype = torch.f
     net = DiT(hidden=16, blocks=1, heads=2, conditioning="level").build(num_ids=num_ids, mask_id=num_ids - 1).to(dtype)
     for p in net.parameters():
         torch.nn.init.normal_(p, std=0.1)
+    objective.attach(net)
     if isinstance(objective, objectives.TokenRates) and objective.rates == "spindle":
-        objective.attach(net)
         objective.prepare(net, lambda: np.arange(num_ids) ** 2)
-    return net
+    return net.to(dtype)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)

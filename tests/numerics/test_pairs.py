@@ -11,6 +11,7 @@ import unmask
 from unmask import objectives, samplers
 from unmask.denoisers.network import Network, as_denoiser
 from unmask.errors import UsageError
+from unmask.objectives._gaussian import GaussianObjective
 from unmask.objectives.terms import subs_log_probs
 from unmask.samplers import fitting, room
 from unmask.sampling.canvas import Canvas
@@ -26,6 +27,9 @@ MODELS: dict[str, Any] = {
     "sedd": objectives.SEDD(),
     "sedd of uniform states": objectives.SEDD(state="uniform"),
     "token rates": objectives.TokenRates(rates="power"),
+    "plaid": objectives.Plaid(dim=2),
+    "diffusion-lm": objectives.DiffusionLM(dim=2, steps=4),
+    "ssd-lm": objectives.SSDLM(block=3),
 }
 ABSORBING_X0 = ("absorbing", "x0")
 ACCEPTS = {name: room.get(name).accepts for name in room.names()}
@@ -41,6 +45,9 @@ FITS = {
     "sedd": {"tweedie", "euler"},
     "sedd of uniform states": {"tweedie", "euler"},
     "token rates": {"token_posterior"},
+    "plaid": {"gaussian"},
+    "diffusion-lm": {"gaussian"},
+    "ssd-lm": {"simplex"},
 }
 
 
@@ -48,12 +55,17 @@ def network(objective: Any) -> Network:
     if isinstance(objective, objectives.AR):
         return unmask.denoisers.DiT(hidden=8, blocks=1, heads=2, causal=True).build(num_ids=4, mask_id=3).eval()
     table = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    if isinstance(objective, GaussianObjective):
+        torch.manual_seed(0)  # of its embeddings
+        return as_denoiser(lambda z, level: torch.zeros(*z.shape[:2], 4) + z.sum(), vocab_size=3, mask_id=3)
     return as_denoiser(
         lambda z, level: table[z] + table[z].sum(dim=1)[:, None], vocab_size=3, mask_id=3, uses_level=False
     )
 
 
 def make(name: str) -> Any:
+    if name == "simplex":
+        return samplers.Simplex(steps=4)
     return samplers.SemiAR(window=4) if name == "semi_ar" else room.get(name)()
 
 

@@ -131,7 +131,9 @@ def ask_masks(
 @torch.no_grad()
 def _look(model: Model, text: Looked, level: float | None, label: int | str | None, *, head: bool) -> Tensor:
     ids_BL, label_B = _ids(model, text, label)
-    network = model.denoiser
+    network, process = model.denoiser, model.process
+    if process is not None and process.vectors:
+        raise UsageError(f"this model reads noised vectors, not tokens: its process is {process.name}; ask for a score")
     with evaluating(network):
         h_BLD = network.trunk(ids_BL, _level(model, ids_BL, level), cond=label_B)
         out = network.head(h_BLD.flatten(0, 1)).view(*ids_BL.shape, -1) if head else h_BLD

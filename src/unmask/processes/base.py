@@ -1,13 +1,13 @@
 """What a forward process is: q(z_t | x), q(z_s | z_t, x) and the prior, shared by objective and sampler.
 
 The two equations stand here once, for any prior pi over ids (MDLM's equations 4 and 5); `absorbing.py` and `uniform.py`
-say what pi is. A process of another kind (Gaussian states) implements the same three methods on floats.
+say what pi is. `gaussian.py` implements the same three methods on vectors.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,11 +17,14 @@ from unmask.noise.learned import Detached, LearnedNoise
 
 
 class Process(ABC):
-    """A forward process bound to a vocabulary and a noise schedule.
+    """A forward process bound to a vocabulary.
 
     An objective makes it (`Objective.process`), with the schedule's learned parameters where it has any. The model's
     predictor carries it to the samplers, which begin at its prior and take its noise (`Sampler.bind`): the two sides of
     a model cannot disagree.
+
+    States are ids, or vectors. States of ids are [B, L], and what is not open is in them as it is. Vectors are lines
+    [N, E] of the open positions alone, row by row: what is not open is a token and has no state.
 
     >>> from unmask.noise.log_linear import LogLinear
     >>> from unmask.processes.absorbing import Absorbing
@@ -30,12 +33,10 @@ class Process(ABC):
     """
 
     name: ClassVar[str]
+    vectors: ClassVar[bool] = False
 
-    def __init__(self, noise: Noise, *, num_ids: int, mask_id: int) -> None:
-        self.noise, self.num_ids, self.mask_id = noise, num_ids, mask_id
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.noise!r}, num_ids={self.num_ids}, mask_id={self.mask_id})"
+    def __init__(self, *, num_ids: int, mask_id: int) -> None:
+        self.num_ids, self.mask_id = num_ids, mask_id
 
     @property
     def num_tokens(self) -> int:
@@ -43,17 +44,13 @@ class Process(ABC):
         return self.num_ids - 1
 
     @property
-    def schedule(self) -> Noise:
-        """The noise without gradients, for corruption, for the network's conditioning and for sampling."""
-        return Detached(self.noise) if isinstance(self.noise, LearnedNoise) else self.noise
+    def schedule(self) -> Noise | None:
+        """alpha(t), the probability that a token is still there, without gradients; None: it has none."""
+        return None
 
+    @abstractmethod
     def level(self, t: Tensor) -> Tensor:
-        """1 - alpha(t), as numbers."""
-        return self.schedule.level(t)
-
-    def alpha(self, t: Tensor) -> Tensor:
-        """alpha(t), as numbers."""
-        return self.schedule.alpha(t)
+        """What a conditioned network is told of the time, in [0, 1], as numbers."""
 
     @abstractmethod
     def prior(self, key_B: Tensor, open_BL: Tensor, tokens_BL: Tensor, *, offset: int = 0) -> Tensor:
@@ -64,8 +61,9 @@ class Process(ABC):
         """z_t ~ q(z_t | x) at the open positions, x elsewhere; t [B], or [B, L] where it differs by position."""
 
     @abstractmethod
-    def posterior(self, z_N: Tensor, x_hat_NI: Tensor, s: Tensor, t: Tensor) -> Tensor:
-        """[N, I] q(z_s | z_t, x_hat): the law of the reverse step from t to s; s and t are [N] or one number."""
+    def posterior(self, z_N: Tensor, x_hat: Tensor, s: Tensor, t: Tensor) -> Any:
+        """q(z_s | z_t, x_hat): the law of the reverse step from t to s; s and t are [N] or one number. Of ids their
+        probabilities [N, I], of vectors mean [N, E] and standard deviation."""
 
 
 def q_marginal(x_NI: Tensor, alpha_t: Tensor, pi_I: Tensor) -> Tensor:
@@ -97,7 +95,27 @@ def q_posterior(z_N: Tensor, x_NI: Tensor, alpha_s: Tensor, alpha_t: Tensor, pi_
 
 
 class CategoricalProcess(Process):
-    """A process on ids that goes to a prior pi, position by position."""
+    """A process on ids that goes to a prior pi, position by position, as a noise schedule says."""
+
+    def __init__(self, noise: Noise, *, num_ids: int, mask_id: int) -> None:
+        super().__init__(num_ids=num_ids, mask_id=mask_id)
+        self.noise = noise
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.noise!r}, num_ids={self.num_ids}, mask_id={self.mask_id})"
+
+    @property
+    def schedule(self) -> Noise:
+        """The noise without gradients, for corruption, for the network's conditioning and for sampling."""
+        return Detached(self.noise) if isinstance(self.noise, LearnedNoise) else self.noise
+
+    def level(self, t: Tensor) -> Tensor:
+        """1 - alpha(t), as numbers."""
+        return self.schedule.level(t)
+
+    def alpha(self, t: Tensor) -> Tensor:
+        """alpha(t), as numbers."""
+        return self.schedule.alpha(t)
 
     @abstractmethod
     def pi(self, like: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ class ChainSampler(Drawing, Sampler):
             return super().draw_opened(state, prediction, opens_N)
         canvas = state.canvas
         row_N, position_N = self.opened(state, opens_N)
-        law_NI = self.moves(state, self.shaped(prediction, canvas), state.tokens_BL[row_N, position_N])
+        law_NI = self.moves(state, self.shaped(prediction, canvas.never), state.tokens_BL[row_N, position_N])
         law_NI = law_NI.index_fill(1, torch.tensor([canvas.mask_id], device=law_NI.device), 0.0)
         outside_NI = law_NI < 0
         state.clips += int(outside_NI.sum())
@@ -134,15 +134,6 @@ class ChainSampler(Drawing, Sampler):
         step = super().write(state, opens_N, token_N, log_prob_N)
         state.step -= 1
         return step
-
-    def shaped(self, prediction: Tensor, canvas: Canvas) -> Tensor:
-        """The prediction with temperature and cuts, in float64; what it sums to, which of a score is not 1, stays."""
-        norm_N1 = torch.logsumexp(prediction.double(), dim=1, keepdim=True)  # before anything is forbidden
-        law_NI = forbid(prediction.double(), canvas.never)
-        if not (self.draws_whole_law and self.temperature == 1):
-            divisor = 1e-30 if self.takes_likeliest else self.divisor
-            law_NI = self.cut((law_NI - law_NI.amax(dim=1, keepdim=True)) / divisor)
-        return law_NI.log_softmax(dim=1) + norm_N1
 
     # --- what a subclass says ---
 

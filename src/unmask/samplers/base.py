@@ -165,7 +165,7 @@ class Sampler(ABC):
         known = {field.name for field in fields(cast(Any, self))} if is_dataclass(type(self)) else set()
         changes: dict[str, Any] = {}
         if "noise" in known and getattr(self, "noise", None) is None:
-            changes["noise"] = self.schedule if process is None else process.schedule
+            changes["noise"] = (process.schedule if process is not None else None) or self.schedule
         inner = getattr(self, "inner", None) if "inner" in known else None
         if isinstance(inner, Sampler) and (bound := inner.bind(process)) is not inner:
             changes["inner"] = bound

@@ -110,6 +110,15 @@ class Drawing:
         plain = self.draw == "sample" and self.temperature_end is None
         return plain and self.temperature > 0 and self.top_k == 0 and self.top_p == 1
 
+    def shaped(self, log_p_NI: Tensor, forbidden: tuple[int, ...]) -> Tensor:
+        """The prediction with temperature and cuts, in float64; what it sums to, which of a score is not 1, stays."""
+        norm_N1 = torch.logsumexp(log_p_NI.double(), dim=1, keepdim=True)  # before anything is forbidden
+        law_NI = forbid(log_p_NI.double(), forbidden)
+        if not (self.draws_whole_law and self.temperature == 1):
+            divisor = COLDEST if self.takes_likeliest else self.divisor
+            law_NI = self.cut((law_NI - law_NI.amax(dim=1, keepdim=True)) / divisor)
+        return law_NI.log_softmax(dim=1) + norm_N1
+
     def cut(self, log_p_NI: Tensor) -> Tensor:
         """Top-k and top-p: -inf for what is cut off; the likeliest token always stays."""
         if 0 < self.top_k < log_p_NI.shape[-1]:

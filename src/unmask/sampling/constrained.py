@@ -208,8 +208,9 @@ def constrained(sampler: Sampler) -> Sampler:
     """The same sampler, bound to the canvas's constraint; those that cannot hold one are refused."""
     if not sampler.constrainable:
         raise UsageError(
-            "the sampler {sampler} cannot hold a constraint, since it writes over its own tokens: use one that opens "
-            "masks, such as ancestral, left_to_right, confidence or block, with a model of absorbing states",
+            "the sampler {sampler} cannot hold a constraint, since it writes over its own tokens or draws by another "
+            "law: use one that opens masks, such as ancestral, left_to_right, confidence or block, with a model of "
+            "absorbing states",
             sampler=Public(type(sampler).__name__),
         )
     drawing = sampler.drawing

@@ -112,9 +112,13 @@ def bound(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> Sampler:
 
 
 def begun(predictor: Predictor, canvas: Canvas) -> Canvas:
-    """The canvas at time 1: what is open is drawn from the process's prior, which for absorbing states is the mask."""
+    """The canvas at time 1: what is open is drawn from the process's prior, which for absorbing states is the mask.
+
+    States that are vectors lie in no canvas: there what is open stays masked until it is written, and the sampler keeps
+    its own.
+    """
     process = predictor.process
-    if process is None:
+    if process is None or process.vectors:
         return canvas
     tokens_BL = process.prior(canvas.key_B, canvas.open_BL, canvas.tokens, offset=canvas.offset)
     return replace(canvas, tokens=tokens_BL)

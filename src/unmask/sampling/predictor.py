@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from unmask.denoisers.network import Cache, Network, read_on
+from unmask.errors import UsageError
 from unmask.objectives.terms import subs_log_probs
 from unmask.processes.base import Process
 
@@ -24,6 +26,7 @@ class Query:
     label_B: the class of each row, -1 for none (None: none has one).
     reach is one more than the rightmost real position, known without asking the device.
     lo: where in the sampler's canvas the first of these columns lies, as a window is part of a longer text.
+    latent_NE: the states of the asked positions, a line each, where states are vectors; all others are tokens.
     writes: the answer is written into the canvas, and the next question goes on from there; False: only looked at, so
     that an autoregressive network may answer any number of positions at once.
     """
@@ -38,6 +41,7 @@ class Query:
     label_B: Tensor | None = None
     lo: int = 0
     writes: bool = True
+    latent_NE: Tensor | None = None
 
     @property
     def z_RL(self) -> Tensor:
@@ -52,7 +56,7 @@ class Query:
         return self.label_B if self.label_B is None or self.rows_R is None else self.label_B[self.rows_R]
 
 
-Gives = Literal["x0", "x0_and_mask", "x0_by_rates", "score", "next", "latent"]
+Gives = Literal["x0", "x0_and_mask", "x0_by_rates", "score", "next"]
 
 
 class Predictor(Protocol):
@@ -61,7 +65,7 @@ class Predictor(Protocol):
     process: the forward process that the network has learned to reverse; None for autoregression.
     gives: x0: log x_theta. x0_and_mask: the same of a network that may predict the mask. x0_by_rates: log x_theta where
     each token has a rate of its own, so that what is predicted decides when it opens. score: log-ratios of the
-    process's marginals. next: log p(x_l | x_<l). latent: a point among the embeddings.
+    process's marginals. next: log p(x_l | x_<l).
     left_to_right: the answer for a position is right only when everything before it is written and nothing after it
     matters, as for an autoregressive network.
     """
@@ -96,6 +100,41 @@ class XTheta:
             query.z_RL, query.level_R, valid_BL=query.valid_RL, cond=query.label_R, at_BK=query.at_RK
         )
         return subs_log_probs(self.denoiser.head(h_RKD[query.wanted_RK]), self.denoiser.mask_id, self.zero_masking)
+
+
+class VectorXTheta:
+    """log x_theta [N, I] of a network that reads vectors: the asked positions' states, and tokens everywhere else.
+
+    vectors(tokens_RL, row_N, at_N, latent_NE, level_N): what the network reads. log_probs(logits_NI, latent_NE,
+    level_N): log x_theta. Both are the objective's.
+    """
+
+    left_to_right = False
+    gives: Gives = "x0"
+
+    def __init__(
+        self,
+        denoiser: Network,
+        process: Process,
+        *,
+        vectors: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor],
+        log_probs: Callable[[Tensor, Tensor, Tensor], Tensor],
+    ) -> None:
+        self.denoiser, self.process, self.vectors, self.log_probs = denoiser, process, vectors, log_probs
+
+    @torch.no_grad()
+    def __call__(self, query: Query) -> Tensor:
+        latent_NE = query.latent_NE
+        if latent_NE is None:
+            raise UsageError("this model reads vectors: ask about their states, as its own sampler does")
+        num = len(latent_NE)  # whoever fills up a batch may have asked for more lines after these
+        row_N, column_N = (x[:num] for x in query.wanted_RK.nonzero(as_tuple=True))
+        at_N, level_N = query.at_RK[row_N, column_N], query.level_R[row_N]
+        z_RLD = self.vectors(query.z_RL, row_N, at_N, latent_NE, level_N)
+        how: dict[str, Any] = {"valid_BL": query.valid_RL, "cond": query.label_R, "at_BK": query.at_RK}
+        h_RKD = self.denoiser.trunk(z_RLD, query.level_R, **how)
+        logits_NI = self.denoiser.head(h_RKD[query.wanted_RK])[:num]
+        return self.log_probs(logits_NI, latent_NE, level_N)
 
 
 class NextToken:

@@ -77,6 +77,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], device: torch.device,
         valid_BL=valid_BL.to(device) if padded else None,
         label_B=_labels(queries, device),
         writes=queries[0].writes,
+        latent_NE=_latents(queries, device),
     )
     answers = torch.split(predictor(whole)[: sum(counts)], counts)
     moved = answers[0].device != queries[0].tokens_BL.device
@@ -90,6 +91,12 @@ class _Row:
         assert len(query.at_RK) == 1
         self.z_L = query.z_RL[0].cpu()
         self.at_N = query.at_RK[query.wanted_RK].cpu()
+
+
+def _latents(queries: Sequence[Query], device: torch.device) -> Tensor | None:
+    """The states of all lines, where states are vectors."""
+    lines = [query.latent_NE for query in queries if query.latent_NE is not None]
+    return torch.cat(lines).to(device) if lines else None
 
 
 def _labels(queries: Sequence[Query], device: torch.device) -> Tensor | None:
