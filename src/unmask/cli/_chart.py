@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import accumulate, pairwise
 
+from unmask.axes import short, ticks
 from unmask.errors import DataError
 
 WIDTH, HEIGHT = 720, 360  # of the field
@@ -52,16 +53,14 @@ def draw(curves: list[Curve], *, across: str, up: str, log: bool = False) -> str
     body = [
         f'<clipPath id="field"><rect x="{LEFT}" y="{top - 4}" width="{WIDTH + 8}" height="{HEIGHT + 4}"/></clipPath>'
     ]
-    for tick in _ticks(y_lo, y_hi, log):
+    for tick in ticks(y_lo, y_hi, log):
         y = y_of(tick)
         body.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
         body.append(f'<text class="note" x="{LEFT - 8}" y="{y + 4.5:.1f}" text-anchor="end">{tick:.4g}</text>')
-    for tick in _ticks(0.0, x_hi / divisor, False):
+    for tick in ticks(0.0, x_hi / divisor, False):
         x = x_of(tick * divisor)
         body.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{top + HEIGHT}" y2="{top + HEIGHT + 5}"/>')
-        body.append(
-            f'<text class="note" x="{x:.1f}" y="{top + HEIGHT + 20}" text-anchor="middle">{_short(tick)}</text>'
-        )
+        body.append(f'<text class="note" x="{x:.1f}" y="{top + HEIGHT + 20}" text-anchor="middle">{short(tick)}</text>')
     bottom = top + HEIGHT
     body.append(f'<line class="axis" x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{bottom}" y2="{bottom}"/>')
     body.append(f'<text x="{LEFT + WIDTH / 2}" y="{bottom + 42}" text-anchor="middle">{unit}</text>')
@@ -173,35 +172,8 @@ def _scale(low: float, high: float, begin: float, end: float, *, log: bool = Fal
     return scale
 
 
-def _ticks(low: float, high: float, log: bool) -> list[float]:
-    """Round numbers within reach: about six, or on a logarithmic scale 1, 2, 5 times powers of ten.
-
-    >>> _ticks(0, 5500, False)
-    [0.0, 1000.0, 2000.0, 3000.0, 4000.0, 5000.0]
-    """
-    if log and high / low > 4:
-        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        return [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
-    rough = (high - low) / 6
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough)
-    return [round(i * step, 10) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
 def _unit(across: str, most: float) -> tuple[str, float]:
     """What stands below, and what its numbers are divided by."""
     if across == "seconds":
         return ("hours", 3600.0) if most > 7200 else ("minutes", 60.0) if most > 180 else ("seconds", 1.0)
     return across, 1.0
-
-
-def _short(value: float) -> str:
-    """A number of few letters.
-
-    >>> _short(1500), _short(2_500_000), _short(0.5)
-    ('1.5k', '2.5M', '0.5')
-    """
-    for limit, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= limit:
-            return f"{value / limit:g}{sign}"
-    return f"{value:g}"
