@@ -225,6 +225,20 @@ def test_judge_on_the_command_line(
     assert str(trained.folder) in capsys.readouterr().out
 
 
+def test_what_a_judge_cannot_read_is_told_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(judges, "load_judge", lambda *args, **how: Letters())
+    for name, texts in {"real": ["abcab", "bca"], "mine": ["abc", "Grüße", "xyz", "ab"]}.items():
+        lines = [json.dumps({"text": text}) + "\n" for text in texts]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    words = ["judge", str(tmp_path / "mine.jsonl"), "--judge", "x", "--real", str(tmp_path / "real.jsonl"), "--json"]
+    assert run([*words, "--device", "cpu"]) == 1
+    told = capsys.readouterr()
+    assert ["cannot spell" in line or "no finite" in line for line in told.err.splitlines()] == [True, True]
+    assert json.loads(told.out)["texts"][0]["protocol"]["texts"] == 2
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

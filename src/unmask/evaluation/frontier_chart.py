@@ -16,11 +16,12 @@ from unmask.axes import short, ticks
 from unmask.errors import DataError
 
 Line = dict[str, Any]
+Scale = Callable[[float], float]
 WIDTH, HEIGHT, LEFT, GAP, TOP, BOTTOM, ROW = 300, 300, 64, 74, 26, 56, 20
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7e57c2", "#6e7781"]
 DASHES = ["none", "7 4", "2 4", "9 3 2 3", "14 4", "4 2"]
 SHAPES = ["circle", "square", "triangle", "diamond", "down"]
-ALONG = ("temperature", "top_p", "steps")  # what a line follows, the first that varies
+ALONG = ("temperature", "top_p", "steps")  # what a line follows over entropy, the first that varies; else steps
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328; }
   .page { fill: #ffffff; } .note { fill: #6e7781; } .small { font-size: 11px; } .grid { stroke: #d8dee4; }
@@ -35,10 +36,21 @@ STYLE = """
 
 @dataclass
 class Series:
-    """Points that differ in one number alone, in its order."""
+    """Points that look alike: they differ in what lines follow alone."""
 
     name: str
     lines: list[Line] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A field of the picture: what is across, the option that its lines follow, and those that are said at a point."""
+
+    label: str
+    across: Callable[[Line], Any]
+    key: str | None
+    said: tuple[str | None, ...]
+    log: bool = False
 
 
 def draw(lines: Sequence[Line]) -> str:
@@ -52,17 +64,19 @@ def draw(lines: Sequence[Line]) -> str:
     real, *rest = [line for line in lines if line["numbers"]["judge_ppl"]["value"] is not None]
     if real["name"] != "real":
         raise DataError("the real texts have no finite perplexity, so there is nothing to compare with")
-    along, found = series(rest)
+    along, cost, found = series(rest)
     top = TOP + ROW * (len(found) + 2)
-    body = _legend(found, along, real)
-    panels: list[tuple[str, Callable[[Line], Any], bool]] = [
-        ("unigram entropy of a text, nats", lambda line: line["numbers"]["entropy"]["value"], False),
-        ("network calls at most", lambda line: line.get("protocol", {}).get("calls"), True),
-        ("seconds a text", lambda line: line.get("protocol", {}).get("seconds_per_text"), True),
+    body = _legend(found, [key for key in dict.fromkeys((along, cost)) if key], real)
+    panels = [
+        Panel(
+            "unigram entropy of a text, nats", lambda line: line["numbers"]["entropy"]["value"], along, (along, cost)
+        ),
+        Panel("network calls at most", lambda line: line.get("protocol", {}).get("calls"), cost, (along,), True),
+        Panel("seconds a text", lambda line: line.get("protocol", {}).get("seconds_per_text"), cost, (along,), True),
     ]
-    shown = [panel for panel in panels if panel[2] is False or any(panel[1](line) for line in rest)]
-    for number, (label, across, log) in enumerate(shown):
-        body += _panel(real, found, along, label, across, log, (LEFT + number * (WIDTH + GAP), top))
+    shown = [panel for panel in panels if not panel.log or any(panel.across(line) for line in rest)]
+    for number, panel in enumerate(shown):
+        body += _panel(real, found, panel, (LEFT + number * (WIDTH + GAP), top))
     width, height = LEFT + len(shown) * (WIDTH + GAP) - GAP + 28, top + HEIGHT + BOTTOM
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     title = f"<title>a judge's perplexity: {escape(', '.join(one.name for one in found) or 'real texts')}</title>"
@@ -70,27 +84,36 @@ def draw(lines: Sequence[Line]) -> str:
     return "\n".join([f'{head} role="img">{page}', *body, "</svg>\n"])
 
 
-def series(lines: Sequence[Line]) -> tuple[str | None, list[Series]]:
-    """The option that lines follow, and the points of each line.
+def series(lines: Sequence[Line]) -> tuple[str | None, str | None, list[Series]]:
+    """The options that lines follow over entropy and over cost, and the points that look alike.
 
-    >>> points = [{"model": "a", "options": {"steps": str(n)}} for n in (64, 16)]
-    >>> along, found = series(points)
-    >>> along, [one["options"]["steps"] for one in found[0].lines]
-    ('steps', ['16', '64'])
+    >>> points = [{"model": "a", "options": {"steps": str(n), "top_p": p}} for n in (16, 64) for p in ("0.9", "1")]
+    >>> along, cost, found = series(points)
+    >>> along, cost, [one.name for one in found]
+    ('top_p', 'steps', ['a'])
     """
     options = list(dict.fromkeys(key for line in lines for key in line["options"]))
     values = {key: {line["options"].get(key) for line in lines} - {None} for key in options}
     varied = [key for key in options if len(values[key]) > 1]
     numeric = [key for key in varied if all(_number(value) is not None for value in values[key])]
     along = next((key for key in (*ALONG, *numeric) if key in numeric), None)
+    cost = "steps" if "steps" in numeric else along
     found: dict[str, Series] = {}
     for line in lines:
-        others = [f"{key} {line['options'][key]}" for key in varied if key != along and key in line["options"]]
+        others = [f"{key} {line['options'][key]}" for key in varied if key in line["options"]]
+        others = [said for said in others if said.split(" ")[0] not in (along, cost)]
         name = ", ".join([line["model"], *others])
         found.setdefault(name, Series(name)).lines.append(line)
-    for one in found.values():
-        one.lines.sort(key=lambda line: _number(line["options"].get(along)) or 0.0)
-    return along, list(found.values())
+    return along, cost, list(found.values())
+
+
+def _joined(lines: list[Line], key: str | None) -> list[list[Line]]:
+    """Points that differ in one option alone, in its order; each by itself where there is none."""
+    groups: dict[Any, list[Line]] = {}
+    for line in lines:
+        rest = tuple(sorted((k, v) for k, v in line["options"].items() if k != key))
+        groups.setdefault(rest, []).append(line)
+    return [sorted(group, key=lambda line: _number(line["options"].get(key)) or 0.0) for group in groups.values()]
 
 
 def _number(value: Any) -> float | None:
@@ -100,7 +123,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _legend(found: list[Series], along: str | None, real: Line) -> list[str]:
+def _legend(found: list[Series], follow: list[str], real: Line) -> list[str]:
     out = []
     for number, one in enumerate(found):
         y = TOP + ROW * number
@@ -114,54 +137,48 @@ def _legend(found: list[Series], along: str | None, real: Line) -> list[str]:
     value = real["numbers"]["judge_ppl"]["value"]
     y = TOP + ROW * len(found)
     said = f"real texts {value:.2f}; bars and band: 95% intervals; hollow: less variety than real texts"
-    said += "" if along is None else f"; a line follows {along}"
+    said += f"; numbers: {', '.join(follow)}" if follow else ""
     out += [_cross(LEFT + 17, y - 4.5), f'<text class="note" x="{LEFT + 44}" y="{y}">{escape(said)}</text>']
     return out
 
 
-def _panel(
-    real: Line,
-    found: list[Series],
-    along: str | None,
-    label: str,
-    across: Callable[[Line], Any],
-    log: bool,
-    corner: tuple[float, float],
-) -> list[str]:
+def _panel(real: Line, found: list[Series], panel: Panel, corner: tuple[float, float]) -> list[str]:
     left, top = corner
-    with_entropy = not log
+    across, over_entropy = panel.across, not panel.log
     lines = [line for one in found for line in one.lines if across(line)]
     ppl = [end for line in [real, *lines] for end in _ends(line, "judge_ppl")]
-    xs = (
-        [end for line in [real, *lines] for end in _ends(line, "entropy")] if with_entropy else list(map(across, lines))
-    )
-    x_of, x_reach = _scale(xs, left, left + WIDTH, log=log)
+    entropies = [end for line in [real, *lines] for end in _ends(line, "entropy")]
+    x_of, x_reach = _scale(entropies if over_entropy else list(map(across, lines)), left, left + WIDTH, log=panel.log)
     y_of, y_reach = _scale(ppl, top + HEIGHT, top, log=True)
-    out = _axes(label, corner, x_of, x_reach, y_of, y_reach, log)
+    out = _axes(panel.label, corner, x_of, x_reach, y_of, y_reach, panel.log)
     low, high = (y_of(end) for end in (_ends(real, "judge_ppl")[0], _ends(real, "judge_ppl")[-1]))
     y = y_of(real["numbers"]["judge_ppl"]["value"])
     out.append(f'<rect class="band" x="{left}" width="{WIDTH}" y="{high:.1f}" height="{max(0.0, low - high):.1f}"/>')
     out.append(_stroke("real", left, y, left + WIDTH, y, extra='stroke-dasharray="5 4"'))
-    if with_entropy:
+    if over_entropy:
         x = x_of(across(real))
         out += [_stroke("real", x, top, x, top + HEIGHT, extra='stroke-dasharray="5 4"'), _cross(x, y)]
     for number, one in enumerate(found):
-        some = [line for line in one.lines if across(line)]
-        places = [(x_of(across(line)), y_of(line["numbers"]["judge_ppl"]["value"]), line) for line in some]
-        colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in places)
-        out.append(f'<polyline stroke="{colour}" stroke-dasharray="{dash}" points="{path}"/>')
-        for x, y, line in places:
-            bar = f'stroke="{colour}"'
-            ends = [y_of(end) for end in _ends(line, "judge_ppl")]
-            out.append(_stroke("bar", x, ends[0], x, ends[-1], extra=bar))
-            if with_entropy:
-                ends = [x_of(end) for end in _ends(line, "entropy")]
-                out.append(_stroke("bar", ends[0], y, ends[-1], y, extra=bar))
-            out.append(_mark(number, x, y, hollow=bool(line["less_varied"])))
-            if along is not None and along in line["options"]:
-                value = escape(line["options"][along])
-                out.append(f'<text class="note small" x="{x + 7:.1f}" y="{y - 7:.1f}">{value}</text>')
+        for group in _joined([line for line in one.lines if across(line)], panel.key):
+            out += _curve(number, group, panel, x_of, y_of)
+    return out
+
+
+def _curve(number: int, group: list[Line], panel: Panel, x_of: Scale, y_of: Scale) -> list[str]:
+    colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+    places = [(x_of(panel.across(line)), y_of(line["numbers"]["judge_ppl"]["value"]), line) for line in group]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in places)
+    out = [f'<polyline stroke="{colour}" stroke-dasharray="{dash}" points="{path}"/>']
+    for x, y, line in places:
+        bar = f'stroke="{colour}"'
+        ends = [y_of(end) for end in _ends(line, "judge_ppl")]
+        out.append(_stroke("bar", x, ends[0], x, ends[-1], extra=bar))
+        if not panel.log:
+            ends = [x_of(end) for end in _ends(line, "entropy")]
+            out.append(_stroke("bar", ends[0], y, ends[-1], y, extra=bar))
+        out.append(_mark(number, x, y, hollow=bool(line["less_varied"])))
+        said = [line["options"][key] for key in dict.fromkeys(panel.said) if key in line["options"]]
+        out.append(f'<text class="note small" x="{x + 7:.1f}" y="{y - 7:.1f}">{escape(", ".join(said))}</text>')
     return out
 
 
@@ -171,9 +188,9 @@ def _ends(line: Line, name: str) -> list[float]:
     return [one["value"]] if one["ci95"] is None else [one["ci95"][0], one["value"], one["ci95"][1]]
 
 
-def _scale(values: list[float], begin: float, end: float, *, log: bool) -> tuple[Callable[[float], float], Any]:
+def _scale(values: list[float], begin: float, end: float, *, log: bool) -> tuple[Scale, tuple[float, float]]:
     """Where a value stands, and the ends of the axis, a little beyond the values."""
-    form: Callable[[float], float] = math.log if log else float
+    form: Scale = math.log if log else float
     low, high = form(min(values)), form(max(values))
     pad = 0.06 * (high - low) or 0.1
     low, high = low - pad, high + pad
@@ -187,9 +204,9 @@ def _scale(values: list[float], begin: float, end: float, *, log: bool) -> tuple
 def _axes(
     label: str,
     corner: tuple[float, float],
-    x_of: Callable[[float], float],
+    x_of: Scale,
     x_reach: tuple[float, float],
-    y_of: Callable[[float], float],
+    y_of: Scale,
     y_reach: tuple[float, float],
     log: bool,
 ) -> list[str]:

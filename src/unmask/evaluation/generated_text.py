@@ -133,7 +133,7 @@ def _sums(reading: Reading, seed: int) -> dict[str, Measurement]:
     num_bytes_N = np.array([len(text.encode("utf-8", errors="replace")) for text in reading.texts], dtype=np.float64)
     num_bytes_N = np.maximum(num_bytes_N, 1.0)
     each: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
-        "judge_ppl": (reading.nats_N, tokens_N, np.exp),
+        "judge_ppl": (reading.nats_N, tokens_N, lambda nats: np.exp(np.minimum(nats, 700.0))),  # JSON has no infinity
         "bits_per_byte": (reading.nats_N / math.log(2), num_bytes_N, np.asarray),
         "entropy": (np.array([entropy(row) for row in rows]), texts_N, np.asarray),
         "longest_repeat": (np.array([longest_repeat(row) for row in rows], dtype=np.float64), texts_N, np.asarray),

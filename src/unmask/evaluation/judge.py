@@ -230,8 +230,8 @@ class HubJudge(Judge):
     """A causal language model of `transformers`, in fp32."""
 
     def __init__(self, name: str, where: dict[str, Any], device: torch.device) -> None:
-        transformers: Any = importlib.import_module("transformers")
         try:
+            transformers: Any = importlib.import_module("transformers")
             with redirect_stderr(io.StringIO()):  # bars of its own, which no switch of its silences all
                 self.tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
                 model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
