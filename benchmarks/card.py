@@ -1,13 +1,13 @@
 """Put a trained model among the built-in ones, with a card filled from measurements.
 
     python benchmarks/card.py stories --model FOLDER --recipe stories \
-        --eval eval.json --metrics metrics.jsonl --judge judge.json judge_own.json --opponent eval_ar.json
+        --eval eval.json --metrics metrics.jsonl --judge judged/points.jsonl --opponent eval_ar.json
 
 --model: a model's folder, weights whole or in parts. --eval, --opponent: what `unmask eval --json` printed for it and
 for its autoregressive opponent on the validation texts. --metrics: the run's, or those of several, each begun with the
-weights of the one before. --judge: what judge.py wrote, for each way of sampling. The samples are those of seeds 0 to
-3, whatever they are. What is not given is left out. With --card-only the weights stay as they are. The words beside
-the figures are in cards/NAME.toml.
+weights of the one before. --judge: points.jsonl of `unmask frontier`, one for each way of sampling. The samples are
+those of seeds 0 to 3, whatever they are. What is not given is left out. With --card-only the weights stay as they are.
+The words beside the figures are in cards/NAME.toml.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
-from judge import table
 from unmask.config import load_config
+from unmask.evaluation.frontier import read_points
+from unmask.evaluation.frontier_report import table
 from unmask.model import Model, load
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.drawing import Drawing
@@ -57,7 +58,7 @@ def card(name: str, model: Model, folder: Path, args: argparse.Namespace) -> str
     if args.metrics:
         parts += ["Validation over training (some of its rows, one draw each):", curve(_course(args.metrics))]
     if args.judge:
-        parts += ["## Texts under a judge", *(judged(_json(path)) for path in args.judge)]
+        parts += ["## Texts under a judge", *(judged(read_points(Path(path))) for path in args.judge)]
     return "\n\n".join([*parts, "## Samples", samples(model), "## Limits", words["limits"].strip()]) + "\n"
 
 
@@ -101,10 +102,20 @@ def bound(found: dict[str, Any], opponent: dict[str, Any] | None) -> str:
     return "\n".join(lines) + f"\n\n{note}"
 
 
-def judged(found: dict[str, Any]) -> str:
-    said = [] if found["sampler"] is None else [f"the sampler {found['sampler']}"]
-    said += [f"{key} {found[key]:g}" for key in ("temperature", "top_p") if found[key] != 1]
-    return f"{'With ' + ' and '.join(said) if said else 'As it is, nothing cut'}. {table(found)}"
+def judged(lines: list[dict[str, Any]]) -> str:
+    """A frontier's table below what its points share."""
+    real, *points = lines
+    shared = dict(set.intersection(*(set(point["options"].items()) for point in points)))
+    said = [f"the sampler {shared['sampler']}"] if "sampler" in shared else []
+    said += [f"{key} {float(shared[key]):g}" for key in ("temperature", "top_p") if float(shared.get(key, 1)) != 1]
+    names = [", ".join(_named(*one) for one in point["options"].items() if one[0] not in shared) for point in points]
+    rows = [real, *(point | {"name": name or point["name"]} for point, name in zip(points, names, strict=True))]
+    judge = f"Judge: {real['protocol']['judge']}; {real['protocol']['texts']} texts."
+    return f"{'With ' + ' and '.join(said) if said else 'As it is, nothing cut'}. {judge}\n\n{table(rows)}"
+
+
+def _named(option: str, value: str) -> str:
+    return f"T = {value}" if option == "steps" else f"{option} {value}"
 
 
 def curve(lines: list[dict[str, Any]]) -> str:

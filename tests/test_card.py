@@ -17,7 +17,7 @@ from unmask.storage.weight_parts import weight_files
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 BOUND = {"bits_per_byte": 0.3511, "bits_per_byte_ci95": [0.35, 0.3522], "ppl": 2.75, "ppl_ci95": [2.7, 2.8]}
-JUDGED = {"ppl": 8.0, "ppl_ci95": [7.5, 8.5], "entropy": 4.0, "texts": 2}
+REAL = {"judge_ppl": {"value": 8.0, "ci95": [7.5, 8.5], "n": 2}, "entropy": {"value": 4.0, "ci95": None, "n": 2}}
 
 
 @pytest.fixture
@@ -42,10 +42,16 @@ def test_a_card_holds_what_was_measured(
     counts = {"sequences": 2, "tokens": 99}
     evaluated = write(tmp_path / "eval.json", BOUND | counts)
     opponent = write(tmp_path / "ar.json", BOUND | counts | {"bits_per_byte": 0.3077})
-    runs = {"64": JUDGED | {"ppl": 10.0, "seconds": 1.0}}
-    judge = {"judge": "someone", "source": "here", "real": JUDGED, "runs": runs, "temperature": 1.0, "sampler": None}
-    judged = [write(tmp_path / f"judge{p}.json", judge | {"top_p": p}) for p in (1.0, 0.75)]
-    judged.append(write(tmp_path / "remdm.json", judge | {"top_p": 0.75, "sampler": "remdm"}))
+    base = {"name": "real", "numbers": REAL, "less_varied": [], "protocol": {"judge": "someone", "texts": 2}}
+
+    def judged_as(file: str, **options: str) -> str:
+        ppl = {"judge_ppl": {"value": 10.0, "ci95": [9.0, 11.0], "n": 2}}
+        points = [base | {"numbers": REAL | ppl, "options": {"steps": t, **options}} for t in ("64", "128")]
+        (tmp_path / file).write_text("".join(json.dumps(line) + "\n" for line in (base, *points)), encoding="utf-8")
+        return str(tmp_path / file)
+
+    judged = [judged_as("a.jsonl", top_p="1.0"), judged_as("b.jsonl", top_p="0.75")]
+    judged.append(judged_as("c.jsonl", top_p="0.75", sampler="remdm"))
     steps = [{"step": 10 * i, "valid_bits_per_byte": 3.0 - i / 10} for i in range(25)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(s) + "\n" for s in steps), encoding="utf-8")
     words = ["card.py", "stories", "--model", str(tmp_path / "trained"), "--recipe", "demo", "--eval", evaluated]

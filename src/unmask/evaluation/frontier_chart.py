@@ -1,0 +1,250 @@
+"""The frontier as one SVG: a judge's perplexity against unigram entropy, network calls and seconds.
+
+Lines differ by their marks and dashes as well as by their colours, so that a print in black and white can be read. A
+hollow mark is a point whose texts show less variety than the real ones, which no perplexity makes good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from unmask.axes import short, ticks
+from unmask.errors import DataError
+
+Line = dict[str, Any]
+Scale = Callable[[float], float]
+WIDTH, HEIGHT, LEFT, GAP, TOP, BOTTOM, ROW = 300, 300, 64, 74, 26, 56, 20
+COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7e57c2", "#6e7781"]
+DASHES = ["none", "7 4", "2 4", "9 3 2 3", "14 4", "4 2"]
+SHAPES = ["circle", "square", "triangle", "diamond", "down"]
+ALONG = ("temperature", "top_p", "steps")  # what a line follows over entropy, the first that varies; else steps
+STYLE = """
+  text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328; }
+  .page { fill: #ffffff; } .note { fill: #6e7781; } .small { font-size: 11px; } .grid { stroke: #d8dee4; }
+  .axis { stroke: #8c959f; } polyline { fill: none; stroke-width: 1.8; } .bar { stroke-width: 1.2; }
+  .real { stroke: #1f2328; } .band { fill: #8c959f; opacity: 0.18; } .hollow { fill: #ffffff; }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #e6edf3; } .page, .hollow { fill: #0d1117; } .note { fill: #8b949e; } .grid { stroke: #21262d; }
+    .real { stroke: #e6edf3; }
+  }
+"""
+
+
+@dataclass
+class Series:
+    """Points that look alike: they differ in what lines follow alone."""
+
+    name: str
+    lines: list[Line] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A field of the picture: what is across, the option that its lines follow, and those that are said at a point."""
+
+    label: str
+    across: Callable[[Line], Any]
+    key: str | None
+    said: tuple[str | None, ...]
+    log: bool = False
+
+
+def draw(lines: Sequence[Line]) -> str:
+    """The picture of a points.jsonl, whose first line is of the real texts.
+
+    >>> one = {"name": "real", "less_varied": [], "numbers": {k: {"value": 4.0, "ci95": [3.9, 4.1], "n": 2}
+    ...        for k in ("judge_ppl", "entropy")}}
+    >>> draw([one])[:4]
+    '<svg'
+    """
+    real, *rest = [line for line in lines if line["numbers"]["judge_ppl"]["value"] is not None]
+    if real["name"] != "real":
+        raise DataError("the real texts have no finite perplexity, so there is nothing to compare with")
+    along, cost, found = series(rest)
+    top = TOP + ROW * (len(found) + 2)
+    body = _legend(found, [key for key in dict.fromkeys((along, cost)) if key], real)
+    panels = [
+        Panel(
+            "unigram entropy of a text, nats", lambda line: line["numbers"]["entropy"]["value"], along, (along, cost)
+        ),
+        Panel("network calls at most", lambda line: line.get("protocol", {}).get("calls"), cost, (along,), True),
+        Panel("seconds a text", lambda line: line.get("protocol", {}).get("seconds_per_text"), cost, (along,), True),
+    ]
+    shown = [panel for panel in panels if not panel.log or any(panel.across(line) for line in rest)]
+    for number, panel in enumerate(shown):
+        body += _panel(real, found, panel, (LEFT + number * (WIDTH + GAP), top))
+    width, height = LEFT + len(shown) * (WIDTH + GAP) - GAP + 28, top + HEIGHT + BOTTOM
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    title = f"<title>a judge's perplexity: {escape(', '.join(one.name for one in found) or 'real texts')}</title>"
+    page = f'{title}<style>{STYLE}</style><rect class="page" width="100%" height="100%" rx="6"/>'
+    return "\n".join([f'{head} role="img">{page}', *body, "</svg>\n"])
+
+
+def series(lines: Sequence[Line]) -> tuple[str | None, str | None, list[Series]]:
+    """The options that lines follow over entropy and over cost, and the points that look alike.
+
+    >>> points = [{"model": "a", "options": {"steps": str(n), "top_p": p}} for n in (16, 64) for p in ("0.9", "1")]
+    >>> along, cost, found = series(points)
+    >>> along, cost, [one.name for one in found]
+    ('top_p', 'steps', ['a'])
+    """
+    options = list(dict.fromkeys(key for line in lines for key in line["options"]))
+    values = {key: {line["options"].get(key) for line in lines} - {None} for key in options}
+    varied = [key for key in options if len(values[key]) > 1]
+    numeric = [key for key in varied if all(_number(value) is not None for value in values[key])]
+    along = next((key for key in (*ALONG, *numeric) if key in numeric), None)
+    cost = "steps" if "steps" in numeric else along
+    found: dict[str, Series] = {}
+    for line in lines:
+        others = [f"{key} {line['options'][key]}" for key in varied if key in line["options"]]
+        others = [said for said in others if said.split(" ")[0] not in (along, cost)]
+        name = ", ".join([line["model"], *others])
+        found.setdefault(name, Series(name)).lines.append(line)
+    return along, cost, list(found.values())
+
+
+def _joined(lines: list[Line], key: str | None) -> list[list[Line]]:
+    """Points that differ in one option alone, in its order; each by itself where there is none."""
+    groups: dict[Any, list[Line]] = {}
+    for line in lines:
+        rest = tuple(sorted((k, v) for k, v in line["options"].items() if k != key))
+        groups.setdefault(rest, []).append(line)
+    return [sorted(group, key=lambda line: _number(line["options"].get(key)) or 0.0) for group in groups.values()]
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return math.inf if value in ("inf", "none") else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _legend(found: list[Series], follow: list[str], real: Line) -> list[str]:
+    out = []
+    for number, one in enumerate(found):
+        y = TOP + ROW * number
+        colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+        out.append(
+            f'<line x1="{LEFT}" x2="{LEFT + 34}" y1="{y - 4.5}" y2="{y - 4.5}" stroke="{colour}" stroke-width="1.8" '
+            f'stroke-dasharray="{dash}"/>'
+        )
+        out.append(_mark(number, LEFT + 17, y - 4.5, hollow=False))
+        out.append(f'<text x="{LEFT + 44}" y="{y}">{escape(one.name)}</text>')
+    value = real["numbers"]["judge_ppl"]["value"]
+    y = TOP + ROW * len(found)
+    said = f"real texts {value:.2f}; bars and band: 95% intervals; hollow: less variety than real texts"
+    said += f"; numbers: {', '.join(follow)}" if follow else ""
+    out += [_cross(LEFT + 17, y - 4.5), f'<text class="note" x="{LEFT + 44}" y="{y}">{escape(said)}</text>']
+    return out
+
+
+def _panel(real: Line, found: list[Series], panel: Panel, corner: tuple[float, float]) -> list[str]:
+    left, top = corner
+    across, over_entropy = panel.across, not panel.log
+    lines = [line for one in found for line in one.lines if across(line)]
+    ppl = [end for line in [real, *lines] for end in _ends(line, "judge_ppl")]
+    entropies = [end for line in [real, *lines] for end in _ends(line, "entropy")]
+    x_of, x_reach = _scale(entropies if over_entropy else list(map(across, lines)), left, left + WIDTH, log=panel.log)
+    y_of, y_reach = _scale(ppl, top + HEIGHT, top, log=True)
+    out = _axes(panel.label, corner, x_of, x_reach, y_of, y_reach, panel.log)
+    low, high = (y_of(end) for end in (_ends(real, "judge_ppl")[0], _ends(real, "judge_ppl")[-1]))
+    y = y_of(real["numbers"]["judge_ppl"]["value"])
+    out.append(f'<rect class="band" x="{left}" width="{WIDTH}" y="{high:.1f}" height="{max(0.0, low - high):.1f}"/>')
+    out.append(_stroke("real", left, y, left + WIDTH, y, extra='stroke-dasharray="5 4"'))
+    if over_entropy:
+        x = x_of(across(real))
+        out += [_stroke("real", x, top, x, top + HEIGHT, extra='stroke-dasharray="5 4"'), _cross(x, y)]
+    for number, one in enumerate(found):
+        for group in _joined([line for line in one.lines if across(line)], panel.key):
+            out += _curve(number, group, panel, x_of, y_of)
+    return out
+
+
+def _curve(number: int, group: list[Line], panel: Panel, x_of: Scale, y_of: Scale) -> list[str]:
+    colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+    places = [(x_of(panel.across(line)), y_of(line["numbers"]["judge_ppl"]["value"]), line) for line in group]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in places)
+    out = [f'<polyline stroke="{colour}" stroke-dasharray="{dash}" points="{path}"/>']
+    for x, y, line in places:
+        bar = f'stroke="{colour}"'
+        ends = [y_of(end) for end in _ends(line, "judge_ppl")]
+        out.append(_stroke("bar", x, ends[0], x, ends[-1], extra=bar))
+        if not panel.log:
+            ends = [x_of(end) for end in _ends(line, "entropy")]
+            out.append(_stroke("bar", ends[0], y, ends[-1], y, extra=bar))
+        out.append(_mark(number, x, y, hollow=bool(line["less_varied"])))
+        said = [line["options"][key] for key in dict.fromkeys(panel.said) if key in line["options"]]
+        out.append(f'<text class="note small" x="{x + 7:.1f}" y="{y - 7:.1f}">{escape(", ".join(said))}</text>')
+    return out
+
+
+def _ends(line: Line, name: str) -> list[float]:
+    """The ends of an interval, or the number alone where it has none."""
+    one = line["numbers"][name]
+    return [one["value"]] if one["ci95"] is None else [one["ci95"][0], one["value"], one["ci95"][1]]
+
+
+def _scale(values: list[float], begin: float, end: float, *, log: bool) -> tuple[Scale, tuple[float, float]]:
+    """Where a value stands, and the ends of the axis, a little beyond the values."""
+    form: Scale = math.log if log else float
+    low, high = form(min(values)), form(max(values))
+    pad = 0.06 * (high - low) or 0.1
+    low, high = low - pad, high + pad
+
+    def scale(value: float) -> float:
+        return begin + (end - begin) * (form(value) - low) / (high - low)
+
+    return scale, (math.exp(low), math.exp(high)) if log else (low, high)
+
+
+def _axes(
+    label: str,
+    corner: tuple[float, float],
+    x_of: Scale,
+    x_reach: tuple[float, float],
+    y_of: Scale,
+    y_reach: tuple[float, float],
+    log: bool,
+) -> list[str]:
+    left, top = corner
+    bottom = top + HEIGHT
+    out = [f'<text class="note" x="{left}" y="{top - 10}">judge\'s perplexity, logarithmic</text>']
+    for tick in ticks(*y_reach, log=True):
+        y = y_of(tick)
+        out.append(_stroke("grid", left, y, left + WIDTH, y))
+        out.append(f'<text class="note" x="{left - 8}" y="{y + 4.5:.1f}" text-anchor="end">{short(tick)}</text>')
+    for tick in ticks(*x_reach, log=log):
+        x = x_of(tick)
+        out.append(_stroke("axis", x, bottom, x, bottom + 5))
+        out.append(f'<text class="note" x="{x:.1f}" y="{bottom + 20}" text-anchor="middle">{short(tick)}</text>')
+    out.append(_stroke("axis", left, bottom, left + WIDTH, bottom))
+    said = f"{label}, logarithmic" if log else label
+    return [*out, f'<text x="{left + WIDTH / 2}" y="{bottom + 42}" text-anchor="middle">{said}</text>']
+
+
+def _stroke(kind: str, x1: float, y1: float, x2: float, y2: float, *, extra: str = "") -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {extra}/>'
+
+
+def _cross(x: float, y: float) -> str:
+    return _stroke("real", x - 6, y - 6, x + 6, y + 6) + _stroke("real", x - 6, y + 6, x + 6, y - 6)
+
+
+def _mark(number: int, x: float, y: float, *, hollow: bool) -> str:
+    colour = COLOURS[number % len(COLOURS)]
+    look = f'class="{"hollow" if hollow else "mark"}" stroke="{colour}" stroke-width="1.6"'
+    look += "" if hollow else f' fill="{colour}"'
+    shape = SHAPES[number % len(SHAPES)]
+    if shape == "circle":
+        return f'<circle {look} cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>'
+    shapes: dict[str, list[tuple[float, float]]] = {
+        "square": [(-4, -4), (4, -4), (4, 4), (-4, 4)],
+        "triangle": [(0, -5.5), (5, 4), (-5, 4)],
+        "diamond": [(0, -6), (5.5, 0), (0, 6), (-5.5, 0)],
+        "down": [(0, 5.5), (5, -4), (-5, -4)],
+    }
+    return f'<polygon {look} points="{" ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in shapes[shape])}"/>'

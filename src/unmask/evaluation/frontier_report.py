@@ -1,0 +1,81 @@
+"""The points of a frontier as a table for people and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from typing import Any
+
+Line = dict[str, Any]
+COLUMNS = {
+    "judge_ppl": "judge's perplexity (95%)",
+    "entropy": "unigram entropy",
+    "distinct_4": "distinct 4-grams",
+    "repeated_4": "repeated 4-grams",
+    "longest_repeat": "longest repeat",
+    "self_bleu": "self-BLEU",
+    "mauve": "MAUVE",
+    "length": "tokens",
+}
+
+
+def table(lines: Iterable[Line]) -> str:
+    """Markdown: each number with its interval, the perplexity also as a multiple of the real texts'; the first line is
+    of the real texts. A star: less variety than theirs, the intervals apart.
+
+    >>> one = {"name": "real", "numbers": {"judge_ppl": {"value": 8.0, "ci95": [7.5, 8.5], "n": 9}}, "less_varied": []}
+    >>> print(table([one]).splitlines()[-1])
+    | real | 8.00 (7.50–8.50) | 1.00 |
+    """
+    lines = list(lines)
+    shown = [name for name in COLUMNS if any(name in line["numbers"] for line in lines)]
+    heads = [head for name in shown for head in ([COLUMNS[name]] + (["to real"] if name == "judge_ppl" else []))]
+    out = ["| texts | " + " | ".join(heads) + " |", "|" + " --- |" * (len(heads) + 1)]
+    for line in lines:
+        cells = [line["name"]]
+        for name in shown:
+            cells.append(_cell(line, name))
+            if name == "judge_ppl":
+                mine, real = (of["numbers"][name]["value"] for of in (line, lines[0]))
+                cells.append(f"{mine / real:.2f}" if mine and real else "")
+        out.append("| " + " | ".join(cells) + " |")
+    return "\n".join(out)
+
+
+def _cell(line: Line, name: str) -> str:
+    one = line["numbers"].get(name)
+    if one is None:
+        return ""
+    if one["value"] is None:
+        return "not finite"
+    digits = 2 if name in ("judge_ppl", "longest_repeat") else 0 if name == "length" else 3
+    interval = "" if one["ci95"] is None else " ({:.{d}f}–{:.{d}f})".format(*one["ci95"], d=digits)
+    star = " *" if name in line["less_varied"] else ""
+    return f"{one['value']:.{digits}f}{interval}{star}"
+
+
+def as_csv(lines: Iterable[Line]) -> str:
+    """A row for each set of texts: its options, how it was written, each number with both ends of its interval.
+
+    >>> one = {"name": "real", "numbers": {"entropy": {"value": 4.1, "ci95": None, "n": 9}}, "less_varied": []}
+    >>> as_csv([one]).splitlines()[0]
+    'texts,model,calls,seconds_per_text,device,dtype,entropy,entropy_low,entropy_high,less_varied,lost'
+    """
+    lines = list(lines)
+    options = list(dict.fromkeys(key for line in lines for key in line.get("options", {})))
+    names = list(dict.fromkeys(name for line in lines for name in line["numbers"]))
+    how = ["calls", "seconds_per_text", "device", "dtype"]
+    ends = [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["texts", "model", *options, *how, *ends, "less_varied", "lost"])
+    for line in lines:
+        protocol = line.get("protocol", {}) if "model" in line else {}  # of real texts it is the judge's device alone
+        row = [line["name"], line.get("model", ""), *(line.get("options", {}).get(key, "") for key in options)]
+        row += [protocol.get(key, "") for key in how]
+        for name in names:
+            one = line["numbers"].get(name) or {"value": None, "ci95": None}
+            row += ["" if value is None else value for value in (one["value"], *(one["ci95"] or (None, None)))]
+        writer.writerow([*row, " ".join(line["less_varied"]), len(line.get("lost", []))])
+    return out.getvalue()

@@ -1,0 +1,217 @@
+"""The frontier: which points there are, that a killed one goes on, and that texts that repeat themselves are seen."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from conftest import WORDS, Trained
+from unmask.cli import run
+from unmask.errors import DataError, UsageError
+from unmask.evaluation import frontier as frontiers
+from unmask.evaluation.frontier import Frontier, Point, line_of, points_of, read_points, write_texts
+from unmask.evaluation.frontier_chart import draw
+from unmask.evaluation.frontier_report import as_csv, table
+from unmask.evaluation.generated_text import describe
+from unmask.evaluation.judge import OwnJudge
+from unmask.model import Model
+from unmask.samplers import Ancestral, Confidence
+
+REAL = [f"{WORDS[i % 4]}\n" for i in range(8)]
+
+
+@pytest.fixture
+def judge(ar_model: Model) -> OwnJudge:
+    return OwnJudge("ours", ar_model)
+
+
+# --- points -----------------------------------------------------------------------------------------------------------
+
+
+def test_points_are_all_combinations_that_are_something(model: Model, ar_model: Model) -> None:
+    told: list[str] = []
+    over = {"sampler": ["ancestral", "confidence"], "noise": ["cosine", "linear"], "temperature": ["0.5", "1.0"]}
+    points = points_of({"a": model, "ar": ar_model}, over, told.append)
+    assert [len([point for point in points if point.model == name]) for name in ("a", "ar")] == [4 + 2, 2]
+    kinds = {type(sampler) for point, sampler in points.items() if point.model == "a"}
+    assert kinds == {Ancestral, Confidence}
+    cosine = points[Point("a", (("sampler", "ancestral"), ("noise", "cosine"), ("temperature", "0.5")))]
+    assert isinstance(cosine, Ancestral)
+    assert (type(cosine.noise).__name__, cosine.temperature) == ("Cosine", 0.5)
+    assert any("noise" in sentence for sentence in told)
+    assert points_of({"a": model}, {"steps": ["inf"]})[Point("a", (("steps", "inf"),))].steps is None  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("over", [{"stepz": ["1"]}, {"steps": ["many"]}, {"sampler": ["tweedie"]}, {"sampler": ["x"]}])
+def test_what_no_point_has_is_refused(model: Model, over: dict[str, list[str]]) -> None:
+    with pytest.raises(UsageError):
+        points_of({"a": model}, over)
+
+
+def test_steps_of_an_autoregressive_model_alone_are_refused(ar_model: Model) -> None:
+    with pytest.raises(UsageError, match="leave it out"):
+        points_of({"ar": ar_model}, {"steps": ["1", "2"]})
+
+
+def test_names_of_points_are_names_of_files() -> None:
+    one, other = Point("runs/a", (("top_p", "0.9"),)), Point("models/a", (("top_p", "0.9"),))
+    assert one.name != other.name
+    assert "/" not in one.name + Point("a", (("x", "../b"),)).name
+
+
+def test_texts_have_the_lengths_of_real_ones(model: Model, ar_model: Model) -> None:
+    sampler = model.make_sampler(steps=4)
+    written = write_texts(model, sampler, REAL, batch=3)
+    room = [len(model.tokenizer.encode(text)) for text in REAL]
+    assert all(len(model.tokenizer.encode(text)) <= n + 1 for text, n in zip(written.texts, room, strict=True))
+    assert written.how["calls"] == 4
+    assert written.how["dtype"] == "float32"
+    again = write_texts(model, sampler, REAL, batch=3)
+    assert again.texts == written.texts
+    assert all(len(text) <= 5 for text in write_texts(model, sampler, REAL, length=5).texts)
+    own = write_texts(ar_model, ar_model.sampler, REAL[:2])
+    assert own.how["calls"] == ar_model.length
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_frontier_goes_on(
+    model: Model, judge: OwnJudge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = {"a": model}
+    points = points_of(models, {"steps": ["1", "2", "4"]})
+    calls: list[str] = []
+    write, say = frontiers.write_texts, frontiers.describe
+
+    def once(*args: Any, **how: Any) -> Any:
+        calls.append("write")
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return write(*args, **how)
+
+    monkeypatch.setattr(frontiers, "write_texts", once)
+    with pytest.raises(KeyboardInterrupt):
+        Frontier(tmp_path / "f", REAL).write(points, models)
+    texts = {path.name: path.read_bytes() for path in (tmp_path / "f" / "texts").iterdir()}
+    assert len(texts) == 2
+    assert Frontier(tmp_path / "f", REAL).write(points, models) == []
+    assert len(calls) == 4  # the third again, the first two not
+    assert all((tmp_path / "f" / "texts" / name).read_bytes() == was for name, was in texts.items())
+
+    judged: list[int] = []
+
+    def killed(*args: Any, **how: Any) -> Any:
+        judged.append(1)
+        if len(judged) == 3:  # after the real texts and one point
+            raise KeyboardInterrupt
+        return say(*args, **how)
+
+    monkeypatch.setattr(frontiers, "describe", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Frontier(tmp_path / "f", REAL).judge(judge, list(points))
+    first = read_points(tmp_path / "f" / "points.jsonl")
+    assert [line["name"] for line in first] == ["real", "a-steps=1"]
+    again = Frontier(tmp_path / "f", REAL)
+    assert again.judge(judge, list(points)) == []
+    assert len(judged) == 3 + 3  # the real texts once more, and the two that were missing
+    assert again.lines()[:2] == first
+    assert [line["name"] for line in again.lines()] == ["real", "a-steps=1", "a-steps=2", "a-steps=4"]
+    assert again.judge(judge, list(points)) == []
+    assert len(judged) == 6  # nothing is left to do
+
+
+def test_another_frontier_is_not_gone_on_with(model: Model, ar_model: Model, judge: OwnJudge, tmp_path: Path) -> None:
+    points = points_of({"a": model}, {"steps": ["1"]})
+    Frontier(tmp_path / "f", REAL).write(points, {"a": model})
+    with pytest.raises(UsageError, match="real texts"):
+        Frontier(tmp_path / "f", [*REAL[1:], REAL[0]])
+    with pytest.raises(UsageError, match="seed"):
+        Frontier(tmp_path / "f", REAL, seed=1)
+    with pytest.raises(UsageError, match="another model a"):
+        Frontier(tmp_path / "f", REAL).write(points_of({"a": ar_model}, {}), {"a": ar_model})
+    Frontier(tmp_path / "f", REAL).judge(judge, list(points))
+    judge.features = "mean"
+    with pytest.raises(UsageError, match="another judge"):
+        Frontier(tmp_path / "f", REAL).judge(judge, list(points))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear", encoding="utf-8")
+    with pytest.raises(UsageError, match="of its own"):
+        Frontier(tmp_path / "mine", REAL)
+    with pytest.raises(DataError, match="no real text"):
+        Frontier(tmp_path / "g", [])
+
+
+# --- what a picture must show -----------------------------------------------------------------------------------------
+
+
+def test_a_degenerate_sampler_is_caught(judge: OwnJudge, tmp_path: Path) -> None:
+    """One sentence over and over has a better perplexity than real texts, a soup of their letters their entropy."""
+    draw_ = random.Random(0)
+    real = ["\n".join(draw_.sample(WORDS, 2))[:31] for _ in range(24)]
+    sets = {
+        "repeated": [(WORDS[0] + "\n" + WORDS[0])[:31]] * 24,
+        "soup": ["".join(draw_.sample(text, len(text))) for text in real],
+        "honest": ["\n".join(draw_.sample(WORDS, 2))[:31] for _ in range(24)],
+    }
+    known = describe(judge, real)
+    lines: list[dict[str, Any]] = [line_of("real", known)]
+    for name, texts in sets.items():
+        lines.append(line_of(name, describe(judge, texts, known), known) | {"model": name, "options": {}})
+    found = {line["name"]: line for line in lines}
+
+    def interval(name: str, number: str) -> list[float]:
+        ends: list[float] = found[name]["numbers"][number]["ci95"]
+        return ends
+
+    assert interval("repeated", "judge_ppl")[1] < interval("real", "judge_ppl")[0]  # the judge alone is taken in
+    assert {"entropy", "distinct_1", "distinct_4", "repeated_4"} <= set(found["repeated"]["less_varied"])
+    assert found["repeated"]["numbers"]["mauve"]["value"] < 0.5 * found["honest"]["numbers"]["mauve"]["value"]
+    assert interval("soup", "judge_ppl")[0] > 2 * interval("real", "judge_ppl")[1]
+    assert found["soup"]["less_varied"] == []
+    assert found["honest"]["less_varied"] == []
+    picture = ElementTree.fromstring(draw(lines))
+    marks = [part for part in picture.iter() if part.get("class") in ("hollow", "mark")]
+    hollow = [part for part in marks if part.get("class") == "hollow"]
+    assert len(hollow) == 1  # beside three in the legend and two in the field that are not
+    assert len(marks) == 6
+    assert "*" in next(line for line in table(lines).splitlines() if line.startswith("| repeated"))
+    rows = list(csv.DictReader(as_csv(lines).splitlines()))
+    assert [bool(row["less_varied"]) for row in rows] == [False, True, False, False]
+
+
+def test_frontier_on_the_command_line(
+    trained: Trained, trained_ar: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "real.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in REAL), encoding="utf-8")
+    words = ["frontier", str(trained.folder), str(trained_ar.folder), "--real", str(tmp_path / "real.jsonl")]
+    words += ["--over", "steps=1,4", "--over", "temperature=0.5,1.0", "--out", str(tmp_path / "f"), "--device", "cpu"]
+    assert run([*words, "--write-only"]) == 0
+    assert len(list((tmp_path / "f" / "texts").iterdir())) == 4 + 2
+    assert run([*words, "--judge", str(trained_ar.folder)]) == 0
+    told = capsys.readouterr()
+    assert "without steps" in told.err
+    assert told.out.count("| ") > 7
+    points = read_points(tmp_path / "f" / "points.jsonl")
+    assert len(points) == 7
+    rows = list(csv.DictReader((tmp_path / "f" / "frontier.csv").read_text(encoding="utf-8").splitlines()))
+    assert [row["calls"] for row in rows] == ["", "1", "1", "4", "4", "32", "32"]
+    assert {row["dtype"] for row in rows[1:]} == {"float32"}
+    picture = ElementTree.fromstring((tmp_path / "f" / "frontier.svg").read_text(encoding="utf-8"))
+    shown = " ".join(part.text or "" for part in picture.iter())
+    assert "network calls at most" in shown
+    assert "seconds a text" in shown
+    assert "unigram entropy of a text, nats" in shown
+    # A point whose texts are spoilt is told; the others stand.
+    spoilt = tmp_path / "f" / "texts" / f"{points[1]['name']}.jsonl"
+    spoilt.write_text('{"text": 1}\n', encoding="utf-8")
+    (tmp_path / "f" / "points.jsonl").unlink()
+    assert run([*words, "--judge", str(trained_ar.folder)]) == 1
+    assert spoilt.name in capsys.readouterr().err
+    assert len(read_points(tmp_path / "f" / "points.jsonl")) == 6
