@@ -148,7 +148,8 @@ class Queue:
 
 def _setting(name: str, settings: dict[str, Any]) -> Setting:
     own = dict(settings[name])
-    whole = dict(settings[own.pop("like")]) | own if "like" in own else own
+    other = settings[own.pop("like")] if "like" in own else {}
+    whole = other | own | {"options": other.get("options", {}) | own.get("options", {})}
     also = tuple(whole.pop("also", ()))
     return Setting(name, number(whole.pop("tokens")), whole.pop("options"), also=also, **whole)
 
