@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
-from itertools import accumulate, pairwise
 
+from unmask.axes import short, ticks
 from unmask.errors import DataError
+from unmask.reporting.plotting import Points, smoothed, thinned, unit_of
 
 WIDTH, HEIGHT = 720, 360  # of the field
 LEFT, RIGHT, TOP, BOTTOM, LINE = 64, 24, 24, 52, 20
-BUCKETS = 400  # points of a training curve at most: more than a screen shows
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7e57c2", "#6e7781"]
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328; }
@@ -24,7 +24,6 @@ STYLE = """
     .axis { stroke: #6e7681; } .dot { stroke: #0d1117; } polyline, .dot, .key { filter: brightness(1.35); }
   }
 """
-Points = list[tuple[float, float]]
 Scale = Callable[[float], float]
 
 
@@ -46,22 +45,20 @@ def draw(curves: list[Curve], *, across: str, up: str, log: bool = False) -> str
     top = TOP + LINE * len(curves) + LINE
     x_hi = max(x for curve in curves for x, _ in (*curve.loss, *curve.valid)) or 1.0
     y_lo, y_hi = _reach(curves, x_hi, log)
-    unit, divisor = _unit(across, x_hi)
+    unit, divisor = unit_of(across, x_hi)
     x_of = _scale(0.0, x_hi, LEFT, LEFT + WIDTH)
     y_of = _scale(y_lo, y_hi, top + HEIGHT, top, log=log)
     body = [
         f'<clipPath id="field"><rect x="{LEFT}" y="{top - 4}" width="{WIDTH + 8}" height="{HEIGHT + 4}"/></clipPath>'
     ]
-    for tick in _ticks(y_lo, y_hi, log):
+    for tick in ticks(y_lo, y_hi, log):
         y = y_of(tick)
         body.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
         body.append(f'<text class="note" x="{LEFT - 8}" y="{y + 4.5:.1f}" text-anchor="end">{tick:.4g}</text>')
-    for tick in _ticks(0.0, x_hi / divisor, False):
+    for tick in ticks(0.0, x_hi / divisor, False):
         x = x_of(tick * divisor)
         body.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{top + HEIGHT}" y2="{top + HEIGHT + 5}"/>')
-        body.append(
-            f'<text class="note" x="{x:.1f}" y="{top + HEIGHT + 20}" text-anchor="middle">{_short(tick)}</text>'
-        )
+        body.append(f'<text class="note" x="{x:.1f}" y="{top + HEIGHT + 20}" text-anchor="middle">{short(tick)}</text>')
     bottom = top + HEIGHT
     body.append(f'<line class="axis" x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{bottom}" y2="{bottom}"/>')
     body.append(f'<text x="{LEFT + WIDTH / 2}" y="{bottom + 42}" text-anchor="middle">{unit}</text>')
@@ -119,36 +116,6 @@ def _legend(curve: Curve, colour: str, y: float) -> list[str]:
     ]
 
 
-def smoothed(points: Points) -> Points:
-    """Each point's mean with its neighbours on both sides: without the lag of a running mean.
-
-    >>> smoothed([(1.0, 3.0), (2.0, 2.0)])
-    [(1.0, 3.0), (2.0, 2.0)]
-    """
-    reach = len(points) // 40
-    sums = [0.0, *accumulate(y for _, y in points)]
-    out = []
-    for i, (x, _) in enumerate(points):
-        half = min(reach, i)  # at the steep begin as few before as after
-        low, high = i - half, min(i + half + 1, len(points))
-        out.append((x, (sums[high] - sums[low]) / (high - low)))
-    return out
-
-
-def thinned(points: Points) -> Points:
-    """At most BUCKETS points, each the mean of its neighbours; first and last stay.
-
-    >>> len(thinned([(float(i), 1.0) for i in range(10_000)]))
-    402
-    """
-    if len(points) <= BUCKETS:
-        return points
-    cuts = [round(i * len(points) / BUCKETS) for i in range(BUCKETS + 1)]
-    parts = [points[lo:hi] for lo, hi in pairwise(cuts)]
-    means = [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
-    return [points[0], *means, points[-1]]
-
-
 def _reach(curves: list[Curve], x_hi: float, log: bool) -> tuple[float, float]:
     """The ends of the axis. How far a run falls at first would flatten all that follows: of its first part only
     what lies within reach of the rest is drawn, and the curve comes in from above."""
@@ -171,37 +138,3 @@ def _scale(low: float, high: float, begin: float, end: float, *, log: bool = Fal
         return begin + (end - begin) * (form(value) - form(low)) / (form(high) - form(low))
 
     return scale
-
-
-def _ticks(low: float, high: float, log: bool) -> list[float]:
-    """Round numbers within reach: about six, or on a logarithmic scale 1, 2, 5 times powers of ten.
-
-    >>> _ticks(0, 5500, False)
-    [0.0, 1000.0, 2000.0, 3000.0, 4000.0, 5000.0]
-    """
-    if log and high / low > 4:
-        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        return [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
-    rough = (high - low) / 6
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough)
-    return [round(i * step, 10) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
-def _unit(across: str, most: float) -> tuple[str, float]:
-    """What stands below, and what its numbers are divided by."""
-    if across == "seconds":
-        return ("hours", 3600.0) if most > 7200 else ("minutes", 60.0) if most > 180 else ("seconds", 1.0)
-    return across, 1.0
-
-
-def _short(value: float) -> str:
-    """A number of few letters.
-
-    >>> _short(1500), _short(2_500_000), _short(0.5)
-    ('1.5k', '2.5M', '0.5')
-    """
-    for limit, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= limit:
-            return f"{value / limit:g}{sign}"
-    return f"{value:g}"
