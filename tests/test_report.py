@@ -19,7 +19,7 @@ from unmask.evaluation.suites.results import model_fingerprint
 from unmask.model import load
 from unmask.reporting.as_html import as_html
 from unmask.reporting.as_markdown import as_markdown
-from unmask.reporting.blocks import Code, Document, Replay, Table, Text, Title
+from unmask.reporting.blocks import Block, Code, Document, Replay, Table, Text, Title
 from unmask.reporting.metrics_file import read_metrics
 
 Capture = pytest.CaptureFixture[str]
@@ -92,7 +92,7 @@ def test_the_page_loads_nothing(copied: Path) -> None:
 
 
 def test_nothing_that_is_said_is_taken_for_markup() -> None:
-    blocks = [
+    blocks: list[Block] = [
         Title(NASTY),
         Text(NASTY),
         Table([NASTY], [[NASTY]], NASTY),

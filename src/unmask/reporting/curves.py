@@ -93,7 +93,8 @@ def panel(series: Sequence[Series], *, across: str, up: str, names: Sequence[str
         y = place(0.0, tick)[1]
         body.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         body.append(f'<text class="note" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_spelled(tick)}</text>')
-    for tick in ticks(0.0, x_hi / divisor)[:: 1 if across != "tokens" else 2]:
+    marks = ticks(0.0, x_hi / divisor)
+    for tick in marks[:: 2 if across == "tokens" and len(marks) > 5 else 1]:  # their numbers are long
         x = place(tick * divisor, low)[0]
         body.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
         body.append(f'<text class="note" x="{x:.1f}" y="{bottom + 17}" text-anchor="middle">{short(tick)}</text>')
@@ -186,7 +187,7 @@ def _reach(series: Sequence[Series], x_hi: float) -> tuple[float, float]:
     points = [p for one in series for p in one.points]
     points += [(x, y) for one in series for x, low, high in one.bars for y in (low, high)]
     later = [y for x, y in points if x >= 0.05 * x_hi] or [y for _, y in points]
-    low, high = min(y for _, y in points), max(later)
+    low, high = min(y for _, y in points), max(later if len(later) > 6 * len(series) else (y for _, y in points))
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         gap = 0.1 * abs(high) or 0.5
         return low - gap, high + gap
