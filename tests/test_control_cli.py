@@ -32,7 +32,7 @@ def test_a_text_is_printed_though_its_view_cannot_be_saved(
     words = ["generate", folder, "--length", "12", "--steps", "3", "--device", "cpu"]
     assert run(words) == 0
     plain = capsys.readouterr().out
-    monkeypatch.setattr("unmask.cli._page.atomic_text", full)
+    monkeypatch.setattr("unmask.reporting.replay.atomic_text", full)
     assert run([*words, "--html", str(tmp_path / "a.html")]) == 1
     captured = capsys.readouterr()
     assert captured.out == plain

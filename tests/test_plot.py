@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from unmask.cli import run
-from unmask.cli._chart import HEIGHT, LEFT, WIDTH, Curve, draw, smoothed, thinned
-from unmask.cli.plot import read_metrics
+from unmask.cli._chart import HEIGHT, LEFT, WIDTH, Curve, draw
 from unmask.config import RunConfig, from_dict, read_recipe
 from unmask.errors import DataError
+from unmask.reporting.metrics_file import read_metrics
+from unmask.reporting.plotting import smoothed, thinned
 
 Capture = pytest.CaptureFixture[str]
 SVG = "{http://www.w3.org/2000/svg}"

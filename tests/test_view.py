@@ -20,12 +20,12 @@ from torch import Tensor
 
 import unmask
 from unmask.cli import run
-from unmask.cli._page import Page
 from unmask.cli._terminal import draw_news, draw_row
 from unmask.cli._trace import tracing
 from unmask.data.tokenizers import Bytes, load_tokenizer
 from unmask.errors import UnmaskError, UsageError
 from unmask.model import Model
+from unmask.reporting.replay import Page
 from unmask.samplers import RunnersUp, Sampler, State, Step
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.block import Block

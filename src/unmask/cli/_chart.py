@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
-from itertools import accumulate, pairwise
 
 from unmask.axes import short, ticks
 from unmask.errors import DataError
+from unmask.reporting.plotting import Points, smoothed, thinned, unit_of
 
 WIDTH, HEIGHT = 720, 360  # of the field
 LEFT, RIGHT, TOP, BOTTOM, LINE = 64, 24, 24, 52, 20
-BUCKETS = 400  # points of a training curve at most: more than a screen shows
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7e57c2", "#6e7781"]
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328; }
@@ -25,7 +24,6 @@ STYLE = """
     .axis { stroke: #6e7681; } .dot { stroke: #0d1117; } polyline, .dot, .key { filter: brightness(1.35); }
   }
 """
-Points = list[tuple[float, float]]
 Scale = Callable[[float], float]
 
 
@@ -47,7 +45,7 @@ def draw(curves: list[Curve], *, across: str, up: str, log: bool = False) -> str
     top = TOP + LINE * len(curves) + LINE
     x_hi = max(x for curve in curves for x, _ in (*curve.loss, *curve.valid)) or 1.0
     y_lo, y_hi = _reach(curves, x_hi, log)
-    unit, divisor = _unit(across, x_hi)
+    unit, divisor = unit_of(across, x_hi)
     x_of = _scale(0.0, x_hi, LEFT, LEFT + WIDTH)
     y_of = _scale(y_lo, y_hi, top + HEIGHT, top, log=log)
     body = [
@@ -118,36 +116,6 @@ def _legend(curve: Curve, colour: str, y: float) -> list[str]:
     ]
 
 
-def smoothed(points: Points) -> Points:
-    """Each point's mean with its neighbours on both sides: without the lag of a running mean.
-
-    >>> smoothed([(1.0, 3.0), (2.0, 2.0)])
-    [(1.0, 3.0), (2.0, 2.0)]
-    """
-    reach = len(points) // 40
-    sums = [0.0, *accumulate(y for _, y in points)]
-    out = []
-    for i, (x, _) in enumerate(points):
-        half = min(reach, i)  # at the steep begin as few before as after
-        low, high = i - half, min(i + half + 1, len(points))
-        out.append((x, (sums[high] - sums[low]) / (high - low)))
-    return out
-
-
-def thinned(points: Points) -> Points:
-    """At most BUCKETS points, each the mean of its neighbours; first and last stay.
-
-    >>> len(thinned([(float(i), 1.0) for i in range(10_000)]))
-    402
-    """
-    if len(points) <= BUCKETS:
-        return points
-    cuts = [round(i * len(points) / BUCKETS) for i in range(BUCKETS + 1)]
-    parts = [points[lo:hi] for lo, hi in pairwise(cuts)]
-    means = [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
-    return [points[0], *means, points[-1]]
-
-
 def _reach(curves: list[Curve], x_hi: float, log: bool) -> tuple[float, float]:
     """The ends of the axis. How far a run falls at first would flatten all that follows: of its first part only
     what lies within reach of the rest is drawn, and the curve comes in from above."""
@@ -170,10 +138,3 @@ def _scale(low: float, high: float, begin: float, end: float, *, log: bool = Fal
         return begin + (end - begin) * (form(value) - form(low)) / (form(high) - form(low))
 
     return scale
-
-
-def _unit(across: str, most: float) -> tuple[str, float]:
-    """What stands below, and what its numbers are divided by."""
-    if across == "seconds":
-        return ("hours", 3600.0) if most > 7200 else ("minutes", 60.0) if most > 180 else ("seconds", 1.0)
-    return across, 1.0

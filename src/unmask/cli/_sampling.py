@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from unmask.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from unmask.cli._page import Page
     from unmask.cli._picture import Recorder
     from unmask.cli._trace import Trace
     from unmask.constraints import Constraint
     from unmask.model import Model
+    from unmask.reporting.replay import Page
     from unmask.samplers import Sampler, Step
 
 RUNNERS_UP = 4  # printed for each token
@@ -236,10 +236,10 @@ class View:
 @contextmanager
 def viewing(args: argparse.Namespace, model: Model) -> Iterator[View]:
     """The view, while its terminal and trace are open."""
-    from unmask.cli._page import Page
     from unmask.cli._picture import Recorder
     from unmask.cli._terminal import watching
     from unmask.cli._trace import tracing
+    from unmask.reporting.replay import Page
 
     tokenizer = model.tokenizer
     view = View(args, Recorder(tokenizer) if args.svg else None, Page(tokenizer) if args.html else None)

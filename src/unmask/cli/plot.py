@@ -14,31 +14,16 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import math
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unmask.errors import DataError, UsageError
+from unmask.reporting.metrics_file import METRICS, Point, read_metrics
 
 if TYPE_CHECKING:
     from unmask.cli._chart import Curve
-
-METRICS = "metrics.jsonl"
-
-
-@dataclass
-class Point:
-    """A logged step, or a validation. tokens: trained on so far, from the logged steps; 0 where they do not say."""
-
-    run: str
-    step: int
-    tokens: int = 0
-    seconds: float = 0.0
-    loss: float | None = None
-    valid: float | None = None  # nats per token
-    valid_bits_per_byte: float | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from unmask.storage.atomic import atomic_text
 
     names = _names(args.run)
-    runs = {name: read_metrics(Path(path), name) for name, path in zip(names, args.run, strict=True)}
+    runs = {name: read_metrics(Path(path), name).points for name, path in zip(names, args.run, strict=True)}
     if args.json:
         print(json.dumps({"runs": {name: list(map(_plain, points)) for name, points in runs.items()}}))
         return 0
@@ -80,51 +65,6 @@ def run(args: argparse.Namespace) -> int:
     atomic_text(Path(out), picture)
     print(out)
     return 0
-
-
-def read_metrics(where: Path, name: str) -> list[Point]:
-    """What a run has written down, in its order; a last line that is cut off is left out.
-
-    >>> read_metrics(Path("runs/demo"), "demo")[-1].valid  # doctest: +SKIP
-    """
-    path = where / METRICS if where.is_dir() else where
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is not text"
-        raise DataError(f"cannot read {path}: {reason}; give the folder of a training run") from None
-    points: list[Point] = []
-    last = Point(name, 0)
-    before = 0.0  # seconds of the processes before this one: each counts from 0
-    for line in lines:
-        record = _parsed(line)
-        if "loss" in record:
-            seconds = _number(record.get("seconds")) or 0.0
-            before = last.seconds if before + seconds < last.seconds else before
-            tokens = last.tokens + round((_number(record.get("tokens")) or 0.0) * (record["step"] - last.step))
-            last = Point(name, record["step"], tokens, before + seconds, loss=_number(record["loss"]))
-            points.append(last)
-        elif "valid_nats_per_token" in record:
-            valid, bits = _number(record["valid_nats_per_token"]), _number(record.get("valid_bits_per_byte"))
-            points.append(Point(name, record["step"], last.tokens, last.seconds, valid=valid, valid_bits_per_byte=bits))
-    if not points:
-        raise DataError(
-            f"{path} tells no loss yet: wait for the run's first logged step, or give a training run's folder"
-        )
-    return points
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):  # cut off by a kill, or being written
-        return {}
-    return record if isinstance(record, dict) and type(record.get("step")) is int else {}
-
-
-def _number(value: Any) -> float | None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good else None
 
 
 def _curve(name: str, points: list[Point], args: argparse.Namespace) -> Curve:

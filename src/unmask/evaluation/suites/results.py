@@ -89,6 +89,16 @@ class Results:
         return folder / f"{one.name}.json"
 
 
+def results_in(folder: Path, suite: Suite) -> dict[str, Numbers]:
+    """What a folder holds of a suite, by the set's name; files of other things are passed over.
+
+    >>> results_in(Path("no/such/folder"), suite)  # doctest: +SKIP
+    {}
+    """
+    found = {name: _read(folder / f"{name}.json") for name in suite.sets}
+    return {name: numbers for name, numbers in found.items() if numbers.get("suite") == suite.name}
+
+
 def _read(path: Path) -> Numbers:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -36,18 +36,19 @@ def line(outcome: Outcome) -> str:
 
 def markdown(suite: Suite, model: str, outcomes: Sequence[Outcome]) -> str:
     """The table with the quoted figures beside it, and the protocol of each set."""
+    parts = [f"# {suite.name}: {model}", _table(*columns_and_rows(suite, outcomes))]
+    parts.append("\n".join(f"- {line}" for line in notes(suite, outcomes)))
+    parts.append(_protocol(outcomes))
+    return "\n\n".join(parts) + "\n"
+
+
+def columns_and_rows(suite: Suite, outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
+    """The table's cells: what was measured, and what is quoted."""
     measured = [one.numbers for one in outcomes if one.numbers is not None]
     kinds = sorted({_pseudo(numbers) for numbers in measured}) or [False]
     own = [column for pseudo in kinds for column in ("pseudo-PPL" if pseudo else "PPL", "95% interval")]
-    columns = [
-        "set",
-        *own,
-        "nats/token",
-        "bits/byte",
-        "tokens",
-        "dropped",
-        *(f"{name}, quoted" for name in suite.quoted),
-    ]
+    quoted_names = [f"{name}, quoted" for name in suite.quoted]
+    columns = ["set", *own, "nats/token", "bits/byte", "tokens", "dropped", *quoted_names]
     rows = []
     for one in outcomes:
         figures = [(sign, one.set.quoted.get(name)) for name, sign in suite.quoted.items()]
@@ -58,10 +59,7 @@ def markdown(suite: Suite, model: str, outcomes: Sequence[Outcome]) -> str:
             each = [_cells(one.numbers, pseudo=pseudo) for pseudo in kinds]
             cells = [cell for part in each for cell in part[:2]] + list(each[0][2:])
         rows.append([one.set.title, *cells, *quoted])
-    parts = [f"# {suite.name}: {model}", _table(columns, rows)]
-    parts.append(_notes(suite, outcomes))
-    parts.append(_protocol(outcomes))
-    return "\n\n".join(parts) + "\n"
+    return columns, rows
 
 
 def protocol_line(numbers: Numbers) -> str:
@@ -95,7 +93,8 @@ def source_line(numbers: Numbers) -> str:
     return f"{protocol['data']}: {protocol['split']}; {undone}"
 
 
-def _notes(suite: Suite, outcomes: Sequence[Outcome]) -> str:
+def notes(suite: Suite, outcomes: Sequence[Outcome]) -> list[str]:
+    """What the table's signs and columns mean, and what differs from what is quoted."""
     lines = [f"{one.set.title} was not measured: {one.failure}" for one in outcomes if one.failure]
     lines += [
         "≤ is an upper bound, = an exact value, ≈ a pseudo-likelihood, which is no perplexity. Intervals of 95% are "
@@ -107,7 +106,7 @@ def _notes(suite: Suite, outcomes: Sequence[Outcome]) -> str:
     ]
     found = [(one.set.title, one.numbers["protocol"]["differs"]) for one in outcomes if one.numbers is not None]
     lines += [f"{title}: {differs}." for title, differs in found if differs]
-    return "\n".join(f"- {line}" for line in lines)
+    return lines
 
 
 def _protocol(outcomes: Sequence[Outcome]) -> str:

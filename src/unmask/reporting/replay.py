@@ -69,9 +69,11 @@ class Page:
 
     def html(self) -> str:
         """The page. Text reaches it as data alone, and its policy lets no script run but its own."""
-        page = files("unmask.cli").joinpath("replay.html").read_text(encoding="utf-8")
+        page = files("unmask.reporting").joinpath("replay.html").read_text(encoding="utf-8")
         script, style = (re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)[0] for tag in ("script", "style"))
-        policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'"
+        policy = (
+            f"default-src 'none'; script-src {hash_source(script)}; style-src {hash_source(style)}; base-uri 'none'"
+        )
         page = page.replace("@CSP@", policy).replace("@TITLE@", f"unmask: a text in {len(self.steps)} steps")
         before, _, after = page.partition("@DATA@")
         return before + _for_script(self.data()) + after
@@ -86,7 +88,8 @@ def _for_script(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _hash(content: str) -> str:
+def hash_source(content: str) -> str:
+    """How a Content-Security-Policy names an inline script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 

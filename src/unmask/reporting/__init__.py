@@ -1,0 +1,1 @@
+"""Reports: what runs have written down, as a page for people."""
