@@ -205,7 +205,7 @@ class HarnessModel:
             "upper bound": "log-likelihoods are lower bounds of log p (perplexities are upper bounds)",
             "pseudo": "log-likelihoods are pseudo-likelihoods, no bound of log p",
         }[self.kind]
-        how = f", in the order {self.order!r}" if self.order is not None else ""
+        how = f", in the order of {type(self.order).__name__}" if self.order is not None else ""
         how += f", {self.num_samples} draws each (estimator {self.estimator})" if self.kind != "exact" else ""
         how += "" if self.reads_next else ", given the number of tokens"
         cut = [f"{number} {name.replace('_', ' ')}" for name, number in vars(self.counts).items() if number]
