@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 SHARED = {"sampling": "Sampling options", "constraints": "Constraint options"}
 VIEWS = {"--watch", "--trace", "--html", "--svg"}
-COMMANDS = {path.stem.strip("_"): path.stem for path in Path(cli.__file__).parent.glob("[!_]*.py")}
+COMMANDS = {path.stem.strip("_").replace("_", "-"): path.stem for path in Path(cli.__file__).parent.glob("[!_]*.py")}
 
 
 def blocks(page: str, language: str) -> list[str]:

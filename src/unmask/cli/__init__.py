@@ -134,9 +134,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def _commands() -> dict[str, str]:
-    """Command → module; a trailing underscore (import_) only keeps the file importable."""
+    """Command → module: lm-eval is lm_eval, and a trailing underscore (import_) only keeps the file importable."""
     path = [str(Path(__file__).parent)]
-    return {m.name.rstrip("_"): m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_")}
+    return {
+        m.name.rstrip("_").replace("_", "-"): m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_")
+    }
 
 
 def _overview() -> str:

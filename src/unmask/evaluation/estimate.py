@@ -31,8 +31,11 @@ def estimate_bound(
     num_samples: int = 8,
     estimator: str | None = None,
     label_B: Tensor | None = None,
+    key_B: Tensor | None = None,
 ) -> Bound:
     """`Objective.bound`: `num_samples` estimates of each row, in groups whose times are spread evenly.
+
+    key_B: what drives each row, in the place of its number.
 
     >>> estimate_bound(model.objective, model.denoiser, x_BL).ppl  # doctest: +SKIP
     """
@@ -42,7 +45,8 @@ def estimate_bound(
         raise UsageError(f"num_samples must be at least 1, got {num_samples}")
     if scored_BL is None:
         scored_BL = torch.ones_like(x_BL, dtype=torch.bool) if valid_BL is None else valid_BL
-    key_B = row_keys(seed, torch.arange(first_row, first_row + len(x_BL), device=x_BL.device))
+    if key_B is None:
+        key_B = row_keys(seed, torch.arange(first_row, first_row + len(x_BL), device=x_BL.device))
     groups = []
     for group in draws_of(form, key_B, num_samples):
         group_B = torch.zeros(len(x_BL), dtype=group[0][1].dtype)

@@ -45,7 +45,6 @@ def check_order(sampler: Sampler, predictor: Predictor) -> None:
         raise UsageError("a likelihood is of the model's own law: leave out temperature, top_k, top_p and draw")
 
 
-@torch.no_grad()
 def order_nats(predictor: Predictor, canvas: Canvas, sampler: Sampler, x_BL: Tensor) -> Tensor:
     """[B] -log of the probability with which the sampler writes x where the canvas is open, given its keys' order.
 
@@ -57,8 +56,21 @@ def order_nats(predictor: Predictor, canvas: Canvas, sampler: Sampler, x_BL: Ten
     >>> round(float(nats_B) / math.log(2), 6)
     4.0
     """
+    return follow_order(predictor, canvas, sampler, x_BL)[0]
+
+
+@torch.no_grad()
+def follow_order(
+    predictor: Predictor, canvas: Canvas, sampler: Sampler, x_BL: Tensor, *, while_likeliest: bool = False
+) -> tuple[Tensor, Tensor]:
+    """`order_nats`, and [B] whether each token of x was the likeliest when it opened: of a fixed order, whether x is
+    what the sampler writes when it always takes the likeliest token.
+
+    while_likeliest: stop where no row can be that any more; the nats are then of a part.
+    """
     sampler = bound_to(predictor, sampler, canvas)
     nats_B = torch.zeros(len(x_BL), dtype=torch.float64)
+    likeliest_B = torch.ones(len(x_BL), dtype=torch.bool)
     state = sampler.start(canvas)
     while (query := sampler.ask(state)) is not None:
         prediction = predictor(query)
@@ -69,8 +81,11 @@ def order_nats(predictor: Predictor, canvas: Canvas, sampler: Sampler, x_BL: Ten
         log_prob_N = torch.log_softmax(lines.to(torch.promote_types(lines.dtype, torch.float32)), dim=-1)
         log_prob_N = log_prob_N.gather(1, token_N[:, None]).squeeze(1)
         nats_B.index_add_(0, row_N.cpu(), -log_prob_N.double().cpu())
+        likeliest_B[row_N[lines.argmax(dim=-1) != token_N].cpu()] = False
+        if while_likeliest and not bool(likeliest_B.any()):
+            break
         sampler.write(state, opens_N, token_N, log_prob_N)
-    return nats_B
+    return nats_B, likeliest_B
 
 
 def mixture_nats(

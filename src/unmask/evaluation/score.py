@@ -62,7 +62,7 @@ def score(
     for lo in range(0, len(rows), BATCH):
         some = slice(lo, lo + BATCH)
         canvas = model.canvas(rows[some], may_end=True, label=[each[i] for i in owner[some]])
-        batches.append((lo, canvas, _scored(canvas, prefix_lengths[some])))
+        batches.append((lo, canvas, scored_positions(canvas, prefix_lengths[some])))
     windows = join([model.canvas_bound(canvas, scored_BL, first_row=lo, **how) for lo, canvas, scored_BL in batches])
     owner_B = torch.tensor(owner)
     draws_BS = torch.zeros(len(texts), windows.draws_BS.shape[1], dtype=windows.draws_BS.dtype)
@@ -136,7 +136,7 @@ def _windows(model: Model, text: str, head: list[int] | None) -> list[list[int]]
     return [[*head, *ids[lo : lo + room], *model.end] for lo in range(0, len(ids), room)]
 
 
-def _scored(canvas: Canvas, prefix_lengths: list[int]) -> Tensor:
+def scored_positions(canvas: Canvas, prefix_lengths: list[int]) -> Tensor:
     """All but the prompt before each row's text, what ends the row, and padding."""
     position_L = torch.arange(canvas.tokens.shape[1], device=canvas.tokens.device)
     first_B1 = torch.tensor(prefix_lengths, device=canvas.tokens.device)[:, None]
