@@ -19,9 +19,9 @@ from unmask.reporting.runs import Results, Run
 NONE = "—"
 # Table 2 of MDLM (arXiv 2406.07524): each trained on 262B tokens.
 OPENWEBTEXT = [
-    Quoted("AR", 17.54, "exact", "110M", "262B", "OpenWebText", "Table 2"),
-    Quoted("SEDD", 24.10, "upper bound", "110M", "262B", "OpenWebText", "Table 2"),
-    Quoted("MDLM", 23.21, "upper bound", "110M", "262B", "OpenWebText", "Table 2"),
+    Quoted("AR", 17.54, "exact", "", "262B", "OpenWebText", "Table 2"),
+    Quoted("SEDD", 24.10, "upper bound", "", "262B", "OpenWebText", "Table 2"),
+    Quoted("MDLM", 23.21, "upper bound", "", "262B", "OpenWebText", "Table 2"),
 ]
 CAVEAT = (
     "Quoted from MDLM (arXiv 2406.07524), not measured here: other data, another vocabulary, larger networks and far "
@@ -52,7 +52,7 @@ def _bests(runs: Sequence[Run]) -> list[Block]:
     rows = [_best_row(run) for run in runs]
     for one in (*(q for q in QUOTED.values() if q.data == "LM1B"), *OTHERS, *OPENWEBTEXT):
         value = f"{SIGN[one.kind]} {one.ppl:.2f}"
-        rows.append([one.name, value, NONE, NONE, one.parameters, one.data, one.tokens or NONE, f"quoted: {one.table}"])
+        rows.append([one.name, value, NONE, NONE, one.parameters or NONE, one.data, one.tokens or NONE, f"quoted: {one.table}"])
     quoted = frozenset(range(len(runs), len(rows)))
     caption = f"Perplexity per token at each run's best validation. {SIGNS} Intervals of 95% are over rows. {CAVEAT}"
     return [Title("Best so far, beside the paper's figures"), Table(columns, rows, caption, quoted)]
