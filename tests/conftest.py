@@ -10,7 +10,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,12 @@ import pytest
 import torch
 
 import quick_gc
-from tiny import PLAIN, TINY, MakeConfig
+from tiny import PLAIN, TINY, WORDS, MakeConfig, Record, Trained
 from unmask.config import DataConfig, RunConfig
 from unmask.corpora.text import Text
 from unmask.model import Model, load
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
-from unmask.training.callbacks import Callback, StepReport
 from unmask.training.loop import train
 
 if not torch.cuda.is_available():
@@ -34,14 +32,6 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 hypothesis.settings.register_profile("unmask", deadline=None)
 hypothesis.settings.load_profile("unmask")
-
-WORDS = (
-    "the cat sat on the mat",
-    "a dog ran to the red hut",
-    "the sun set and the moon rose",
-    "no rat ate the oat cake",
-)
-
 
 # What takes longest, and what waits for other processes, comes first: the rest then fills both workers to the end.
 FIRST = (
@@ -138,52 +128,9 @@ def make_config(corpus_file: Path) -> MakeConfig:
     return make
 
 
-class Record(Callback):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.reports: list[StepReport] = []
-        self.events: list[tuple[Any, ...]] = []
-        self.info: dict[str, Any] = {}
-
-    def on_start(self, config: RunConfig, info: dict[str, Any]) -> None:
-        self.info = info
-        self.events.append(("start",))
-
-    def on_step(self, report: StepReport) -> None:
-        self.reports.append(report)
-        self.events.append(("step", report.step))
-
-    def on_valid(self, step: int, bound: Any) -> None:
-        self.events.append(("valid", step))
-
-    def on_sample(self, step: int, text: str) -> None:
-        self.events.append(("sample", step))
-
-    def on_save(self, step: int, path: Path) -> None:
-        self.events.append(("save", step))
-
-    def on_end(self) -> None:
-        self.events.append(("end",))
-
-
 @pytest.fixture
 def record() -> Record:
     return Record()
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A finished run: its folder, its config, its model and what it reported."""
-
-    folder: Path
-    config: RunConfig
-    model: Model
-    record: Record
-
-    @property
-    def model_folder(self) -> Path:
-        return self.folder / "model"
 
 
 @pytest.fixture(scope="session")

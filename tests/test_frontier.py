@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from conftest import WORDS, Trained
+from tiny import WORDS, Trained
 from unmask.cli import run
 from unmask.errors import DataError, UsageError
 from unmask.evaluation import frontier as frontiers

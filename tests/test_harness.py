@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Trained
+from tiny import Trained
 from unmask.errors import UsageError
 from unmask.evaluation.harness import HarnessModel
 from unmask.evaluation.lm_eval_adapter import harness_model

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import WORDS, Trained
+from tiny import WORDS, Trained
 from unmask.cli import run
 from unmask.errors import DataError, UsageError
 from unmask.evaluation import judge as judges

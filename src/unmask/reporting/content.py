@@ -52,7 +52,9 @@ def _bests(runs: Sequence[Run]) -> list[Block]:
     rows = [_best_row(run) for run in runs]
     for one in (*(q for q in QUOTED.values() if q.data == "LM1B"), *OTHERS, *OPENWEBTEXT):
         value = f"{SIGN[one.kind]} {one.ppl:.2f}"
-        rows.append([one.name, value, NONE, NONE, one.parameters or NONE, one.data, one.tokens or NONE, f"quoted: {one.table}"])
+        rows.append(
+            [one.name, value, NONE, NONE, one.parameters or NONE, one.data, one.tokens or NONE, f"quoted: {one.table}"]
+        )
     quoted = frozenset(range(len(runs), len(rows)))
     caption = f"Perplexity per token at each run's best validation. {SIGNS} Intervals of 95% are over rows. {CAVEAT}"
     return [Title("Best so far, beside the paper's figures"), Table(columns, rows, caption, quoted)]

@@ -103,6 +103,7 @@ class BoundAnswer(Answer):
     pseudo_ppl_ci95: Interval = None
     nats_per_token: float | None
     nats_per_token_ci95: Interval
+    nats_per_token_ci95_given_texts: Interval = Field(description="over times and masks alone, the text as it is")
     bits_per_byte: float | None
     bits_per_byte_ci95: Interval
     nats: float | None = Field(description="of the whole text, its end-of-text included")
