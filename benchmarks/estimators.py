@@ -3,9 +3,9 @@
     python benchmarks/estimators.py MODEL TEXTS [--rows 8] [--draws 64] [--json FILE] [--plot FILE.svg]
 
 plain: what the papers' evaluations do, an independent uniform time for each draw, the weight -alpha'/(1-alpha). time:
-the same with times spread evenly over groups of four draws of a row. T=16, T=1000: steps. count: the number of masks
-instead of a time. The last two lines are what `unmask eval` takes for a network without time. Told is the variance of a
-row's estimate from `draws` calls, and how many calls plain needs for as narrow an interval, for each call.
+the same with times spread evenly over groups of four draws of a row. T=1000: steps. count: the number of masks instead
+of a time, each alone and in groups; groups of four are what `unmask eval` takes for a network without time. Told is the
+standard error of nats per token given the texts, and how many calls plain needs for as narrow an interval, for each.
 """
 
 from __future__ import annotations
@@ -23,26 +23,34 @@ from torch import Tensor
 
 from unmask.cli._chart import Curve, draw
 from unmask.corpora.sources import from_path
-from unmask.data.batch import Batch
+from unmask.data.batch import DRAW_TIME, Batch
 from unmask.data.packing import pack_texts
 from unmask.denoisers.network import evaluating
 from unmask.evaluation.evaluate import batches_of
 from unmask.model import Model, load
-from unmask.objectives.draws import bound_draws
 from unmask.rng import fold, uniform
 
-WAYS = {"plain": "time", "time": "time", "T=16": "T=16", "T=1000": "T=1000", "count alone": "count", "count": "count"}
+# How many draws of a row are spread evenly over time together, and the form of the bound.
+WAYS = {
+    "plain": (1, "time"),
+    "time": (4, "time"),
+    "T=1000": (4, "T=1000"),
+    "count alone": (1, "count"),
+    "count": (4, "count"),
+    "count of 8": (8, "count"),
+    "count of 16": (16, "count"),
+}
 
 
 @torch.no_grad()
 def estimates(model: Model, batch: Batch, name: str, draws: int) -> tuple[Tensor, float]:
     """[B, groups] independent estimates of each row, a group of draws each, and the seconds they took."""
-    form = model.objective.with_estimator(WAYS[name])
-    key_B = batch.key_B
-    if name in ("plain", "count alone"):
-        groups = [[(fold(key_B, g, 1), 1 - uniform(fold(key_B, g), 0))] for g in range(draws)]
-    else:
-        groups = list(bound_draws(key_B, draws))
+    strata, form_name = WAYS[name]
+    form = model.objective.with_estimator(form_name)
+    groups = []
+    for g in range(draws // strata):
+        u_B = uniform(fold(batch.key_B, g), DRAW_TIME)
+        groups.append([(fold(batch.key_B, g, j + 1), 1 - (u_B + j / strata) % 1) for j in range(strata)])
     began, made = time.perf_counter(), []
     with evaluating(model.denoiser):
         for group in groups:
@@ -57,7 +65,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("texts")
     parser.add_argument("--rows", type=int, default=8)
-    parser.add_argument("--draws", type=int, default=64, help="network calls of a row, a multiple of 8")
+    parser.add_argument("--draws", type=int, default=64, help="network calls of a row, a multiple of 16")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
