@@ -10,13 +10,12 @@ import pytest
 import torch
 
 import unmask
+from resuming import straight_and_stopped
 from unmask import objectives
 from unmask.cli import run
 from unmask.data.batch import make_batch
 from unmask.denoisers.dit import DiT
 from unmask.storage.model_folder import unshared
-from unmask.training.checkpoint.files import load_checkpoint
-from unmask.training.loop import train
 
 DIT = DiT(hidden=16, blocks=1, heads=2, dropout=0.0, conditioning="level")
 OBJECTIVES: dict[str, Any] = {
@@ -31,28 +30,11 @@ LEARNED = {
 }
 
 
-class StopAt(unmask.Callback):
-    def on_run(self, run: Any) -> None:
-        self.run = run
-
-    def on_step(self, report: Any) -> None:
-        if report.step == 5:
-            self.run.stop("seen enough")
-
-
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_run_resumes_bit_for_bit(make_config: Any, tmp_path: Path, name: str) -> None:
     how: dict[str, Any] = {"denoiser": DIT, "objective": OBJECTIVES[name], "optim": {"lr": 1e-2, "ema": 0.9}}
     straight, config = make_config(tmp_path / "straight", **how), make_config(tmp_path / "run", **how)
-    model = train(straight, device="cpu")
-    train(config, callbacks=[StopAt()], device="cpu")
-    train(config, resume=True, device="cpu")
-    one, other = (load_checkpoint(Path(each.out)) for each in (straight, config))
-    assert one is not None
-    assert other is not None
-    for group, named in one.tensors.items():
-        for tensor_name, tensor in named.items():
-            assert tensor.equal(other.tensors[group][tensor_name]), (group, tensor_name)
+    model, one = straight_and_stopped(straight, config)
     for part in LEARNED[name]:  # moved, and averaged
         assert not one.tensors["model"][f"objective.{part}"].equal(one.tensors["ema"][f"objective.{part}"])
     loaded = unmask.load(Path(straight.out) / "model", device="cpu")

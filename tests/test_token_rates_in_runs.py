@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import unmask
+from resuming import straight_and_stopped
 from unmask.cli import run as command
 from unmask.denoisers.dit import DiT
 from unmask.distributed.world import World
@@ -18,8 +19,7 @@ from unmask.errors import UsageError
 from unmask.objectives.token_rates import TokenRates
 from unmask.processes.token_rates import Spindle
 from unmask.storage.model_folder import unshared
-from unmask.training.checkpoint.files import load_checkpoint
-from unmask.training.loop import Run, train
+from unmask.training.loop import Run
 
 DIT = DiT(hidden=16, blocks=1, heads=2, dropout=0.0)
 NAMES = {"spindle": "objective.rates.h_I", "power": "objective.rates.log_k_I"}
@@ -30,30 +30,13 @@ def config(make_config: Any, tmp_path: Path) -> Any:
     return make_config(tmp_path / "run", denoiser=DIT, objective=TokenRates(), optim={"lr": 1e-2, "ema": 0.9})
 
 
-class StopAt(unmask.Callback):
-    def on_run(self, run: Any) -> None:
-        self.run = run
-
-    def on_step(self, report: Any) -> None:
-        if report.step == 5:
-            self.run.stop("seen enough")
-
-
 @pytest.mark.parametrize(
     "objective", [TokenRates(centre="sentence"), TokenRates(rates="power", steps=10)], ids=lambda each: each.rates
 )
 def test_a_run_resumes_bit_for_bit(config: Any, tmp_path: Path, objective: TokenRates) -> None:
     config, rates = dataclasses.replace(config, objective=objective), objective.rates
     straight = dataclasses.replace(config, out=str(tmp_path / "straight"))
-    model = train(straight, device="cpu")
-    train(config, callbacks=[StopAt()], device="cpu")
-    train(config, resume=True, device="cpu")
-    one, other = (load_checkpoint(Path(each.out)) for each in (straight, config))
-    assert one is not None
-    assert other is not None
-    for group, named in one.tensors.items():
-        for name, tensor in named.items():
-            assert tensor.equal(other.tensors[group][name]), (group, name)
+    model, one = straight_and_stopped(straight, config)
     if rates == "power":
         moved = one.tensors["model"][NAMES[rates]]
         assert (moved.abs() > 1e-3).float().mean() > 0.5  # of the tokens that are predicted at all

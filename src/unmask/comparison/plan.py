@@ -55,8 +55,8 @@ class Protocol:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A trial that is to be run."""
+class TrialSpec:
+    """Which trial: a system and a seed, by the digests of all that decides its result and of what all trials share."""
 
     name: str
     system: str
@@ -64,6 +64,12 @@ class Planned:
     fingerprint: str
     shared: str
     config: RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned(TrialSpec):
+    """A trial that is to be run."""
+
     options: dict[str, Any]  # of the recipe, those that decide the result
 
 

@@ -15,7 +15,7 @@ import torch
 
 import unmask
 from unmask.comparison.cost import parameters, training_cost
-from unmask.comparison.plan import Protocol
+from unmask.comparison.plan import Protocol, TrialSpec
 from unmask.comparison.trial import Trial, failed, write_trial
 from unmask.config import RunConfig
 from unmask.data.loader import Loader
@@ -37,15 +37,9 @@ Tell = Callable[[dict[str, Any]], None]  # what a trial is at: {"step": 10, "los
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(TrialSpec):
     """A trial as it is handed to whoever runs it."""
 
-    name: str
-    system: str
-    seed: int
-    fingerprint: str
-    shared: str
-    config: RunConfig
     protocol: Protocol
     out: Path
     device: str | None = None
