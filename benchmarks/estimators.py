@@ -23,12 +23,12 @@ from torch import Tensor
 
 from unmask.cli._chart import Curve, draw
 from unmask.corpora.sources import from_path
-from unmask.data.batch import DRAW_TIME, Batch
+from unmask.data.batch import Batch
 from unmask.data.packing import pack_texts
 from unmask.denoisers.network import evaluating
 from unmask.evaluation.evaluate import batches_of
 from unmask.model import Model, load
-from unmask.rng import fold, uniform
+from unmask.objectives.draws import bound_draws
 
 # How many draws of a row are spread evenly over time together, and the form of the bound.
 WAYS = {
@@ -47,13 +47,9 @@ def estimates(model: Model, batch: Batch, name: str, draws: int) -> tuple[Tensor
     """[B, groups] independent estimates of each row, a group of draws each, and the seconds they took."""
     strata, form_name = WAYS[name]
     form = model.objective.with_estimator(form_name)
-    groups = []
-    for g in range(draws // strata):
-        u_B = uniform(fold(batch.key_B, g), DRAW_TIME)
-        groups.append([(fold(batch.key_B, g, j + 1), 1 - (u_B + j / strata) % 1) for j in range(strata)])
     began, made = time.perf_counter(), []
     with evaluating(model.denoiser):
-        for group in groups:
+        for group in bound_draws(batch.key_B, draws, strata):
             drawn = [replace(batch, key_B=key_j_B, time_B=time_B) for key_j_B, time_B in group]
             nats = [form.row_nats(model.denoiser, one).double().cpu() for one in drawn]
             made.append(torch.stack(nats).mean(dim=0))

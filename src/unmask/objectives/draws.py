@@ -22,15 +22,17 @@ def draws_of(objective: Objective, key_B: Tensor, num_samples: int) -> Iterator[
     return bound_draws(key_B, num_samples)
 
 
-def bound_draws(key_B: Tensor, num_samples: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The draws of a bound, in groups: the rows' keys and times of each.
+def bound_draws(key_B: Tensor, num_samples: int, strata: int | None = None) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """The draws of a bound, in groups of `strata`: the rows' keys and times of each.
 
-    Times are spread evenly inside a group of a row's draws; groups and rows are independent of each other.
+    Times are spread evenly inside a group of a row's draws; groups and rows are independent of each other. None: four,
+    where that leaves two groups, since one has no spread.
 
     >>> [len(group) for group in bound_draws(torch.tensor([1]), 16)]
     [4, 4, 4, 4]
     """
-    strata = 4 if num_samples % 4 == 0 and num_samples >= 8 else 1  # two groups at least: one has no spread
+    if strata is None:
+        strata = 4 if num_samples % 4 == 0 and num_samples >= 8 else 1
     for g in range(num_samples // strata):
         u_B = uniform(fold(key_B, g), DRAW_TIME)
         yield [(fold(key_B, g, j + 1), 1 - (u_B + j / strata) % 1) for j in range(strata)]
