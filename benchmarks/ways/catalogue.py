@@ -168,6 +168,7 @@ OPTIMISATION = (
     Way("decay-0.03", "weight decay 0.03", optim={"weight_decay": 0.03}),
     Way("decay-0.1", "weight decay 0.1", optim={"weight_decay": 0.1}),
     Way("decay-0.3", "weight decay 0.3", optim={"weight_decay": 0.3}),
+    Way("decay-1", "weight decay 1", optim={"weight_decay": 1.0}),
     Way("wsd-0.6", "the rate falls over 60% of the run", optim={"decay_fraction": 0.6}),
     Way("wsd-1", "the rate falls from the start", optim={"decay_fraction": 1.0}),
     Way("warmup-1", "warm-up of 1%", optim={"warmup": 0.01}),
