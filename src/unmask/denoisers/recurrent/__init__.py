@@ -1,0 +1,1 @@
+"""What recurrent denoisers are made of: the selective scan, the short convolution, mixers and blocks."""
