@@ -113,7 +113,7 @@ def training_cost(network: Network, config: RunConfig, loader: Loader) -> tuple[
 
 
 def _flops(network: Network, counted: Counted, length: int) -> float:
-    if network.parts():  # blocks of a transformer
+    if network.parts() and network.attends:  # blocks of a transformer
         sizes = {"length": length, "hidden": network.width, "blocks": len(network.parts()), "vocab": network.num_ids}
         return flops.train(tokens=counted.tokens, masked=counted.positions, **sizes)
     weights = parameters(network)[1]  # each is used once for a token

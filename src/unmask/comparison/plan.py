@@ -300,8 +300,9 @@ def _check_builds(system: str, config: RunConfig, tokenizer: Tokenizer) -> None:
     """Build the network, and ask the objective for all that a run needs later, its sampler among it."""
     try:
         with NoStart():
-            network = config.denoiser.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
-            config.denoiser.describe(network)
+            denoiser = config.denoiser.for_tokenizer(tokenizer)
+            network = denoiser.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+            denoiser.describe(network)
             config.objective.attach(network)
         config.objective.check(network)
         config.objective.check_whole(network)

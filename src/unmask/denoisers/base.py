@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from unmask.errors import UsageError
 from unmask.registry import Room
 
 if TYPE_CHECKING:
+    from unmask.data.tokenizers import Tokenizer
     from unmask.denoisers.network import Network
 
-room = Room("unmask.denoisers", base="Denoiser", helpers=("network", "flat_rows", "ragged", "recorded"))
+room = Room("unmask.denoisers", base="Denoiser", helpers=("network", "flat_rows", "ragged", "recorded", "recurrent"))
 
 
 class Denoiser(ABC):
@@ -28,6 +29,10 @@ class Denoiser(ABC):
     @abstractmethod
     def uses_level(self) -> bool:
         """Whether the network looks at the noise level."""
+
+    def for_tokenizer(self, tokenizer: Tokenizer) -> Self:
+        """This description with what it takes from the vocabulary, where it takes something: what is built and saved."""
+        return self
 
     @abstractmethod
     def build(self, *, num_ids: int, mask_id: int) -> Network:

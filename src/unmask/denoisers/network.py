@@ -107,6 +107,7 @@ class Network(nn.Module):
     checkpoint_activations: bool = False
     recorder: Recorder | None = None  # replays training passes, where one process trains by itself on a GPU
     sharded: bool = False  # each process holds a share of each weight: only a part's own forward pass may touch them
+    attends: bool = True  # its blocks are a transformer's, whose cost grows with the square of the length
     takes_padding: bool = True  # rows of different lengths share a call by valid_BL at no extra cost
     capturable: bool = False  # no call looks at a value on the host, so that a CUDA graph may replay it
     objective: nn.Module | None  # what the objective has built beside it: trained, averaged and saved with it

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TIME, LANES = 64, 32  # of a tile
+TIME, LANES = 32, 32  # of a tile
 PROGRAMS = 1024  # fewer do not fill a device
 LEAST_TILES = 4  # of a segment
 LOG2E = tl.constexpr(1.4426950408889634)

@@ -304,8 +304,9 @@ class RunState:
 
     def _build_network(self) -> Network:
         """The denoiser, and what the objective has built beside it."""
-        network = self.config.denoiser.build(num_ids=self.tokenizer.num_ids, mask_id=self.tokenizer.mask_id)
-        self.config.denoiser.describe(network)
+        denoiser = self.config.denoiser.for_tokenizer(self.tokenizer)
+        network = denoiser.build(num_ids=self.tokenizer.num_ids, mask_id=self.tokenizer.mask_id)
+        denoiser.describe(network)
         self.config.objective.attach(network)
         self.config.objective.check(network)
         self.config.objective.check_whole(network)

@@ -21,7 +21,7 @@ from unmask.denoisers.dit.lines import Keep, Lines
 from unmask.denoisers.dit.norm import Norm
 from unmask.denoisers.dit.rotary import rope_of, rotary
 from unmask.denoisers.dit.start import start_weights
-from unmask.denoisers.dit.time import TimeEmbedding
+from unmask.denoisers.dit.time import TimeEmbedding, signal_of
 from unmask.denoisers.network import (
     Attend,
     Network,
@@ -383,11 +383,8 @@ class DiTNetwork(Network):
         level = level_column(level, z, self.uses_level, torch.float32)
         if level is None:  # constant: one row serves the whole batch
             signal = torch.zeros(1, device=z.device)
-        elif self.config.conditioning == "sigma":
-            # Published nets were trained with alpha(1) = 1e-3, so sigma never exceeded -log 1e-3.
-            signal = -torch.log1p(-level.clamp(max=1 - 1e-3))
         else:
-            signal = 1000 * level
+            signal = signal_of(self.config.conditioning, level)
         return cast(Tensor, self.time(signal))
 
     def final(self, x: Tensor, c: Tensor | None, lines: Lines) -> Tensor:

@@ -23,3 +23,11 @@ class TimeEmbedding(nn.Module):
         angle = signal.float()[..., None] * torch.exp(-math.log(10_000) * ramp)
         waves = torch.cat([angle.cos(), angle.sin()], dim=-1).to(self.mlp_in.weight.dtype)
         return self.mlp_out(F.silu(self.mlp_in(waves)))  # type: ignore[no-any-return]
+
+
+def signal_of(conditioning: str, level: Tensor) -> Tensor:
+    """What a time embedding sees of the noise level, 1 - alpha."""
+    if conditioning == "sigma":
+        # Published nets were trained with alpha(1) = 1e-3, so sigma never exceeded -log 1e-3.
+        return -torch.log1p(-level.clamp(max=1 - 1e-3))
+    return 1000 * level

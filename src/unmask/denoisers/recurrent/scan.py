@@ -120,7 +120,7 @@ def plain_scan(
             end_BKNE = _run(start_BKNE, A_NE, *own, y=y_TBKE[:, :, k])
             starts.append(start_BKNE)
             h0_BNE = end_BKNE[:, -1]
-        y = cut.unstack(y_TBKE, reverse)
+        y = cut.unstack(y_TBKE, reverse).contiguous()
         return (y + D * x.to(step)).to(x.dtype), h0_BNE.clone(), torch.cat(starts, dim=1)
 
 
@@ -169,10 +169,10 @@ def plain_scan_grad(
         for k in reversed(list(cut.groups())):
             one = Group(*(t[:, :, k].contiguous() for t in stacked), A_NE, starts[:, k])
             q_BNE = one.backward(q_BNE, [t[:, :, k] for t in made], dA_NE)
-        du, dstep, dB, dC = (cut.unstack(t, reverse) for t in made)
+        du, dstep, dB, dC = (cut.unstack(t, reverse).contiguous() for t in made)
         dx = torch.addcmul(D * dy_wide, du, step)
         dD = (dy_wide * x_wide).sum(dim=(0, 1))
-        return dx.to(x.dtype), torch.addcmul(dstep, du, x_wide), dA_NE.T, dB.to(B.dtype), dC.to(C.dtype), dD, q_BNE
+        return dx.to(x.dtype), torch.addcmul(dstep, du, x_wide), dA_NE.T.contiguous(), dB.to(B.dtype), dC.to(C.dtype), dD, q_BNE.contiguous()
 
 
 class Group(NamedTuple):
@@ -267,12 +267,8 @@ class Chunks(NamedTuple):
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, _, reverse = inputs
-    starts = output[2]
-    ctx.save_for_backward(*tensors, starts)
-    ctx.mark_non_differentiable(starts)
-    ctx.set_materialize_grads(True)
-    ctx.reverse = reverse
+    *tensors, _, ctx.reverse = inputs
+    ctx.save_for_backward(*tensors, output[2])
 
 
 def _backward(ctx: Any, dy: Tensor, dstate: Tensor, _: Any) -> tuple[Any, ...]:
@@ -280,22 +276,41 @@ def _backward(ctx: Any, dy: Tensor, dstate: Tensor, _: Any) -> tuple[Any, ...]:
     return *way(dy.contiguous(), dstate.contiguous(), *ctx.saved_tensors, ctx.reverse), None
 
 
+def _setup_own(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _setup(ctx, inputs, output)
+    ctx.mark_non_differentiable(output[2])
+
+
 class _Scan(torch.autograd.Function):
-    forward, setup_context, backward = staticmethod(_scan), staticmethod(_setup), staticmethod(_backward)
+    forward, setup_context, backward = staticmethod(_scan), staticmethod(_setup_own), staticmethod(_backward)
 
 
 _scan_op = library.custom_op("unmask::selective_scan", _scan, mutates_args=())
 _grad_op = library.custom_op("unmask::selective_scan_grad", _scan_grad, mutates_args=())
+_scan_op.register_autograd(_backward, setup_context=_setup)
 
 
-def _setup_op(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, _, reverse = inputs
-    ctx.save_for_backward(*tensors, output[2])
-    ctx.reverse = reverse
+@_scan_op.register_fake
+def _(
+    x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor, reverse: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    num = torch.library.get_ctx().new_dynamic_size()  # how a row is cut is nobody else's affair
+    return x.new_empty(x.shape), state.new_empty(state.shape), state.new_empty(len(x), num, *state.shape[1:])
 
 
-def _backward_op(ctx: Any, dy: Tensor, dstate: Tensor, _: Any) -> tuple[Any, ...]:
-    return *_grad_op(dy.contiguous(), dstate.contiguous(), *ctx.saved_tensors, ctx.reverse), None
-
-
-_scan_op.register_autograd(_backward_op, setup_context=_setup_op)
+@_grad_op.register_fake
+def _(
+    dy: Tensor,
+    dstate: Tensor,
+    x: Tensor,
+    step: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    starts: Tensor,
+    reverse: bool,
+) -> Grads:
+    inputs = (x, step, A, B, C, D, dstate)
+    dx, dstep, dA, dB, dC, dD, dfirst = (t.new_empty(t.shape) for t in inputs)
+    return dx, dstep, dA, dB, dC, dD, dfirst

@@ -1,0 +1,77 @@
+"""The other strand of a row of DNA: its letters' complements, read backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unmask.errors import UsageError
+
+if TYPE_CHECKING:
+    from unmask.data.tokenizers import Tokenizer
+
+PAIRS = {b"A": b"T", b"C": b"G", b"a": b"t", b"c": b"g"}
+
+
+def complement_of(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Of each id its complement: A and T, C and G, in capitals or not; all others are their own.
+
+    >>> from unmask.data.tokenizers import load_tokenizer
+    >>> complement_of(load_tokenizer("bytes"))[ord("A")] == ord("T")
+    True
+    """
+    spelled = tokenizer.spellings()[1]
+    pairs = {**PAIRS, **{there: here for here, there in PAIRS.items()}}
+    id_of = {word: id for id, word in enumerate(spelled) if word in pairs}
+    if missing := [word.decode() for word in (b"A", b"C", b"G", b"T") if not {word, word.lower()} & id_of.keys()]:
+        raise UsageError(f"reverse complements need the letters A, C, G and T, the tokenizer has no {missing[0]}")
+    if longer := next((w for w in spelled if w is not None and len(w) > 1 and {*w.upper()} <= {*b"ACGT"}), None):
+        raise UsageError(
+            f"reverse complements need a token a letter, the tokenizer has {longer.decode()!r}: use one of single letters"
+        )
+    complement = [
+        id if word is None else id_of.get(pairs.get(word, word), id) for id, word in enumerate(spelled)
+    ]
+    complement += range(len(complement), tokenizer.num_ids)
+    complement[tokenizer.mask_id] = tokenizer.mask_id
+    return tuple(complement)
+
+
+def check_complement(complement: Sequence[int], *, num_ids: int, mask_id: int) -> None:
+    """Refuse what is no complement of each id.
+
+    >>> check_complement((1, 0, 2), num_ids=3, mask_id=2)
+    >>> check_complement((1, 2, 0), num_ids=3, mask_id=2)
+    Traceback (most recent call last):
+    unmask.errors.UsageError: the complement of id 0 is 1, but that of 1 is 2: complements go in pairs
+    """
+    if not complement:
+        raise UsageError("reverse complements need the complement of each id: train by a recipe, or set complement")
+    if len(complement) != num_ids:
+        raise UsageError(f"complement has {len(complement)} ids, the vocabulary {num_ids}")
+    for id, other in enumerate(complement):
+        if not 0 <= other < num_ids:
+            raise UsageError(f"the complement of id {id} is {other}, which is no id below {num_ids}")
+        if complement[other] != id:
+            raise UsageError(
+                f"the complement of id {id} is {other}, but that of {other} is {complement[other]}: "
+                "complements go in pairs"
+            )
+    if complement[mask_id] != mask_id:
+        raise UsageError(f"the mask, id {mask_id}, must be its own complement, got {complement[mask_id]}")
+
+
+def reversed_places(z_BL: Tensor, valid_BL: Tensor | None) -> Tensor:
+    """Where each position of a row stands when the row is read backwards; padding stays at the end.
+
+    >>> reversed_places(torch.zeros(1, 4), torch.tensor([[True, True, True, False]]))
+    tensor([[2, 1, 0, 3]])
+    """
+    position_BL = torch.arange(z_BL.shape[1], device=z_BL.device).expand(z_BL.shape[:2])
+    if valid_BL is None:
+        return position_BL.flip(1)
+    last_B1 = valid_BL.sum(dim=1, keepdim=True) - 1
+    return torch.where(valid_BL, last_B1 - position_BL, position_BL)
