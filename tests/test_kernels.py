@@ -13,6 +13,7 @@ from unmask.config import OptimConfig
 from unmask.denoisers.dit import DiT
 from unmask.denoisers.dit.dropout import hashed_dropout
 from unmask.denoisers.dit.rotary import rotary, rotate
+from unmask.denoisers.recurrent.scan import plain_scan, plain_scan_grad
 from unmask.kernels.adamw import adamw_
 from unmask.kernels.add_norm import add_norm
 from unmask.kernels.cross_entropy import cross_entropy_grad_
@@ -21,6 +22,7 @@ from unmask.kernels.linear_gelu import linear_gelu
 from unmask.kernels.residual_norm import residual_norm
 from unmask.kernels.rope import rope_
 from unmask.kernels.rope_norm import rope_norm
+from unmask.kernels.selective_scan import scan, scan_grad
 from unmask.kernels.split_rope import split_rope
 from unmask.rng import categorical
 from unmask.sampling.captured import Lines
@@ -331,3 +333,20 @@ def test_the_updater_is_the_same_with_kernels_and_without(by_muon: bool, monkeyp
         torch.testing.assert_close(
             tensor, sides[1][name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["ahead", "back"])
+@pytest.mark.parametrize("programs", [1, 16], ids=["one segment", "several"])
+def test_selective_scan_and_its_gradient(programs: int, reverse: bool) -> None:
+    """Tiles and channels that do not divide, and a state to go on from."""
+    length, width, states, shape = 37, 5, 2, {"time": 8, "lanes": 4, "programs": programs}
+    x, step, A = randn(B, length, width), randn(B, length, width).abs(), -3 * randn(width, states).abs()
+    weights = randn(B, length, states), randn(B, length, states)
+    inputs = (x, step, A, *weights, randn(width))
+    state, dy, dstate = randn(B, states, width), randn(B, length, width), randn(B, states, width)
+    y, last, starts = scan(*inputs, state, reverse=reverse, **shape)
+    want_y, want_last, want_starts = plain_scan(*inputs, state, reverse)
+    torch.testing.assert_close((y, last), (want_y, want_last), rtol=1e-5, atol=1e-5)
+    got = scan_grad(dy, dstate, *inputs, starts, reverse=reverse, **shape)
+    want = plain_scan_grad(dy, dstate, *inputs, want_starts, reverse)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
