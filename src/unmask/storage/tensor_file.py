@@ -78,6 +78,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in _tensors(path, only_shapes=False)}
 
 
+def read_one(path: Path, name: str) -> Tensor:
+    """One tensor of a safetensors file, on the CPU, in memory of its own.
+
+    >>> read_one(Path("nowhere.safetensors"), "weight")
+    Traceback (most recent call last):
+    unmask.errors.ModelFolderError: nowhere.safetensors is missing
+    """
+    return next(tensor for _, tensor in _tensors(path, only_shapes=False, only=name)).clone()
+
+
 def read_shapes(path: Path) -> dict[str, Tensor]:
     """The same without the numbers, on the meta device: what a file claims is checked before it costs memory.
 
@@ -108,12 +118,12 @@ def read_into(path: Path, into: Mapping[str, Tensor]) -> None:
             local(place).copy_(file.get_tensor(name) if rows is None else file.get_slice(name)[rows])
 
 
-def _tensors(path: Path, *, only_shapes: bool) -> Iterator[tuple[str, Tensor]]:
+def _tensors(path: Path, *, only_shapes: bool, only: str | None = None) -> Iterator[tuple[str, Tensor]]:
     if not path.is_file():
         raise ModelFolderError(f"{path} is {'no plain file' if path.exists() else 'missing'}")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            for name in file.keys():  # noqa: SIM118 (not a dict)
+            for name in file.keys() if only is None else [only]:  # noqa: SIM118 (not a dict)
                 if not only_shapes:
                     yield name, file.get_tensor(name)
                     continue

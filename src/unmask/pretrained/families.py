@@ -1,0 +1,45 @@
+"""Which family reads a model, by the `model_type` of its config.
+
+A family is a module with `MODEL_TYPES`, the types that it knows, and `read(source) -> Pretrained`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from unmask.errors import ModelFolderError, UsageError, did_you_mean
+from unmask.pretrained.base import Pretrained, Source
+from unmask.pretrained.source import open_source
+from unmask.storage.untrusted import printable
+
+FAMILIES = ("encoders",)  # modules of this package
+DECODERS = ("falcon", "gemma", "gpt2", "gpt_neox", "llama", "mistral", "opt", "phi", "qwen2", "qwen3")
+
+
+def read_pretrained(source: str | Source) -> Pretrained:
+    """A model of others, read by its family; `source` is a path, a hub name, or what `open_source` has opened.
+
+    >>> read_pretrained("bert-base-uncased").length  # doctest: +SKIP
+    512
+    """
+    source = open_source(source) if isinstance(source, str) else source
+    families = _families()
+    kind = source.model_type
+    if kind in families:
+        made: Pretrained = families[kind].read(source)
+        return made
+    said, known = printable(repr(kind), 60), ", ".join(sorted(families))
+    if not kind:
+        raise ModelFolderError(f"{source.where}: config.json has no model_type, so nobody knows what network it is")
+    if kind in DECODERS:
+        raise UsageError(
+            f"{source.where} is a decoder, {said}, which has no mask and sees one side; models that can be read: {known}"
+        )
+    raise UsageError(f"{source.where} has the model_type {said}, which is not among those that can be read; "
+                     f"{did_you_mean(kind, families)}")
+
+
+def _families() -> dict[str, Any]:
+    modules = [importlib.import_module(f"unmask.pretrained.{name}") for name in FAMILIES]
+    return {kind: module for module in modules for kind in module.MODEL_TYPES}
