@@ -297,7 +297,6 @@ def test_what_a_network_cannot_do_it_refuses() -> None:
         ({"groups": 3}, "multiple of groups"),
         ({"head_dim": 7}, "even"),
         ({"heads": 5, "groups": 5}, "multiple of heads"),
-        ({"begin": 2}, "shifted"),
         ({"inner": 0}, "at least 1"),
         ({"theta": 0.5}, "theta"),
     ):

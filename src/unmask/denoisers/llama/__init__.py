@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +44,8 @@ class Llama(Denoiser):
     that stands before a causal or shifted network's first position; None: the mask.
     """
 
+    chosen_by_recipe: ClassVar[tuple[str, ...]] = ("causal", "shifted")  # whatever the weights were trained for
+
     size: Literal["nano", "micro", "mini", "tiny", "small", "medium"] = "tiny"
     hidden: int | None = None  # these three override the size
     blocks: int | None = None
@@ -75,8 +77,6 @@ class Llama(Denoiser):
             raise UsageError(f"hidden ({dims.hidden}) must be a multiple of heads ({dims.heads}), or head_dim be set")
         if not self.theta > 1 or not self.eps > 0:
             raise UsageError(f"theta must be above 1 and eps above 0, got {self.theta} and {self.eps}")
-        if self.begin is not None and not (self.causal or self.shifted):
-            raise UsageError("begin stands before the rows of a causal or shifted network: leave it out, or set one")
 
     @property
     def dims(self) -> Dims:
