@@ -98,13 +98,21 @@ class MDLMWarm(MDLM):
             torch.cat([back.x_BL, noised.z_BL]),
             level_B if denoiser.uses_level else None,
             torch.cat([told_N, masked_N + back.x_BL.numel()]),
-            attend=Attend(_joined(back.valid_BL, rest.valid_BL), back=len(back.x_BL)),
+            attend=self._attend_both(back, rest),
             label_B=_joined(back.label_B, rest.label_B),
         )
         x_N, weight_N = (put(t, h_ND.device) for t in (x_N, weight_N))
         nats, nats_N = weighted_nats(denoiser, h_ND, x_N, weight_N)
         nats = nats + self.schedule_loss(process, rest, noised, nats_N[len(scored_N) :])
         return LossSum(nats, batch.num_tokens)
+
+    def _attend_both(self, back: Batch, rest: Batch) -> Attend:
+        """The rows that look back, and after them the others as they attend."""
+        told = self.attend(rest)
+        mask = told.mask
+        if mask is not None:
+            mask = torch.cat([mask.new_ones(len(back.x_BL), *mask.shape[1:]), mask])
+        return Attend(_joined(back.valid_BL, rest.valid_BL), mask, causal=told.causal, back=len(back.x_BL))
 
 
 def next_tokens(batch: Batch, *, shifted: bool = False) -> tuple[Tensor, Tensor]:
