@@ -159,8 +159,10 @@ class RunConfig:
         if self.save_as == "sharded" and self.async_save:
             raise ConfigError("sharded checkpoints are not written in the background: set save_as = whole or auto")
         self.objective.check(self.denoiser)
-        if self.data.packing == "wrap" and self.data.anchor not in ("auto", "none"):
+        if self.data.packing == "wrap" and self.data.anchor not in ("auto", "none") and not self.denoiser.framed:
             raise ConfigError("data.anchor frames rows of the packings pad and sentence: leave it out, or set packing")
+        if self.anchor != "none" and self.data.windows != "fixed" and self.data.packing == "wrap":
+            raise ConfigError("rows that begin and end with fixed tokens are not shifted: set data.windows = fixed")
         if self.data.packing != "wrap" and self.data.windows != "fixed":
             raise ConfigError(
                 "only rows of the packing wrap are shifted, others hold whole texts: set data.windows = fixed"
@@ -178,6 +180,8 @@ class RunConfig:
         """
         if self.data.anchor != "auto":
             return self.data.anchor
+        if self.denoiser.framed:
+            return "both"
         return "none" if self.data.packing == "wrap" or self.denoiser.causal else "both"
 
 

@@ -69,6 +69,7 @@ class Model:
             raise UsageError(f"{len(labels)} labels for {denoiser.num_classes} classes: give the denoiser more classes")
         objective.check(denoiser)
         objective.attach(denoiser)
+        objective.check_fixed(denoiser)
         self.denoiser = denoiser.eval()
         self.tokenizer = tokenizer
         self.objective = objective
@@ -101,6 +102,11 @@ class Model:
         if self.anchor == "none":  # a sentence's begin token is then noised and scored as any other
             return [bos] if self.packing == "sentence" and bos is not None else []
         return anchor_ids(self.tokenizer, self.anchor)[0]
+
+    def anchor_of(self, packing: Policy) -> Anchor:
+        """What frames rows of this packing: those of `wrap` are cut out of a stream, so only a model that knows no
+        others, as an encoder, has them framed."""
+        return self.anchor if packing != "wrap" or not self.tokenizer.ends_texts else "none"
 
     @property
     def end(self) -> list[int]:
@@ -244,6 +250,7 @@ class Model:
         check_whole(seed=seed)
         check_constraint(constraint)
         tok = self.tokenizer
+        may_end = may_end and tok.ends_texts
         canvas = Canvas.of_rows(rows, mask_id=tok.mask_id, pad_id=tok.eot_id, seed=seed)
         canvas = canvas if key_B is None else dataclasses.replace(canvas, key_B=key_B)
         forbidden = {*tok.never_ids()} if may_end else {*tok.never_ids(), tok.eot_id}

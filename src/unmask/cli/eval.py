@@ -100,7 +100,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
         raise UsageError(f"this model knows no classes: leave out {_reading.LABEL_FIELD}")
     trained = _reading.trained_on(args.model, needed=args.data is None)
     packing = args.packing or (model.packing if trained is None else trained.packing)
-    anchor = "none" if packing == "wrap" else model.anchor
+    anchor = model.anchor_of(packing)
     length = args.length or model.length
     if length > model.length:
         raise UsageError(f"--length {length} is beyond the model's window of {model.length} tokens")

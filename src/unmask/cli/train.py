@@ -33,7 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a recipe file, a built-in recipe's name, or a run's folder (default: the recipe fast)",
     )
     parser.add_argument("--resume", action="store_true", help="go on with the run in the recipe's out folder")
-    parser.add_argument("--init", metavar="DIR", help="begin with the weights of this model")
+    parser.add_argument(
+        "--init",
+        metavar="DIR",
+        help="begin with the weights of this model; hf:PATH_OR_ID: with those of a transformers model, and its tokenizer",
+    )
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
     _processes.add_arguments(parser)
     parser.add_argument(

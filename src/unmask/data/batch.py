@@ -81,9 +81,10 @@ def make_batch(
     label_B: Tensor | None = None,
     suffix: int = 0,
     done: float = 1.0,
+    fixed_ids: tuple[int, ...] = (),
 ) -> Batch:
     """Rows `first_row..` of the global batch of `num_rows` at this step. suffix: tokens at each row's end that are
-    neither noised nor scored.
+    neither noised nor scored; fixed_ids: ids that are neither, wherever they stand.
 
     >>> import torch
     >>> make_batch(torch.zeros(4, 8, dtype=torch.long), seed=0, step=0).scored_BL.sum()
@@ -101,6 +102,8 @@ def make_batch(
         scored_BL = position_L.expand_as(x_BL) < end_B1 - suffix
     if prefix_len_B is not None:
         scored_BL = scored_BL & (position_L >= prefix_len_B[:, None])
+    if fixed_ids:
+        scored_BL = scored_BL & ~torch.isin(x_BL, torch.tensor(fixed_ids, device=x_BL.device))
     rows_B = torch.arange(first_row, first_row + B, device=x_BL.device)
     step_key = fold(row_keys(seed, torch.zeros((), dtype=torch.long, device=x_BL.device)), step)
     num_rows = num_rows or B
@@ -148,4 +151,5 @@ def batch_of(
         label_B=None if rows.label is None else torch.from_numpy(rows.label).to(device),
         suffix=rows.suffix,
         done=done,
+        fixed_ids=rows.fixed_ids,
     )

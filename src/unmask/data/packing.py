@@ -22,8 +22,8 @@ import numpy as np
 from unmask.corpora import Corpus, Document
 from unmask.corpora.labels import Words
 from unmask.data.cache import cached, default_cache_dir
-from unmask.data.rows import FILES, LABELS, Anchor, Ints, Policy, Report, Rows, RowWriter, dtypes
-from unmask.data.tokenizers import Tokenizer
+from unmask.data.rows import FILES, LABELS, Anchor, Ints, Policy, Report, Rows, RowWriter, dtypes, fixed_table
+from unmask.data.tokenizers import Span, Tokenizer
 from unmask.errors import DataError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class _Packer:
             raise UsageError(f"unknown packing {policy!r}; {did_you_mean(policy, get_args(Policy))}")
         if anchor not in get_args(Anchor):
             raise UsageError(f"unknown anchor {anchor!r}; {did_you_mean(anchor, get_args(Anchor))}")
-        if policy == "wrap" and anchor != "none":
+        if policy == "wrap" and anchor != "none" and tokenizer.ends_texts:
             raise UsageError("rows of the packing 'wrap' begin anywhere in a text: anchors need 'pad' or 'sentence'")
         begin, end = anchor_ids(tokenizer, anchor)
         if length < 2 + len(begin) + len(end):
@@ -61,6 +61,8 @@ class _Packer:
         self._tokenizer, self._policy, self._length, self._anchor = tokenizer, policy, length, anchor
         self._begin, self._end = np.array(begin, dtype=np.int64), np.array(end, dtype=np.int64)
         self._go_on = go_on
+        self._fixed_I = fixed_table(tokenizer.fixed_ids, tokenizer.num_ids) if tokenizer.fixed_ids else None
+        self._fixed = 0  # tokens of fixed ids within the texts
         self._writer = RowWriter(files, tokenizer.num_ids)
         self.words = Words()  # that stand for classes
         self._documents = self._cut = self._dropped = self._empty = 0
@@ -90,7 +92,7 @@ class _Packer:
             anchor=self._anchor,
             documents=self._documents,
             rows=writer.rows,
-            tokens=writer.total - writer.prefix_total - len(self._end) * writer.rows,
+            tokens=writer.total - writer.prefix_total - len(self._end) * writer.rows - self._fixed,
             bytes=writer.byte_total,
             cut_tokens=self._cut,
             dropped_documents=self._dropped,
@@ -116,7 +118,8 @@ class _Packer:
         pack(documents)
 
     def _wrap(self, documents: list[Document]) -> None:
-        for ids, ends in self._tokenizer.encode_spans([document.text for document in documents]):
+        room = self._length - len(self._begin) - len(self._end)
+        for ids, ends in self._spans([document.text for document in documents]):
             if not len(ids):
                 self._empty += 1
                 continue
@@ -124,22 +127,22 @@ class _Packer:
             reach = np.append(ends, ends[-1])  # end-of-text stands for no byte
             done = 0
             while done < len(chain):
-                step = min(self._length - self._open_tokens, len(chain) - done)
+                step = min(room - self._open_tokens, len(chain) - done)
                 before = int(reach[done - 1]) if done else 0
                 self._open.append(chain[done : done + step])
                 self._open_tokens += step
                 self._open_bytes += int(reach[done + step - 1]) - before
                 done += step
-                if self._open_tokens == self._length:
+                if self._open_tokens == room:
                     self._close_row()
 
     def _close_row(self) -> None:
-        self._writer.add(np.concatenate(self._open), 0, self._open_bytes)
+        self._write([self._begin, *self._open, self._end], len(self._begin), self._open_bytes)
         self._open, self._open_tokens, self._open_bytes = [], 0, 0
 
     def _pad(self, documents: list[Document]) -> None:
         prompts = self._tokenizer.encode_batch([document.prompt for document in documents])
-        spans = self._tokenizer.encode_spans([document.text for document in documents])
+        spans = self._spans([document.text for document in documents])
         for document, prompt, (ids, ends) in zip(documents, prompts, spans, strict=True):
             if not len(ids):
                 self._empty += 1
@@ -160,19 +163,35 @@ class _Packer:
         bos = self._tokenizer.bos_id
         # Without an anchor a begin token is a token like any other: noised and scored.
         head = np.array([] if bos is None else [bos], dtype=np.int64) if self._anchor == "none" else self._begin
-        for label, (ids, ends) in zip(labels, self._tokenizer.encode_spans(lines), strict=True):
+        for label, (ids, ends) in zip(labels, self._spans(lines), strict=True):
             if len(ids):
                 self._row(head, ids, ends, prefix=len(self._begin), label=label)
 
     def _row(self, head: Ints, ids: Ints, ends: Ints, *, prefix: int, label: int | None) -> None:
         """A text's row, or its rows: each with the head before and the end after its part of the text."""
-        chain, reach = np.append(ids, self._tokenizer.eot_id), np.append(ends, ends[-1])
+        chain, reach = ids, ends
+        if self._tokenizer.ends_texts:
+            chain, reach = np.append(ids, self._tokenizer.eot_id), np.append(ends, ends[-1])
         room = self._length - len(head) - len(self._end)
         for lo in range(0, len(chain) if self._go_on else 1, room):
             part = chain[lo : lo + room]
             num_bytes = int(reach[lo + len(part) - 1]) - (int(reach[lo - 1]) if lo else 0)
-            self._writer.add(np.concatenate([head, part, self._end]), prefix, num_bytes, label)
+            self._write([head, part, self._end], prefix, num_bytes, label)
         self._cut += 0 if self._go_on else max(0, len(chain) - room)
+
+    def _write(self, parts: list[Ints], prefix: int, num_bytes: int, label: int | None = None) -> None:
+        tokens = np.concatenate(parts)
+        if self._fixed_I is not None:
+            self._fixed += int(self._fixed_I[tokens[prefix : len(tokens) - len(self._end)]].sum())
+        self._writer.add(tokens, prefix, num_bytes, label)
+
+    def _spans(self, texts: list[str]) -> list[Span]:
+        """Ids, and the bytes up to and with each. What stands for a fixed id is given, so that its bytes count for
+        nothing."""
+        spans = self._tokenizer.encode_spans(texts)
+        if self._fixed_I is None:
+            return spans
+        return [(ids, np.cumsum(np.diff(ends, prepend=0) * ~self._fixed_I[ids])) for ids, ends in spans]
 
 
 def anchor_ids(tokenizer: Tokenizer, anchor: Anchor) -> tuple[list[int], list[int]]:
@@ -213,7 +232,8 @@ def pack_texts(
         raise DataError(f"there is no text to pack ({report.sentence()}); give at least one text that is not empty")
     kinds = dtypes(tokenizer.num_ids)
     parts = {name: np.frombuffer(file.getbuffer(), dtype=kinds[name]) for name, file in files.items()}
-    return Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids, list(packer.words.numbers))
+    words = list(packer.words.numbers)
+    return Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids, words, tokenizer.fixed_ids)
 
 
 def rows_of(
@@ -289,7 +309,7 @@ def _open(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer) -> Rows:
         words = [str(word) for word in manifest.get("words", ())]
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise DataError(f"the token cache {path} cannot be opened: {e}; delete it, it is built again") from None
-    rows = Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids, words)
+    rows = Rows(parts, report, tokenizer.eot_id, tokenizer.num_ids, words, tokenizer.fixed_ids)
     rows.key = path.name
     return rows
 

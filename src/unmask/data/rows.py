@@ -78,6 +78,7 @@ class RowBatch:
     prefix_len: Ints  # [n]: tokens at the beginning that are neither noised nor scored
     label: Ints | None = None  # [n], the rows' classes, -1 for none; None: the documents carry no labels
     suffix: int = 0  # tokens at the end of each row that are neither noised nor scored
+    fixed_ids: tuple[int, ...] = ()  # ids that are neither, wherever they stand
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -87,7 +88,7 @@ class RowBatch:
         arrays = (self.indices, self.x, self.valid_len, self.prefix_len)
         indices, x, valid_len, prefix_len = (array[lo:hi] for array in arrays)
         label = None if self.label is None else self.label[lo:hi]
-        return RowBatch(indices, x, valid_len, prefix_len, label, self.suffix)
+        return RowBatch(indices, x, valid_len, prefix_len, label, self.suffix, self.fixed_ids)
 
 
 def _count(num: int, noun: str) -> str:
@@ -105,12 +106,19 @@ class Rows:
     """
 
     def __init__(
-        self, parts: Mapping[str, Any], report: Report, eot_id: int, num_ids: int, words: Sequence[str] = ()
+        self,
+        parts: Mapping[str, Any],
+        report: Report,
+        eot_id: int,
+        num_ids: int,
+        words: Sequence[str] = (),
+        fixed_ids: tuple[int, ...] = (),
     ) -> None:
         self.report, self.length = report, report.length
         self._tokens, self._prefixes, self._bytes = parts["tokens"], parts["prefixes"], parts["bytes"]
         self._ends, self._labels = parts["ends"], parts.get(LABELS)
         self._eot_id, self._num_ids = eot_id, num_ids
+        self.fixed_ids = fixed_ids  # neither noised nor scored, wherever they stand
         self._lo, self._hi = 0, len(self._ends)
         self.key = ""  # the cache's: what the corpus holds, the tokenizer and the packing decide it
         self.words = tuple(words)  # that stand for classes, as they came; see `classed`
@@ -149,7 +157,7 @@ class Rows:
         if len(at) and x_nl.max() >= self._num_ids:
             raise _damaged()
         label = None if self.words and self._class_of is None else self.labels_of(indices)
-        return RowBatch(indices, x_nl, valid_n, self._prefixes[at].astype(np.int64), label, self.suffix)
+        return RowBatch(indices, x_nl, valid_n, self._prefixes[at].astype(np.int64), label, self.suffix, self.fixed_ids)
 
     def _stream(self) -> tuple[int, int]:
         """Where the tokens of these rows begin and end in the file; beyond may lie what is held out."""
@@ -165,7 +173,17 @@ class Rows:
         at = self._at(indices)
         starts = np.where(at > 0, self._ends[np.maximum(at - 1, 0)], 0).astype(np.int64)
         tokens = int((self._ends[at].astype(np.int64) - starts).sum())
-        return tokens - int(self._prefixes[at].sum(dtype=np.int64)) - self.suffix * len(at), tokens
+        scored = tokens - int(self._prefixes[at].sum(dtype=np.int64)) - self.suffix * len(at)
+        return scored - self._num_fixed(at, starts), tokens
+
+    def _num_fixed(self, at: Ints, starts: Ints) -> int:
+        """How many tokens of fixed ids these rows hold between their heads and their ends."""
+        if not self.fixed_ids:
+            return 0
+        fixed_I = fixed_table(self.fixed_ids, self._num_ids)
+        firsts, lasts = starts + self._prefixes[at], self._ends[at].astype(np.int64) - self.suffix
+        texts = zip(firsts.tolist(), lasts.tolist(), strict=True)
+        return sum(int(fixed_I[self._tokens[first:last]].sum()) for first, last in texts)
 
     def token_counts(self) -> Ints:
         """[num_ids] how often each id stands in these rows, prompts and anchors included.
@@ -301,6 +319,13 @@ class Rows:
 
 def _damaged() -> DataError:
     return DataError("the token cache is damaged; delete its folder, it is built again")
+
+
+def fixed_table(fixed_ids: Sequence[int], num_ids: int) -> NDArray[np.bool_]:
+    """[num_ids] which ids are fixed."""
+    table = np.zeros(num_ids, dtype=np.bool_)
+    table[list(fixed_ids)] = True
+    return table
 
 
 def dtypes(num_ids: int) -> dict[str, np.dtype[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,8 +17,10 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from unmask.corpora import Corpus
+from unmask.data.roles import WITH_ROLES, Roles
 from unmask.data.tokenizers import EOT_TEXT, MASK_TEXT, Span, Tokenizer, lone_surrogate
 from unmask.errors import DataError, ModelFolderError, Public, UnmaskError
+from unmask.storage.untrusted import read_text
 
 # The file format has no room for "which id is the mask", so the roles are recognised by known spellings, best first.
 # The last of mask and end of text is for vocabularies in which all the others are ordinary words.
@@ -29,42 +32,41 @@ MAX_IDS = 1 << 22  # a file that asks for more wants the memory of the logits, n
 
 
 class Subwords(Tokenizer):
-    """A vocabulary of `tokenizers`; mask and end of text are appended where it has none.
+    """A vocabulary of `tokenizers`; mask and end of text are appended where it has none, unless `roles` are given.
 
     >>> Subwords.from_data(json.loads(train_bpe(300, corpus).to_json())).mask_id  # doctest: +SKIP
     300
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+    def __init__(self, inner: tokenizers.Tokenizer, roles: Roles | None = None) -> None:
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True  # "[MASK]" in a text is six characters, not the mask
-        self.eot_id = _role(inner, EOTS)
-        self.mask_id = _role(inner, MASKS)
+        if roles is None:
+            self.eot_id = _role(inner, EOTS)
+            self.mask_id = _role(inner, MASKS)
         self._added = inner.get_added_tokens_decoder()
         special = {token.content: id for id, token in self._added.items() if token.special}
-        self.bos_id = next((special[s] for s in BOSES if s in special), None)
         vocab = inner.get_vocab(with_added_tokens=True)
-        self.num_ids = max(vocab.values()) + 1
+        most = max(vocab.values(), default=-1)
+        if roles is None:
+            self.bos_id = next((special[s] for s in BOSES if s in special), None)
+            self.num_ids = most + 1
+        else:
+            roles.check(most)
+            self.mask_id, self.eot_id, self.bos_id = roles.mask, roles.end, roles.begin
+            self.num_ids, self.fixed_ids = roles.num_ids, roles.fixed
         if self.num_ids > MAX_IDS:
             raise ModelFolderError(f"the tokenizer has ids up to {self.num_ids - 1}; at most {MAX_IDS} are allowed")
-        self._inner = inner
+        self._inner, self.roles = inner, roles
         named = set(vocab.values())
-        self._never = sorted((set(special.values()) | (set(range(self.num_ids)) - named)) - {self.eot_id, self.mask_id})
+        never = {*special.values(), *self.fixed_ids, *(set(range(self.num_ids)) - named)}
+        self._never = sorted(never - {self.eot_id, self.mask_id})
 
     @classmethod
-    def from_data(cls, data: dict[str, Any]) -> Subwords:
+    def from_data(cls, data: dict[str, Any], roles: Roles | None = None) -> Subwords:
         """From the parsed content of a `tokenizer.json`."""
-        model = data.get("model")
-        if not isinstance(model, dict):
-            raise ModelFolderError("the tokenizer's JSON has no model: it is no tokenizer.json")
-        if model.get("dropout"):
-            data = data | {"model": model | {"dropout": None}}  # the same text must give the same ids each time
-        with _guard(ModelFolderError, "the tokenizer cannot be read"):
-            for part in ("normalizer", "decoder"):
-                if _growth(data.get(part)) > MAX_GROWTH:
-                    raise ModelFolderError(f"the tokenizer's {part} makes texts over {MAX_GROWTH} times longer")
-            return cls(tokenizers.Tokenizer.from_str(json.dumps(data)))
+        return cls(vocabulary_of(data), roles)
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
@@ -145,6 +147,14 @@ class Subwords(Tokenizer):
         return list(self._never)
 
     def to_json(self) -> str:
+        plain = str(self._inner.to_str())
+        if self.roles is None:
+            return plain
+        said = {"unmask": WITH_ROLES, "roles": dataclasses.asdict(self.roles), "tokenizer": json.loads(plain)}
+        return json.dumps(said, ensure_ascii=False)
+
+    def to_vocabulary(self) -> str:
+        """A `tokenizer.json` as others read it, without the roles."""
         return str(self._inner.to_str())
 
     def fingerprint(self) -> str:
@@ -181,6 +191,28 @@ class Subwords(Tokenizer):
                         spelling=Public(spelling),
                     )
         return encodings
+
+
+def vocabulary_of(data: dict[str, Any]) -> tokenizers.Tokenizer:
+    """The vocabulary in the parsed content of a `tokenizer.json`, which is data from anywhere."""
+    model = data.get("model")
+    if not isinstance(model, dict):
+        raise ModelFolderError("the tokenizer's JSON has no model: it is no tokenizer.json")
+    if model.get("dropout"):
+        data = data | {"model": model | {"dropout": None}}  # the same text must give the same ids each time
+    with _guard(ModelFolderError, "the tokenizer cannot be read"):
+        for part in ("normalizer", "decoder"):
+            if _growth(data.get(part)) > MAX_GROWTH:
+                raise ModelFolderError(f"the tokenizer's {part} makes texts over {MAX_GROWTH} times longer")
+        return tokenizers.Tokenizer.from_str(json.dumps(data))
+
+
+def subwords_with_roles(data: dict[str, Any]) -> Subwords:
+    """What `to_json` of a vocabulary with roles wrote."""
+    roles, inner = data.get("roles"), data.get("tokenizer")
+    if data.keys() != {"unmask", "roles", "tokenizer"} or not isinstance(roles, dict) or not isinstance(inner, dict):
+        raise ModelFolderError("the tokenizer does not say which ids are mask, begin and end: its roles are damaged")
+    return Subwords.from_data(inner, Roles.from_data(roles))
 
 
 def _byte_of() -> dict[str, int]:
@@ -231,27 +263,56 @@ def train_bpe(size: int, corpus: Corpus) -> Subwords:
 
 def from_gpt2_vocab(vocab: Path, merges: Path) -> Subwords:
     """GPT-2's two files: byte-level BPE, `<|endoftext|>` ends a text, the mask is appended."""
+    inner = byte_level_vocabulary(vocab, merges)
+    with _guard(ModelFolderError, f"cannot read the vocabulary {vocab} with {merges.name}"):
+        return Subwords(inner)
+
+
+def byte_level_vocabulary(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
+    """The BPE of GPT-2 and RoBERTa, as their two files have it."""
     with _guard(ModelFolderError, f"cannot read the vocabulary {vocab} with {merges.name}"):
         inner = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         inner.decoder = decoders.ByteLevel()
-        return Subwords(inner)
+        return inner
 
 
 def from_bert_vocab(vocab: Path) -> Subwords:
     """BERT's file: WordPiece; without a capital letter in it the text is lower-cased, as bert-base-uncased does."""
+    inner = word_piece_vocabulary(vocab)
+    with _guard(ModelFolderError, f"cannot read the vocabulary {vocab}"):
+        return Subwords(inner)
+
+
+def word_piece_vocabulary(vocab: Path, lower: bool | None = None) -> tokenizers.Tokenizer:
+    """The WordPiece of BERT's file; lower=None: lower-cased where no word in it has a capital letter."""
     specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     with _guard(ModelFolderError, f"cannot read the vocabulary {vocab}"):
         inner = tokenizers.Tokenizer(models.WordPiece.from_file(str(vocab), unk_token="[UNK]"))
         words = inner.get_vocab()
         if "[UNK]" not in words:
             raise ModelFolderError(f"the vocabulary {vocab} has no [UNK]: it is no BERT vocabulary")
-        lower = not any(w != w.lower() for w in words if w not in specials)
+        if lower is None:
+            lower = not any(w != w.lower() for w in words if w not in specials)
         inner.normalizer = normalizers.BertNormalizer(lowercase=lower)
         inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         inner.decoder = decoders.WordPiece()
-        inner.add_special_tokens([_special(s) for s in specials if s in words])
-        return Subwords(inner)
+        inner.add_special_tokens([special_token(s) for s in specials if s in words])
+        return inner
+
+
+def residue_vocabulary(vocab: Path) -> tokenizers.Tokenizer:
+    """ESM's file: a line a token; a residue is a letter, and blanks between them say nothing."""
+    with _guard(ModelFolderError, f"cannot read the vocabulary {vocab}"):
+        words = {word.strip(): id for id, word in enumerate(read_text(vocab).splitlines()) if word.strip()}
+        if "<unk>" not in words:
+            raise ModelFolderError(f"the vocabulary {vocab} has no <unk>: it is no vocabulary of residues")
+        inner = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+        letters = pre_tokenizers.Split(tokenizers.Regex(r"\S"), behavior="isolated")
+        inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), letters])
+        inner.decoder = decoders.Fuse()
+        inner.add_special_tokens([special_token(word) for word in words if word.startswith("<")])
+        return inner
 
 
 def _growth(part: Any) -> float:
@@ -280,16 +341,17 @@ def _role(inner: tokenizers.Tokenizer, spellings: Sequence[str]) -> int:
     for spelling in spellings:
         id = inner.token_to_id(spelling)
         if id is not None and id not in inner.encode(spelling, add_special_tokens=False).ids:
-            inner.add_special_tokens([_special(spelling)])  # has an id: it is marked, not appended
+            inner.add_special_tokens([special_token(spelling)])  # has an id: it is marked, not appended
             return int(id)
     for spelling in (spellings[0], spellings[-1]):
         if inner.token_to_id(spelling) is None:
-            inner.add_special_tokens([_special(spelling)])
+            inner.add_special_tokens([special_token(spelling)])
             return max(inner.get_vocab(with_added_tokens=True).values())
     raise ModelFolderError(f"the vocabulary uses {spellings[0]} and {spellings[-1]} as words: no spelling is left")
 
 
-def _special(spelling: str) -> AddedToken:
+def special_token(spelling: str) -> AddedToken:
+    """A token that no text yields."""
     return AddedToken(spelling, special=True, normalized=False)
 
 

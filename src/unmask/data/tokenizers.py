@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unmask.corpora import Corpus
+from unmask.data.roles import WITH_ROLES
 from unmask.errors import DataError, MissingExtraError, ModelFolderError, Public, UsageError, did_you_mean
 from unmask.storage.untrusted import parse_json, read_text
 
@@ -38,6 +39,8 @@ class Tokenizer(ABC):
     mask_id: int
     eot_id: int  # after every document
     bos_id: int | None = None  # before a sentence, where the vocabulary has such an id
+    # Ids that may stand in a row and are never noised, scored or written, such as [CLS], [SEP] and [UNK] of an encoder.
+    fixed_ids: tuple[int, ...] = ()
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -78,6 +81,11 @@ class Tokenizer(ABC):
             "the tokenizer {tokenizer} does not tell how its ids are spelled: no constraints",
             tokenizer=Public(type(self).__name__),
         )
+
+    @property
+    def ends_texts(self) -> bool:
+        """Whether end-of-text is a token like others, which a model learns to write after a text."""
+        return self.eot_id not in self.fixed_ids
 
     def never_ids(self) -> list[int]:
         """Ids a model must never generate, besides the mask: padding, unknown, start-of-text and the like."""
@@ -165,13 +173,18 @@ def load_tokenizer(spec: str, corpus: Corpus | None = None) -> Tokenizer:
     """The tokenizer a recipe names.
 
     `bytes`; `chars` (text8's); `bpe:SIZE`, trained on `corpus`; a `tokenizer.json`, or a folder with one, with GPT-2's
-    `vocab.json` and `merges.txt`, or with BERT's `vocab.txt`; else a name on the Hugging Face hub.
+    `vocab.json` and `merges.txt`, or with BERT's `vocab.txt`; `hf:PATH_OR_ID`, that of a pretrained model; else a name
+    on the Hugging Face hub.
 
     >>> load_tokenizer("chars").decode([1, 2, 28])
     'ab[MASK]'
     """
     if spec in _OWN:
         return _OWN[spec]()
+    if spec.startswith("hf:"):
+        from unmask.pretrained.families import read_pretrained
+
+        return read_pretrained(spec).tokenizer
     if spec == "bpe" or spec.startswith("bpe:"):
         from unmask.data.subwords import train_bpe
 
@@ -202,6 +215,10 @@ def tokenizer_from_json(text: str) -> Tokenizer:
         raise ModelFolderError("the tokenizer is not a JSON object")
     if "unmask" in data:
         own = data["unmask"]
+        if own == WITH_ROLES:
+            from unmask.data.subwords import subwords_with_roles
+
+            return subwords_with_roles(data)
         if not isinstance(own, str) or own not in _OWN or len(data) != 1:
             raise ModelFolderError(f"unknown tokenizer {str(own)[:40]!r}; {did_you_mean(str(own)[:40], _OWN)}")
         return _OWN[own]()

@@ -18,6 +18,14 @@ class Denoiser(ABC):
     """The description of a network; frozen, written to recipes and model folders."""
 
     room: ClassVar[Room] = room
+    # Of a description that comes with pretrained weights: the fields that the recipe decides all the same.
+    chosen_by_recipe: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def framed(self) -> bool:
+        """Whether rows begin and end with fixed tokens, also those that are cut out of a stream: encoders know no
+        others."""
+        return False
 
     @property
     @abstractmethod
@@ -43,4 +51,4 @@ class Denoiser(ABC):
         for name in ("num_ids", "mask_id"):
             if not isinstance(getattr(made, name, None), int):
                 raise UsageError(f"the network of {type(self).__name__} has no {name}: set it where it is made")
-        made.config = self  # type: ignore[assignment]
+        made.config = self

@@ -16,6 +16,7 @@ from unmask.denoisers.flat_rows import gather_positions, take_rows
 from unmask.errors import UsageError
 
 if TYPE_CHECKING:
+    from unmask.denoisers.base import Denoiser
     from unmask.denoisers.ragged import Ragged
     from unmask.denoisers.recorded import Recorder
 
@@ -84,6 +85,13 @@ def attending(attend: Attend | None, valid_BL: Tensor | None) -> Attend:
     return Attend(valid_BL) if attend is None else attend
 
 
+class LinearHead(NamedTuple):
+    """A head that is one linear map, where its bias is made of more than a parameter."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
 class Network(nn.Module):
     """A denoiser: `trunk` makes one vector a position, `head` turns chosen vectors into logits.
 
@@ -96,6 +104,7 @@ class Network(nn.Module):
 
     embed: Callable[[Tensor], Tensor]  # ids [B, L] → vectors [B, L, E]; vectors of that width are left as they are
 
+    config: Any  # the description that has made it, where a plug-in has: a Denoiser
     num_ids: int
     mask_id: int
     width: int = 0  # of the vectors h_ND; 0: unknown
@@ -109,6 +118,7 @@ class Network(nn.Module):
     recorder: Recorder | None = None  # replays training passes, where one process trains by itself on a GPU
     sharded: bool = False  # each process holds a share of each weight: only a part's own forward pass may touch them
     takes_padding: bool = True  # rows of different lengths share a call by valid_BL at no extra cost
+    fixed_ids: tuple[int, ...] = ()  # never predicted: their logits are -inf
     capturable: bool = False  # no call looks at a value on the host, so that a CUDA graph may replay it
     objective: nn.Module | None  # what the objective has built beside it: trained, averaged and saved with it
 
@@ -181,9 +191,17 @@ class Network(nn.Module):
         """
         return [p for name, p in self.named_parameters() if not name.startswith("objective.")]
 
-    def head_linear(self) -> nn.Linear | None:
+    def head_linear(self) -> nn.Linear | LinearHead | None:
         """The head where it is one linear map and nothing else: losses and samplers then take shorter ways."""
         return None
+
+    def begins_anew(self) -> list[str]:
+        """The names of parameters that weights of the same network from elsewhere may lack: they keep their start."""
+        return []
+
+    def saved(self, weights: dict[str, Tensor]) -> tuple[Denoiser, dict[str, Tensor]]:
+        """The description and the weights that a model's folder holds of this network, given its weights now."""
+        return self.config, weights
 
     def parts(self) -> list[nn.Module]:
         """Modules whose weights may be fetched from other processes one after the other, each called as a module."""

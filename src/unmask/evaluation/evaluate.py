@@ -16,7 +16,7 @@ from unmask.corpora import Corpus, Document
 from unmask.corpora.memory import Memory
 from unmask.corpora.reading import read_like
 from unmask.data.batch import Batch, batch_of
-from unmask.data.packing import Anchor, Policy, Rows, build_rows, pack_texts
+from unmask.data.packing import Policy, Rows, build_rows, pack_texts
 from unmask.data.rows import Ints
 from unmask.denoisers.network import Network
 from unmask.distributed.world import World
@@ -110,7 +110,7 @@ def _packed(model: Model, data: Data, packing: Policy | None, length: int | None
             raise UsageError("rows are packed already: leave out packing and length, or give the corpus")
         return data, {"data": "rows", "split": "all", "fingerprint": data.key or None}
     policy = packing or model.packing
-    anchor: Anchor = "none" if policy == "wrap" else model.anchor
+    anchor = model.anchor_of(policy)
     length = length or model.length
     if length > model.length:
         raise UsageError(f"length {length} is beyond the model's window of {model.length} tokens")

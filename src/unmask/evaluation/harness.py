@@ -292,7 +292,7 @@ class HarnessModel:
         """The rows, each driven by what it holds."""
         key_B = row_keys(self.seed, torch.tensor([_hashed(row.ids, row.first) for row in rows]))
         canvas = self.model.canvas([row.ids for row in rows], may_end=True, key_B=key_B)
-        scored_BL = scored_positions(canvas, [row.first for row in rows])
+        scored_BL = scored_positions(canvas, [row.first for row in rows], self.model.tokenizer.fixed_ids)
         ones_B = torch.ones(len(rows), dtype=torch.float64).to(canvas.tokens.device)
         return Batch(canvas.tokens, canvas.valid_BL, scored_BL, canvas.key_B, ones_B)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from unmask.evaluation.explain import mean_position_nats
 from unmask.text.arguments import check_texts, check_whole
 
 if TYPE_CHECKING:
+    from unmask.data.tokenizers import Tokenizer
     from unmask.model import Model
     from unmask.sampling.canvas import Canvas
 
@@ -62,14 +64,14 @@ def score(
     for lo in range(0, len(rows), BATCH):
         some = slice(lo, lo + BATCH)
         canvas = model.canvas(rows[some], may_end=True, label=[each[i] for i in owner[some]])
-        batches.append((lo, canvas, scored_positions(canvas, prefix_lengths[some])))
+        batches.append((lo, canvas, scored_positions(canvas, prefix_lengths[some], model.tokenizer.fixed_ids)))
     windows = join([model.canvas_bound(canvas, scored_BL, first_row=lo, **how) for lo, canvas, scored_BL in batches])
     owner_B = torch.tensor(owner)
     draws_BS = torch.zeros(len(texts), windows.draws_BS.shape[1], dtype=windows.draws_BS.dtype)
     return Bound(
         draws_BS=draws_BS.index_add(0, owner_B, windows.draws_BS),
         tokens_B=torch.zeros(len(texts), dtype=torch.long).index_add(0, owner_B, windows.tokens_B),
-        num_bytes=sum(len(t.encode()) for t in texts),
+        num_bytes=sum(_scored_bytes(model.tokenizer, texts)),
         kind=windows.kind,
         explained=partial(_explained, model, batches, owner, how),
     )
@@ -124,7 +126,8 @@ def _labels(label: int | str | None, labels: Sequence[int | str | None] | None, 
 
 def _windows(model: Model, text: str, head: list[int] | None) -> list[list[int]]:
     """The rows of a text, each with its prompt and frame."""
-    ids = [*([] if head else model.begin), *model.tokenizer.encode(text), model.tokenizer.eot_id]
+    end = [model.tokenizer.eot_id] if model.tokenizer.ends_texts else []
+    ids = [*([] if head else model.begin), *model.tokenizer.encode(text), *end]
     head = head or []
     room = model.length - len(head) - len(model.end)
     if room < 1:
@@ -133,11 +136,22 @@ def _windows(model: Model, text: str, head: list[int] | None) -> list[list[int]]
             tokens=Public(len(head)),
             window=Public(model.length),
         )
-    return [[*head, *ids[lo : lo + room], *model.end] for lo in range(0, len(ids), room)]
+    return [[*head, *ids[lo : lo + room], *model.end] for lo in range(0, max(1, len(ids)), room)]
 
 
-def scored_positions(canvas: Canvas, prefix_lengths: list[int]) -> Tensor:
-    """All but the prompt before each row's text, what ends the row, and padding."""
+def _scored_bytes(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
+    """The bytes of each text, without those of tokens that are given because no model writes them."""
+    if not tokenizer.fixed_ids:
+        return [len(text.encode()) for text in texts]
+    return [
+        int((np.diff(ends, prepend=0) * ~np.isin(ids, tokenizer.fixed_ids)).sum())
+        for ids, ends in tokenizer.encode_spans(texts)
+    ]
+
+
+def scored_positions(canvas: Canvas, prefix_lengths: list[int], fixed_ids: tuple[int, ...] = ()) -> Tensor:
+    """All but the prompt before each row's text, what ends the row, padding, and tokens of fixed ids."""
     position_L = torch.arange(canvas.tokens.shape[1], device=canvas.tokens.device)
     first_B1 = torch.tensor(prefix_lengths, device=canvas.tokens.device)[:, None]
-    return (position_L >= first_B1) & (position_L < canvas.length_B[:, None] - canvas.frame[1])
+    scored_BL = (position_L >= first_B1) & (position_L < canvas.length_B[:, None] - canvas.frame[1])
+    return scored_BL & ~torch.isin(canvas.tokens, torch.tensor(fixed_ids, device=scored_BL.device, dtype=torch.long))

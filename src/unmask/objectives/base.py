@@ -95,8 +95,18 @@ class Objective(ABC):
         """Models that the loss asks and nobody trains, such as a teacher: not optimised, averaged or saved."""
         return {}
 
+    def check_fixed(self, network: Network) -> None:
+        """Refuse a process that turns tokens into any others, for a network that predicts only some of them."""
+        process = self.process(network)
+        if network.fixed_ids and process is not None and process.name != "absorbing":
+            raise UsageError(
+                f"this denoiser never predicts its special tokens, which the process {process.name} of "
+                f"{type(self).__name__} would put into a text: use an objective that masks, such as mdlm"
+            )
+
     def check_whole(self, network: Network) -> None:
         """Raise where something is missing that a run needs only later: said before its first step."""
+        self.check_fixed(network)
         name, base = type(self).__name__, Objective
         if type(self).row_nats is base.row_nats and type(self).position_nats is base.position_nats:
             raise UsageError(f"{name} cannot be evaluated: define position_nats (or row_nats)")

@@ -1,4 +1,4 @@
-"""Models of others: what a transformers folder, a hub name or a GGUF file holds, as a denoiser of ours with its weights."""
+"""Models of others: what a transformers folder, a hub name or a GGUF file holds, as a denoiser with its weights."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from unmask.pretrained.base import Pretrained, Source
 from unmask.pretrained.source import open_source
 from unmask.storage.untrusted import printable
 
-FAMILIES = ("encoders",)  # modules of this package
-DECODERS = ("falcon", "gemma", "gpt2", "gpt_neox", "llama", "mistral", "opt", "phi", "qwen2", "qwen3")
+FAMILIES = ("encoders", "llama")  # modules of this package
+DECODERS = ("falcon", "gemma", "gpt2", "gpt_neox", "mistral", "opt", "phi")
 
 
 def read_pretrained(source: str | Source) -> Pretrained:
@@ -34,10 +34,12 @@ def read_pretrained(source: str | Source) -> Pretrained:
         raise ModelFolderError(f"{source.where}: config.json has no model_type, so nobody knows what network it is")
     if kind in DECODERS:
         raise UsageError(
-            f"{source.where} is a decoder, {said}, which has no mask and sees one side; models that can be read: {known}"
+            f"{source.where} is a decoder ({said}), which has no mask and sees one side; what can be read: {known}"
         )
-    raise UsageError(f"{source.where} has the model_type {said}, which is not among those that can be read; "
-                     f"{did_you_mean(kind, families)}")
+    raise UsageError(
+        f"{source.where} has the model_type {said}, which is not among those that can be read; "
+        f"{did_you_mean(kind, families)}"
+    )
 
 
 def _families() -> dict[str, Any]:

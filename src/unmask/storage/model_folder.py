@@ -39,10 +39,12 @@ def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None =
 
     >>> write_folder(Path("models/mine"), model)  # doctest: +SKIP
     """
-    description = getattr(model.denoiser, "config", None)
-    if not isinstance(description, Denoiser):
+    description, given = getattr(model.denoiser, "config", None), weights is not None
+    if isinstance(description, Denoiser):
+        description, weights = model.denoiser.saved(weights or unshared(model.denoiser))
+    else:
         raise UsageError("only a denoiser made by a plug-in can be saved: this one has no description to write")
-    own = [] if weights is not None or model.denoiser.objective is None else model.denoiser.objective.named_buffers()
+    own = [] if given or model.denoiser.objective is None else model.denoiser.objective.named_buffers()
     for name, buffer in own:
         if not bool(torch.isfinite(buffer).all()):  # the folder could not be loaded
             raise UsageError(
@@ -65,7 +67,7 @@ def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None =
     }
     write_file(folder / "config.json", [json.dumps(config, indent=2).encode(), b"\n"])
     write_file(folder / "tokenizer.json", [model.tokenizer.to_json().encode()])
-    write_tensors(folder / "model.safetensors", weights or unshared(model.denoiser), {"format": "pt"})
+    write_tensors(folder / "model.safetensors", weights, {"format": "pt"})
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,10 @@ def read_folder(folder: Path) -> Folder:
         drawing = cast(Drawing, from_dict(Drawing, config.get("drawing", {}), "drawing", saved=True))
     except ConfigError as e:
         raise ModelFolderError(f"{folder / 'config.json'}: {printable(e, 300)}") from None
+    if config["packing"] == "wrap" and config["anchor"] != "none" and tokenizer.ends_texts:
+        raise ModelFolderError(
+            f"{folder / 'config.json'}: anchor is {config['anchor']}, but rows of the packing wrap have none"
+        )
     if config["num_ids"] != tokenizer.num_ids or config["mask_id"] != tokenizer.mask_id:
         raise ModelFolderError(
             f"{folder}: config.json says {printable(config['num_ids'])} ids with mask {printable(config['mask_id'])}, "
@@ -161,9 +167,9 @@ def _build(description: Denoiser, objective: Objective, tokenizer: Tokenizer, fo
     paths = weight_files(folder)
     where = str(paths[0] if len(paths) == 1 else folder)
     shapes = joined(read_shapes, paths)
-    for name, value in to_dict(description).items():
+    for name, value in _sizes(to_dict(description)):
         # Every block has tensors of its own, and no other size is larger than all numbers together.
-        most = len(shapes) if name == "blocks" else max(1 << 16, sum(t.numel() for t in shapes.values()))
+        most = len(shapes) if name in _LAYERS else max(1 << 16, sum(t.numel() for t in shapes.values()))
         if type(value) is int and value > most:
             raise ModelFolderError(
                 f"{folder / 'config.json'}: denoiser.{name} is {printable(value)}, far more than {where} holds"
@@ -172,6 +178,8 @@ def _build(description: Denoiser, objective: Objective, tokenizer: Tokenizer, fo
         with torch.device("meta"), NoStart():  # names and shapes alone
             network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
             objective.attach(network)
+    except UsageError as e:
+        raise ModelFolderError(f"{folder / 'config.json'}: {printable(e, 300)}") from None
     except (RuntimeError, OverflowError, TypeError):  # sizes whose product no machine counts
         raise ModelFolderError(f"{folder / 'config.json'}: the denoiser's sizes are beyond any network") from None
     check_weights(network, shapes, where)
@@ -182,6 +190,17 @@ def _build(description: Denoiser, objective: Objective, tokenizer: Tokenizer, fo
     description.describe(network)
     load_weights(network, tensors, where)
     return network
+
+
+_LAYERS = ("blocks", "num_hidden_layers", "n_layers")
+
+
+def _sizes(described: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Names and values, those of inner tables among them."""
+    flat: list[tuple[str, Any]] = []
+    for name, value in described.items():
+        flat += _sizes(value) if isinstance(value, dict) else [(name, value)]
+    return flat
 
 
 class NoStart(TorchFunctionMode):
@@ -237,8 +256,6 @@ def _read_config(path: Path) -> dict[str, Any]:
     for key, choices in (("packing", get_args(Policy)), ("anchor", get_args(Anchor))):
         if config[key] not in choices:
             raise ModelFolderError(f"{path}: {key} is {printable(config[key])!r}, not one of {', '.join(choices)}")
-    if config["packing"] == "wrap" and config["anchor"] != "none":
-        raise ModelFolderError(f"{path}: anchor is {config['anchor']}, but rows of the packing wrap have none")
     return config
 
 

@@ -123,7 +123,7 @@ def _tensors(path: Path, *, only_shapes: bool, only: str | None = None) -> Itera
         raise ModelFolderError(f"{path} is {'no plain file' if path.exists() else 'missing'}")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            for name in file.keys() if only is None else [only]:  # noqa: SIM118 (not a dict)
+            for name in file.keys() if only is None else [only]:
                 if not only_shapes:
                     yield name, file.get_tensor(name)
                     continue

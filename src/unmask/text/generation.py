@@ -135,7 +135,8 @@ def refine(
         raise UsageError("nothing to refine: give at least one text")
     canvas = model.canvas(rows, may_end=False, seed=seed)
     refiner = Refine(inner=sampler or model.sampler, share=share, rounds=rounds)
-    canvas = dataclasses.replace(canvas, draft_BL=canvas.given_BL)
+    fixed = torch.tensor(model.tokenizer.fixed_ids, device=canvas.tokens.device, dtype=torch.long)
+    canvas = dataclasses.replace(canvas, draft_BL=canvas.given_BL & ~torch.isin(canvas.tokens, fixed))
     finished = model.run(canvas, refiner, watch=watch, runners_up=runners_up)
     return [model.tokenizer.decode(model.unframed(row)) for row in finished]
 

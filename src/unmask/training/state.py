@@ -31,6 +31,8 @@ from unmask.errors import UsageError
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.evaluate import evaluate_rows
 from unmask.model import Model, load
+from unmask.pretrained.base import Pretrained
+from unmask.pretrained.families import read_pretrained
 from unmask.reader import to_dict
 from unmask.storage.atomic import atomic_text
 from unmask.storage.model_folder import NoStart, load_weights, unshared
@@ -43,6 +45,7 @@ from unmask.training.clock import Clock
 from unmask.training.compiling import compile_trunk
 from unmask.training.ema import Ema
 from unmask.training.held_out import held_out_sample
+from unmask.training.initial import adopted, is_pretrained
 from unmask.training.monitor import Guard
 from unmask.training.optim import Updater, empty_state, flatten_optimizer, make_optimizer, restore_optimizer
 from unmask.training.run_view import is_better
@@ -69,6 +72,10 @@ class RunState:
     def __init__(self, config: RunConfig, world: World, *, resume: bool, init: str | Path | None) -> None:
         if resume and init is not None:
             raise UsageError("a resumed run has its weights already: give --resume or --init, not both")
+        pretrained: Pretrained | None = None
+        if isinstance(init, str) and is_pretrained(init):
+            pretrained = read_pretrained(init)
+            config = adopted(config, pretrained, init)
         # Decided once, by the first process for all, and written down: a resumed run computes in the same.
         asked = config.precision
         config = replace(config, precision=world.from_first(lambda: pick_precision(asked, world.device)))
@@ -76,7 +83,7 @@ class RunState:
         self.share = world.share(config.batch)
         self.folder = Path(config.out)
         checkpoint = find_checkpoint(config, world, resume=resume)
-        self.tokenizer = self._tokenizer(checkpoint is not None)
+        self.tokenizer = pretrained.tokenizer if pretrained else self._tokenizer(checkpoint is not None)
         rows, valid_rows = self._build_rows()
         self.labels = rows.class_words
         self.rows, self.valid_rows = rows.classed(self.labels), valid_rows.classed(self.labels)
@@ -93,6 +100,8 @@ class RunState:
         if checkpoint is not None:
             with checkpoint.holds(**STATE):
                 check_same_run(config, self._data(), checkpoint)
+        elif pretrained is not None:
+            self._take(dict(pretrained.state), str(init))
         elif init is not None:
             self._init_from(init)
         self.parallel = self._parallel()
@@ -293,12 +302,17 @@ class RunState:
             raise UsageError(f"{init} has another tokenizer than this run: set tokenizer = {str(init)!r} in the recipe")
         if other.denoiser.num_classes and other.labels != self.labels:
             raise UsageError(f"{init} has other labels than this run: give a corpus with the same, or leave out --init")
-        weights, own = unshared(other.denoiser), unshared(self.network)
+        self._take(unshared(other.denoiser), str(init))
+
+    def _take(self, weights: dict[str, Tensor], init: str) -> None:
+        """Begin with weights of others; what they cannot have begins as it would have."""
+        own = unshared(self.network)
+        weights = {name: own[name] for name in self.network.begins_anew()} | weights
         parts = [{k: t.shape for k, t in tensors.items() if k.startswith("objective.")} for tensors in (weights, own)]
         if parts[0] != parts[1]:  # another objective's are no start for this one's
             weights = {k: t for k, t in weights.items() if k not in parts[0]} | {k: own[k] for k in parts[1]}
             self.init_note = f"the parameters of the objective are not those of {init}: they begin anew"
-        load_weights(self.network, weights, str(init))
+        load_weights(self.network, weights, init)
 
     # --- making the parts ---
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import unmask
-from unmask.data.packing import Anchor, Policy, Rows, pack_texts
+from unmask.data.packing import Policy, Rows, pack_texts
 from unmask.distributed.world import World
 from unmask.errors import DataError, MissingExtraError, NonFiniteError, UsageError
 from unmask.evaluation.evaluate import Progress, evaluate
@@ -98,7 +98,7 @@ class SuiteRun:
 
     def _outcome(self, model: Model, one: TextSet, results: Results, common: Identity) -> Outcome:
         packing = self.packing or one.packing
-        anchor: Anchor = "none" if packing == "wrap" else model.anchor
+        anchor = model.anchor_of(packing)
         how: dict[str, Any] = {"policy": packing, "length": common["length"], "anchor": anchor}
         source, data = self.world.agree(lambda: _found(one, self.data_dir))[self.world.rank]
         identity = common | {"set": one.name, "data": data, "packing": packing, "anchor": anchor}
