@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrained_llamas import END, KINDS, MERGES, ROWS, Held, held, of_transformers, ours, vocabulary
+import unmask
+from pretrained_llamas import END, KINDS, MERGES, ROWS, Held, held, of_transformers, ours, save, vocabulary
+from unmask.cli import run
+from unmask.config import load_config
 from unmask.denoisers.network import Attend
 from unmask.errors import ModelFolderError, UsageError
 from unmask.pretrained import llama
 from unmask.pretrained.gguf import open_gguf, unpermuted
 from unmask.samplers.left_to_right import LeftToRight
 from unmask.storage.model_folder import load_weights
+from unmask.training.loop import train
 
 pytest.importorskip("transformers", reason="parity with transformers needs transformers: pip install 'unmask[hf]'")
 
@@ -106,8 +111,6 @@ def test_a_mask_is_one_id_more_and_ids_without_a_word_are_never_written() -> Non
 
 @EACH
 def test_saved_and_loaded_it_is_the_same(kind: str, tmp_path: Path) -> None:
-    import unmask
-
     model = ours(llama.read(held(of_transformers(kind))))
     model.save(tmp_path / "model")
     again = unmask.load(tmp_path / "model", device="cpu")
@@ -305,3 +308,105 @@ def test_what_is_no_gguf_file_of_ours(tmp_path: Path) -> None:
         (tmp_path / "cut.gguf").write_bytes(cut)
         with pytest.raises(ModelFolderError, match="damaged or no GGUF file"):
             llama.read(open_gguf(tmp_path / "cut.gguf"))
+
+
+# --- by the command line, from others' folder to a diffusion model ----------------------------------------------------
+
+ADAPT = """
+out = "{out}"
+steps = 8
+batch = 4
+valid_every = 4
+save_every = 4
+sample_every = 0
+valid_rows = 8
+
+[data]
+train = {{ name = "text", path = "{text}" }}
+held_out = 0.2
+length = 24
+
+[denoiser]
+name = "llama"
+causal = false
+shifted = {shifted}
+
+[objective]
+name = "{objective}"
+form = "count"
+
+[optim]
+lr = 1e-3
+muon = false
+ema = 0.0
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(of_transformers("SmolLM2"), tmp_path_factory.mktemp("others") / "smol")
+
+
+@pytest.mark.parametrize("suffix", ["folder", "gguf"])
+def test_imported_it_is_measured_and_writes(
+    suffix: str, folder: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = f"hf:{folder}" if suffix == "folder" else str(write_gguf(tmp_path / "a.gguf", of_transformers("SmolLM2")))
+    assert run(["import", source, str(tmp_path / "out"), "--model-length", "32", "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert about["objective"] == "ar"
+    assert about["length"] == 32
+    assert run(["eval", str(tmp_path / "out"), "--data", str(corpus_file), "--max-rows", "4", "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["kind"] == "exact"
+    model = ours(llama.read(held(of_transformers("SmolLM2"))))
+    again = unmask.load(tmp_path / "out", device="cpu")
+    text = "the cat sat on the mat"
+    assert again.score(text).nats == pytest.approx(model.score(text).nats, rel=1e-6)
+    assert run(["generate", str(tmp_path / "out"), "--prompt", "the", "--length", "12", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith("the")
+
+
+@pytest.mark.parametrize(("objective", "shifted"), [("mdlm_opening", True), ("mdlm_warm", True), ("mdlm_warm", False)])
+def test_adapted_it_fills_gaps(
+    objective: str, shifted: bool, folder: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "adapt.toml"
+    recipe.write_text(
+        ADAPT.format(out=tmp_path / "run", text=corpus_file, objective=objective, shifted=str(shifted).lower())
+    )
+    assert run(["train", str(recipe), "--init", f"hf:{folder}", "--device", "cpu"]) == 0
+    model = unmask.load(tmp_path / "run", device="cpu")
+    assert model.process is not None
+    described: Any = model.denoiser.config
+    assert (described.shifted, described.causal, described.tied) == (shifted, False, True)
+    reports = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    bounds = [report["valid_nats_per_token"] for report in reports if "valid_nats_per_token" in report]
+    assert bounds[-1] < bounds[0]
+    capsys.readouterr()
+    assert run(["fill", str(tmp_path / "run"), "the [MASK:2] sat", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith("the ")
+    assert run(["eval", str(tmp_path / "run"), "--max-rows", "4", "--json"]) == 0
+    # through a model folder of ours it begins with the same weights
+    assert run(["import", f"hf:{folder}", str(tmp_path / "ar")]) == 0
+    own = load_config(
+        tmp_path / "run" / "recipe.json", {"out": str(tmp_path / "own"), "tokenizer": str(tmp_path / "ar")}
+    )
+    train(own, init=tmp_path / "ar", device="cpu")
+    again = unmask.load(tmp_path / "own", device="cpu")
+    for (name, a), b in zip(model.denoiser.named_parameters(), again.denoiser.parameters(), strict=True):
+        assert a.equal(b), name
+
+
+def test_what_an_import_refuses(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        ([f"hf:{folder}", "out", "--tokenizer", "bytes"], "leave out --tokenizer"),
+        ([f"hf:{folder}", "out", "--ema"], "leave out --ema"),
+        ([f"hf:{folder}", "out", "--model-length", "100"], "64 positions that it knows"),
+        ([str(folder), "out"], "give --tokenizer"),
+        ([str(folder), "out", "--tokenizer", "bytes"], f"one of transformers is hf:{folder}"),
+        (["nowhere.gguf", "out"], "nowhere.gguf is missing"),
+    ):
+        assert run(["import", words[0], str(tmp_path / words[1]), *words[2:]]) in (1, 2)
+        assert said in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
