@@ -13,7 +13,8 @@ import torch
 import uvicorn
 
 from unmask.data.tokenizers import load_tokenizer
-from unmask.denoisers.dit import DiT
+from unmask.denoisers import Denoiser
+from unmask.denoisers.dit import DiT, DiTNetwork
 from unmask.model import Model
 from unmask.objectives.mdlm import MDLM
 from unmask.server.access import Access
@@ -25,17 +26,20 @@ from unmask.server.limits import Limits
 WINDOW = 32
 
 
-def random_model(hidden: int = 32, blocks: int = 1, heads: int = 2, seed: int = 0) -> Model:
-    """Bytes, weights of a size at which every input matters; letters beyond ASCII are unlikely."""
+def random_model(
+    hidden: int = 32, blocks: int = 1, heads: int = 2, seed: int = 0, *, described: Denoiser | None = None
+) -> Model:
+    """Bytes, weights of a size at which every input matters; letters beyond ASCII are unlikely. described: a network
+    other than the DiT, whose head has a bias."""
     torch.manual_seed(seed)
     tokenizer = load_tokenizer("bytes")
-    network = DiT(hidden=hidden, blocks=blocks, heads=heads, dropout=0).build(
-        num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id
-    )
+    described = described or DiT(hidden=hidden, blocks=blocks, heads=heads, dropout=0)
+    network = described.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
     with torch.no_grad():
         for p in network.parameters():
             p.normal_(std=0.3)
-        network.output.bias[:32] = network.output.bias[127:] = -9.0
+        if isinstance(network, DiTNetwork):
+            network.output.bias[:32] = network.output.bias[127:] = -9.0
     return Model(denoiser=network, tokenizer=tokenizer, objective=MDLM(form="count"), length=WINDOW)
 
 

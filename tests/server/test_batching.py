@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from small_server import random_model
 
+from unmask.denoisers.llama import Llama
 from unmask.sampling.predictor import Query
 from unmask.server.batching import LEAST, answer, bucket, groups
 
 
-@pytest.mark.parametrize(("hidden", "heads", "blocks"), [(32, 2, 1), (128, 4, 2), (192, 6, 2)])
+@pytest.mark.parametrize(
+    ("hidden", "heads", "blocks", "llama"),
+    [(32, 2, 1, None), (128, 4, 2, None), (192, 6, 2, None), (128, 4, 2, {}), (96, 6, 2, {"shifted": True})],
+    ids=str,
+)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_rows_answer_is_the_same_bits_in_any_company(hidden: int, heads: int, blocks: int, threads: int) -> None:
-    model = random_model(hidden, blocks, heads)
+def test_a_rows_answer_is_the_same_bits_in_any_company(
+    hidden: int, heads: int, blocks: int, threads: int, llama: dict[str, Any] | None
+) -> None:
+    described = None if llama is None else Llama(hidden=hidden, heads=heads, blocks=blocks, groups=2, **llama)
+    model = random_model(hidden, blocks, heads, described=described)
     predictor = model.objective.predictor(model.denoiser)
     generator = torch.Generator().manual_seed(0)
 

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 import unmask
 from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
+from unmask.denoisers.llama import Llama
 from unmask.denoisers.network import Network
 from unmask.model import Model
 from unmask.objectives.ar import AR
@@ -30,21 +31,20 @@ from unmask.server.served_model import Served
 CPU = torch.device("cpu")
 
 
-def causal_model(hidden: int = 32, blocks: int = 2, heads: int = 2, **more: Any) -> Model:
+def causal_model(hidden: int = 32, blocks: int = 2, heads: int = 2, *, llama: bool = False, **more: Any) -> Model:
     torch.manual_seed(0)
-    tokenizer = load_tokenizer("bytes")
-    network = DiT(hidden=hidden, blocks=blocks, heads=heads, dropout=0, causal=True, **more).build(
-        num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id
-    )
+    tokenizer, sizes = load_tokenizer("bytes"), {"hidden": hidden, "blocks": blocks, "heads": heads, **more}
+    described = Llama(causal=True, begin=tokenizer.eot_id, **sizes) if llama else DiT(dropout=0, causal=True, **sizes)
+    network = described.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
     with torch.no_grad():
         for p in network.parameters():
             p.normal_(std=0.3)
     return Model(denoiser=network, tokenizer=tokenizer, objective=AR(), length=WINDOW)
 
 
-@pytest.fixture(scope="module")
-def causal() -> Model:
-    return causal_model()
+@pytest.fixture(scope="module", params=[False, True], ids=["dit", "llama"])
+def causal(request: pytest.FixtureRequest) -> Model:
+    return causal_model(llama=True, groups=1) if request.param else causal_model()
 
 
 @pytest.fixture
@@ -81,6 +81,7 @@ class Row:
         {"hidden": 32},
         {"hidden": 128, "heads": 4, "qk_norm": True},
         {"hidden": 192, "conditioning": "constant"},
+        {"hidden": 96, "heads": 6, "groups": 2, "qk_norm": True, "llama": True},
     ],
 )
 @pytest.mark.parametrize("threads", [1, 2, 4])

@@ -1,24 +1,37 @@
-"""Turn a model published by the authors of MDLM into a model folder.
+"""Turn a published model into a model folder: of the authors of MDLM, or of transformers.
 
-SOURCE is a folder with config.json and safetensors files, or one .safetensors, .ckpt or .bin file. A bare file does not
-say everything about the network: sizes are read off its tensors, the rest is given with the flags, which also go before
-config.json. A .ckpt or .bin file that holds more than tensors is refused unread, since reading it could run code.
+SOURCE is a folder with config.json and safetensors files, or one .safetensors, .ckpt or .bin file, of MDLM's authors. A
+bare file does not say everything about the network: sizes are read off its tensors, the rest is given with the flags,
+which also go before config.json. A .ckpt or .bin file that holds more than tensors is refused unread, since reading it
+could run code.
+
+hf:SOURCE is a folder of transformers or a name on the hub, FILE.gguf a model of the Llama family. They come with their
+tokenizer and are what they are there, autoregressive models or encoders. Training goes on from them without an import,
+too: unmask train RECIPE --init hf:SOURCE.
 
 Example:
   unmask import mdlm-owt/ owt/ --tokenizer gpt2-tokenizer.json
   unmask import last.ckpt owt/ --tokenizer gpt2-tokenizer.json --ema --model-length 1024 --no-time-conditioning
+  unmask import hf:HuggingFaceTB/SmolLM2-135M smollm2/ --model-length 1024
+  unmask import SmolLM2-135M-Instruct.Q4_1.gguf smollm2/
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unmask.data.packing import Anchor
+    from unmask.denoisers.network import Network
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help="published folder, or a .safetensors, .ckpt or .bin file")
+    parser.add_argument("source", metavar="SOURCE", help="published folder or file; hf:PATH_OR_ID or a .gguf file")
     parser.add_argument("out", metavar="OUT", help="model folder to write; must be new or empty")
     parser.add_argument(
-        "--tokenizer", metavar="SPEC", required=True, help="the tokenizer that the model was trained with"
+        "--tokenizer", metavar="SPEC", help="the tokenizer that a model of MDLM's authors was trained with"
     )
     parser.add_argument("--ema", action="store_true", help="take the averaged weights of a .ckpt file")
     parser.add_argument("--vocab-size", type=int, metavar="N", help="number of ids, the mask included")
@@ -39,9 +52,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import json
+    from unmask.errors import UsageError
+
+    out = Path(args.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists and is not empty; give the name of a new folder")
+    if args.source.startswith("hf:") or args.source.endswith(".gguf"):
+        return _pretrained(args, out)
+    if args.tokenizer is None:
+        raise UsageError(
+            "give --tokenizer, the one that the model was trained with; of transformers' models: hf:SOURCE"
+        )
+    return _published(args, out)
+
+
+def _pretrained(args: argparse.Namespace, out: Path) -> int:
+    from unmask.errors import UsageError
+    from unmask.model import Model
+    from unmask.objectives.ar import AR
+    from unmask.objectives.mdlm import MDLM
+    from unmask.pretrained import read_pretrained
+    from unmask.storage.model_folder import load_weights, unshared
+    from unmask.storage.published import SETTINGS
+
+    given = [key for key in ("tokenizer", *SETTINGS) if key != "model_length" and getattr(args, key) is not None]
+    if given or args.ema:
+        flag = "--" + (given[0] if given else "ema").replace("_", "-")
+        raise UsageError(f"{args.source} says all of its network itself: leave out {flag}")
+    read = read_pretrained(args.source)
+    length = args.model_length or read.length
+    if not 1 <= length <= read.length:
+        raise UsageError(f"--model-length {length} is not between 1 and the {read.length} positions that it knows")
+    tokenizer, framed = read.tokenizer, read.denoiser.framed
+    network = read.denoiser.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
+    read.denoiser.describe(network)
+    own = unshared(network)
+    load_weights(network, {name: own[name] for name in network.begins_anew()} | dict(read.state), args.source)
+    objective = AR() if read.causal else MDLM()
+    anchor: Anchor = "both" if framed else "none"
+    Model(denoiser=network, tokenizer=tokenizer, objective=objective, length=length, anchor=anchor).save(out)
+    about = {"objective": "ar" if read.causal else "mdlm", "num_ids": tokenizer.num_ids, "mask_id": tokenizer.mask_id}
+    return _tell(args, network, length, about, [])
+
+
+def _published(args: argparse.Namespace, out: Path) -> int:
     import sys
-    from pathlib import Path
 
     from unmask.data.tokenizers import load_tokenizer
     from unmask.errors import UsageError
@@ -49,9 +104,6 @@ def run(args: argparse.Namespace) -> int:
     from unmask.objectives.mdlm import MDLM
     from unmask.storage.published import SETTINGS, read_published
 
-    out = Path(args.out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} exists and is not empty; give the name of a new folder")
     tokenizer = load_tokenizer(args.tokenizer)
     settings = {key: getattr(args, key) for key in SETTINGS}
     published = read_published(Path(args.source), overrides=settings, ema=args.ema)
@@ -69,17 +121,18 @@ def run(args: argparse.Namespace) -> int:
         print(note, file=sys.stderr)
     network = published.build()
     Model(denoiser=network, tokenizer=tokenizer, objective=MDLM(), length=published.length).save(out)
-    if args.json:
-        about = {
-            "out": str(out),
-            "parameters": sum(p.numel() for p in network.parameters()),
-            "num_ids": published.num_ids,
-            "mask_id": published.mask_id,
-            "length": published.length,
-            "conditioning": published.denoiser.conditioning,
-            "notes": published.notes,
-        }
-        print(json.dumps(about))
-    else:
-        print(out)
+    about = {
+        "num_ids": published.num_ids,
+        "mask_id": published.mask_id,
+        "conditioning": published.denoiser.conditioning,
+    }
+    return _tell(args, network, published.length, about, published.notes)
+
+
+def _tell(args: argparse.Namespace, network: Network, length: int, about: dict[str, Any], notes: list[str]) -> int:
+    import json
+
+    parameters = sum(p.numel() for p in network.parameters())
+    whole = {"out": str(Path(args.out)), "parameters": parameters, **about, "length": length, "notes": notes}
+    print(json.dumps(whole) if args.json else whole["out"])
     return 0

@@ -13,7 +13,7 @@ from unmask.rng import fold, row_keys, uniform
 
 # Which draw of a row's key is for what; a new purpose gets a new number, so that no two ever share bits.
 DRAW_TIME, DRAW_MASK, DRAW_ORDER, DRAW_TOKEN, DRAW_PARTICLE, DRAW_REMASK, DRAW_LABEL, DRAW_STATE, DRAW_TWIN = range(9)
-DRAW_CORRUPTION, DRAW_LATENT, DRAW_BLOCK = 9, 10, 11
+DRAW_CORRUPTION, DRAW_LATENT, DRAW_BLOCK, DRAW_OPENING = 9, 10, 11, 12
 
 
 @dataclass(frozen=True)

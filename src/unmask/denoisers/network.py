@@ -111,6 +111,7 @@ class Network(nn.Module):
     causal: bool = False
     uses_level: bool = False
     looks_back: bool = False  # sees both sides, and may be told to see no later positions (`Attend.causal`)
+    shifted: bool = False  # position l is read off what stands before it; one that looks back does not see token l then
     num_classes: int = 0  # classes that `cond` may name, a number for each row; -1 names none
     label_dropout: float = 0.0  # the share of rows that lose their class in training
     checkpoint_activations: bool = False

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from unmask.data.batch import Batch
 from unmask.denoisers import Denoiser
-from unmask.denoisers.network import Network
+from unmask.denoisers.network import Attend, Network
 from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
 from unmask.errors import UsageError
@@ -138,6 +138,10 @@ class MDLM(Objective):
         """What a masked token counts in training, of what it counts in the bound."""
         return weight_B
 
+    def attend(self, batch: Batch) -> Attend:
+        """How the positions of noised rows see each other; what is measured sees all that there is."""
+        return Attend(batch.valid_BL)
+
     def schedule_loss(self, process: Absorbing, batch: Batch, noised: Noised, nats_N: Tensor) -> Tensor | float:
         """0, with the gradient of a learned schedule (`variance_gradient`), from what each masked token counted.
 
@@ -183,7 +187,7 @@ class MDLM(Objective):
         flat_N = noised.masked_BL.flatten().nonzero().squeeze(1)  # counted where the batch is: on the host, in training
         row_N = flat_N // batch.x_BL.shape[1]
         device = denoiser.device_for(batch.x_BL)
-        rows: dict[str, Any] = {"valid_BL": batch.valid_BL, "label_B": batch.label_B}
+        rows: dict[str, Any] = {"attend": self.attend(batch), "label_B": batch.label_B}
         h_ND = vectors_at(denoiser, noised.z_BL, noised.level_B, flat_N, **rows)
         x_N, weight_N, row_N = (put(t, device) for t in (batch.x_BL.flatten()[flat_N], noised.weight_B[row_N], row_N))
         return h_ND, x_N, weight_N, row_N

@@ -87,7 +87,7 @@ class MDLMWarm(MDLM):
         back, rest = (batch.where(rows_B).drop_labels(denoiser.label_dropout) for rows_B in (back_B, ~back_B))
         process = self.process(denoiser)
         noised = self.noised(rest, process)
-        L, scored_N = batch.x_BL.shape[1], next_tokens(back)
+        L, (scored_N, told_N) = batch.x_BL.shape[1], next_tokens(back, shifted=denoiser.shifted)
         masked_N = noised.masked_BL.flatten().nonzero().squeeze(1)
         weight_N = self.training_weight(noised.weight_B)[masked_N // L]
         x_N = torch.cat([back.x_BL.flatten()[scored_N], rest.x_BL.flatten()[masked_N]])
@@ -97,8 +97,8 @@ class MDLMWarm(MDLM):
             denoiser,
             torch.cat([back.x_BL, noised.z_BL]),
             level_B if denoiser.uses_level else None,
-            torch.cat([scored_N - 1, masked_N + back.x_BL.numel()]),
-            attend=Attend(_joined(back.valid_BL, rest.valid_BL), back=len(back.x_BL)),
+            torch.cat([told_N, masked_N + back.x_BL.numel()]),
+            attend=self._attend_both(back, rest),
             label_B=_joined(back.label_B, rest.label_B),
         )
         x_N, weight_N = (put(t, h_ND.device) for t in (x_N, weight_N))
@@ -106,13 +106,27 @@ class MDLMWarm(MDLM):
         nats = nats + self.schedule_loss(process, rest, noised, nats_N[len(scored_N) :])
         return LossSum(nats, batch.num_tokens)
 
+    def _attend_both(self, back: Batch, rest: Batch) -> Attend:
+        """The rows that look back, and after them the others as they attend."""
+        told = self.attend(rest)
+        mask = told.mask
+        if mask is not None:
+            mask = torch.cat([mask.new_ones(len(back.x_BL), *mask.shape[1:]), mask])
+        return Attend(_joined(back.valid_BL, rest.valid_BL), mask, causal=told.causal, back=len(back.x_BL))
 
-def next_tokens(batch: Batch) -> Tensor:
-    """The flat places of the scored tokens that have one before them in their row, which answers for them: a token
-    enters at its own position, as beside masks, and a row's first token is nobody's."""
+
+def next_tokens(batch: Batch, *, shifted: bool = False) -> tuple[Tensor, Tensor]:
+    """The flat places of the tokens that are told by what stands before them, and those of the vectors that tell them.
+
+    As beside masks, a token enters at its own position: the one before it in its row answers, and a row's first token
+    is nobody's. A shifted network reads every position off what stands before it already.
+    """
     L = batch.x_BL.shape[1]
     flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)
-    return flat_N[flat_N % L > 0]
+    if shifted:
+        return flat_N, flat_N
+    flat_N = flat_N[flat_N % L > 0]
+    return flat_N, flat_N - 1
 
 
 def _joined(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -13,8 +13,8 @@ from unmask.pretrained.base import Pretrained, Source
 from unmask.pretrained.source import open_source
 from unmask.storage.untrusted import printable
 
-FAMILIES = ("encoders",)  # modules of this package
-DECODERS = ("falcon", "gemma", "gpt2", "gpt_neox", "llama", "mistral", "opt", "phi", "qwen2", "qwen3")
+FAMILIES = ("encoders", "llama")  # modules of this package
+DECODERS = ("falcon", "gemma", "gpt2", "gpt_neox", "mistral", "opt", "phi")
 
 
 def read_pretrained(source: str | Source) -> Pretrained:

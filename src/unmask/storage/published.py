@@ -182,7 +182,7 @@ def _config(source: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
         saved = read_json(path)
         if saved.get("model_type") != "mdlm":
             said = str(saved.get("model_type"))[:40]
-            raise ModelFolderError(f"{path} has model_type {said!r}, not 'mdlm': this is another kind of model")
+            raise ModelFolderError(f"{path} has model_type {said!r}, not 'mdlm'; one of transformers is hf:{source}")
         config = {key: saved[key] for key in SETTINGS if saved.get(key) is not None}
     config |= {key: value for key, value in overrides.items() if value is not None}
     for key, value in config.items():

@@ -10,10 +10,15 @@ Rope = tuple[Tensor, Tensor]
 
 def rotary(head_dim: int, positions_BL: Tensor | None, length: int, device: torch.device, dtype: torch.dtype) -> Rope:
     """cos and sin of the rotary angles, [1 or B, 1, L, head_dim/2], in float32 or better; shared by all blocks."""
+    inv_freq = 10_000 ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
+    return turned(inv_freq, positions_BL, length, dtype)
+
+
+def turned(inv_freq: Tensor, positions_BL: Tensor | None, length: int, dtype: torch.dtype) -> Rope:
+    """`rotary` by frequencies of one's own, [head_dim/2] radians a position."""
     dtype = torch.promote_types(dtype, torch.float32)
     if positions_BL is None:
-        positions_BL = torch.arange(length, device=device)[None]
-    inv_freq = 10_000 ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
+        positions_BL = torch.arange(length, device=inv_freq.device)[None]
     angle = positions_BL[:, None, :, None].float() * inv_freq
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
