@@ -43,6 +43,7 @@ class DataConfig:
     valid: Corpus | None = None  # None: a part of train's documents is held out, chosen by their content
     held_out: float = 0.02
     packing: Literal["wrap", "pad", "sentence"] = "wrap"
+    augment: Literal["none", "reverse_complement"] = came_later("none", before="none")  # every second time, of DNA
     windows: Windows = "fixed"  # shifted: from the second epoch on, wrap's stream is cut into rows at other places
     # Fixed tokens that frame each row of pad and sentence; auto: both, where the denoiser sees both sides of a token.
     anchor: Literal["auto", "none", "begin", "both"] = came_later("auto", before="none")

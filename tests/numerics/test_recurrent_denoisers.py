@@ -17,7 +17,7 @@ from unmask.denoisers.caduceus import Caduceus
 from unmask.denoisers.hyena import Filter, Hyena, causal_conv
 from unmask.denoisers.mamba import Mamba, MambaNetwork
 from unmask.denoisers.network import Attend, Network
-from unmask.denoisers.recurrent.complement import complement_of
+from unmask.data.complement import complement_of
 from unmask.errors import UsageError
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM

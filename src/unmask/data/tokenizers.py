@@ -172,7 +172,7 @@ class Chars(Tokenizer):
 def load_tokenizer(spec: str, corpus: Corpus | None = None) -> Tokenizer:
     """The tokenizer a recipe names.
 
-    `bytes`; `chars` (text8's); `bpe:SIZE`, trained on `corpus`; a `tokenizer.json`, or a folder with one, with GPT-2's
+    `bytes`; `chars` (text8's); `dna`; `bpe:SIZE`, trained on `corpus`; a `tokenizer.json`, or a folder with one, with GPT-2's
     `vocab.json` and `merges.txt`, or with BERT's `vocab.txt`; `hf:PATH_OR_ID`, that of a pretrained model; else a name
     on the Hugging Face hub.
 
@@ -180,7 +180,7 @@ def load_tokenizer(spec: str, corpus: Corpus | None = None) -> Tokenizer:
     'ab[MASK]'
     """
     if spec in _OWN:
-        return _OWN[spec]()
+        return _own(spec)
     if spec.startswith("hf:"):
         from unmask.pretrained.families import read_pretrained
 
@@ -198,7 +198,7 @@ def load_tokenizer(spec: str, corpus: Corpus | None = None) -> Tokenizer:
         return _from_folder(path)
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", spec) and not spec.endswith((".json", ".txt")):
         return _from_hub(spec)
-    raise DataError(f"no tokenizer at {spec}: give bytes, chars, bpe:SIZE, a tokenizer.json or a folder with one")
+    raise DataError(f"no tokenizer at {spec}: give bytes, chars, dna, bpe:SIZE, a tokenizer.json or a folder with one")
 
 
 def tokenizer_from_json(text: str) -> Tokenizer:
@@ -221,13 +221,21 @@ def tokenizer_from_json(text: str) -> Tokenizer:
             return subwords_with_roles(data)
         if not isinstance(own, str) or own not in _OWN or len(data) != 1:
             raise ModelFolderError(f"unknown tokenizer {str(own)[:40]!r}; {did_you_mean(str(own)[:40], _OWN)}")
-        return _OWN[own]()
+        return _own(own)
     from unmask.data.subwords import Subwords
 
     return Subwords.from_data(data)
 
 
-_OWN: dict[str, type[Bytes] | type[Chars]] = {"bytes": Bytes, "chars": Chars}
+_OWN = ("bytes", "chars", "dna")
+
+
+def _own(name: str) -> Tokenizer:
+    if name == "dna":
+        from unmask.data.dna import Dna  # it is made of what stands here
+
+        return Dna()
+    return Bytes() if name == "bytes" else Chars()
 
 
 def _bpe_size(spec: str) -> int:

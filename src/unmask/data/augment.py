@@ -1,0 +1,47 @@
+"""What changes rows as they are read, so that a text is not always read as it was written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from unmask.data.complement import complement_of
+from unmask.data.order import coins
+from unmask.data.rows import Ints, RowBatch
+
+if TYPE_CHECKING:
+    from unmask.config import DataConfig
+    from unmask.data.tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class ReverseComplement:
+    """Every second time that a row is read it is the other strand: its letters' complements, from its end to its start.
+
+    Which strand comes first is a keyed coin. Prompts and end markers stay where they are.
+    """
+
+    complement_I: Ints
+    seed: int
+
+    def __call__(self, rows: RowBatch, epochs: Ints) -> RowBatch:
+        x = rows.x.copy()
+        for i in np.flatnonzero(coins(self.seed, rows.indices) ^ (epochs % 2 == 1)):
+            text = slice(int(rows.prefix_len[i]), int(rows.valid_len[i]) - rows.suffix)
+            x[i, text] = self.complement_I[x[i, text]][::-1]
+        return replace(rows, x=x)
+
+
+def augmentation(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ReverseComplement | None:
+    """What the recipe asks for; None: rows are read as they are.
+
+    >>> from unmask.config import DataConfig
+    >>> from unmask.data.tokenizers import load_tokenizer
+    >>> augmentation(DataConfig(augment="reverse_complement"), load_tokenizer("dna"), 0).complement_I.tolist()
+    [3, 2, 1, 0, 4, 5, 6]
+    """
+    if data.augment == "none":
+        return None
+    return ReverseComplement(np.array(complement_of(tokenizer), dtype=np.int64), seed)
