@@ -43,6 +43,7 @@ class Job(TrialSpec):
     protocol: Protocol
     out: Path
     device: str | None = None
+    at_once: int = 1  # how many trials the command runs at a time
 
 
 class _Told(Callback):
@@ -158,6 +159,7 @@ def _measured(job: Job, last: Checkpoint, tell: Tell) -> Trial:
         seconds=seconds,
         tokens_per_second=tokens / seconds if seconds else 0.0,
         device=_device_name(model),
+        at_once=job.at_once,
         unmask=unmask.__version__,
         texts=_digest(rows, protocol),
         num_bytes=bound.num_bytes or 0,
