@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, cast
 
+from unmask.corpora.remote import is_url
 from unmask.errors import UsageError
 from unmask.registry import Room
 
-room = Room("unmask.corpora", base="Corpus", helpers=("labels", "reading", "records", "sources"))
+room = Room("unmask.corpora", base="Corpus", helpers=("labels", "reading", "records", "remote", "sources"))
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Corpus(ABC):
         Text(path='/data/a.txt', separator=None)
         """
         path = getattr(self, "path", None)
-        if not isinstance(path, str):
+        if not isinstance(path, str) or is_url(path):
             return self
         return cast(Self, dataclasses.replace(cast(Any, self), path=os.path.abspath(os.path.expanduser(path))))
 
