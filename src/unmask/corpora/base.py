@@ -32,6 +32,7 @@ class Corpus(ABC):
     """A source of documents that can be read any number of times and larger than memory."""
 
     room: ClassVar[Room] = room
+    tokenized: ClassVar[bool] = False  # it holds token ids: see `unmask.corpora.tokens`
 
     @abstractmethod
     def documents(self) -> Iterator[Document]:

@@ -45,7 +45,10 @@ def from_path(path: str) -> Corpus:
     from unmask.corpora.jsonl import Jsonl
     from unmask.corpora.parquet import Parquet
     from unmask.corpora.text import Text
+    from unmask.corpora.tokens import PLAN, Tokens, holds_tokens
 
+    if not is_url(path) and (Path(path).expanduser() / PLAN).exists():
+        return Tokens(path=path)
     endings = {ending(file) for file in files_of(path)}
     kinds: dict[str, tuple[tuple[str, ...], Callable[..., Corpus]]] = {
         "Parquet": (PARQUET, Parquet),
@@ -55,6 +58,8 @@ def from_path(path: str) -> Corpus:
     present = [kind for kind, (known, _) in kinds.items() if endings & set(known)]
     if len(present) > 1:
         raise DataError(f"the folder {path} holds both {present[0]} and {present[1]}; name the files of one kind")
+    if present == ["Parquet"] and holds_tokens(find(path, PARQUET)[0]):
+        return Tokens(path=path)
     if present:
         return kinds[present[0]][1](path=path)
     text = Text(path=path)

@@ -21,8 +21,10 @@ import numpy as np
 
 from unmask.corpora import Corpus, Document
 from unmask.corpora.labels import Words
+from unmask.corpora.tokens import Tokens
 from unmask.data.cache import cached, default_cache_dir
 from unmask.data.rows import FILES, LABELS, Anchor, Ints, Policy, Report, Rows, RowWriter, dtypes
+from unmask.data.shards import shard_rows
 from unmask.data.share import Share, content_place
 from unmask.data.tokenizers import Tokenizer
 from unmask.errors import DataError, UsageError, did_you_mean
@@ -261,6 +263,8 @@ def build_rows(
     >>> rows = build_rows(Stdlib(), load_tokenizer("bytes"), length=256, part="valid")  # doctest: +SKIP
     >>> print(rows.report.sentence())  # doctest: +SKIP
     """
+    if corpus.tokenized:
+        return shard_rows(cast(Tokens, corpus), tokenizer, part, policy=policy, length=length)
     if part != "all" and not 0 < held_out < 1:
         raise UsageError(f"held_out must lie between 0 and 1, got {held_out}")
     folder = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
