@@ -1,13 +1,14 @@
 """The queue of experiments.toml: takes the next trials that are not finished and fit the minutes that there are.
 
     python benchmarks/experiments.py --list --out runs/experiments
-    python benchmarks/experiments.py --minutes 9 --data /data --out runs/experiments [--only "Table 8"]
+    python benchmarks/experiments.py --minutes 9 --jobs 3 --data /data --out runs/experiments [--only "Table 8"]
     python benchmarks/experiments.py --minutes 9 --data /data --out new --finished small.tar.gz --back small.tar.gz
 
 The state is what the folders hold. A machine that is lent for minutes has none of them: --finished puts the small files
 of finished trials in place, so that they are not repeated, and --back keeps all small files, written anew after every
 trial. Checkpoints stay behind, so a trial must fit the minutes or is skipped, with the reason. How long one takes is
-estimated from what others of its system took, or from what experiments.toml says.
+estimated from what others of its system took, or from what experiments.toml says. --jobs: trials of one setting and
+seed that share the device.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,8 @@ from rich.table import Table
 from unmask.axes import short
 from unmask.cli._compared import Lines
 from unmask.cli.compare import number
-from unmask.comparison.compare import compare
-from unmask.comparison.plan import PLAN
+from unmask.comparison.compare import Watcher, compare
+from unmask.comparison.plan import PLAN, Planned
 from unmask.comparison.trial import FOLDER, Trial, read_trial
 from unmask.errors import Stopped, UnmaskError
 from unmask.storage.atomic import atomic_text
@@ -105,22 +107,24 @@ class Queue:
         new = not (self.out / setting.name / PLAN).exists()
         return OVERHEAD + setting.tokens / rate + setting.prepare_seconds * new
 
-    def run(self, item: Item, data: str, device: str | None) -> Trial | None:
-        setting = item.setting
+    def run(self, items: list[Item], data: str, device: str | None, watch: Watcher, jobs: int) -> None:
+        """Trials of one setting and seed."""
+        setting, seed = items[0].setting, items[0].seed
         known = {other.system for other in self.items if self.trial(other) and other.setting == setting}
+        systems = [item.system for item in items]
         compare(
-            [self.systems / f"{item.system}.toml"],
+            [self.systems / f"{system}.toml" for system in systems],
             tokens=setting.tokens,
             out=self.out / setting.name,
-            seeds=[item.seed],
+            seeds=[seed],
             overrides={key: str(value).replace("{data}", data) for key, value in setting.options.items()},
             draws=setting.draws,
             also=setting.also,
-            reference=setting.reference if setting.reference in known | {item.system} else None,
+            reference=setting.reference if setting.reference in known.union(systems) else None,
             device=device,
-            watch=Lines(),
+            jobs=jobs,
+            watch=watch,
         )
-        return self.trial(item)
 
     def bring(self, small: Path) -> int:
         """Put what an archive holds of trials in place where there is nothing; how many they are."""
@@ -176,30 +180,72 @@ def states(queue: Queue, skipped: dict[str, str]) -> Table:
     return table
 
 
-def work(queue: Queue, args: argparse.Namespace) -> dict[str, str]:
-    """Run what fits; why the rest was skipped, by its name."""
-    until = time.monotonic() + 60 * args.minutes
-    skipped: dict[str, str] = {}
+class Minutes(Lines):
+    """Begins what fits the time that is left; keeps what is small after every trial."""
+
+    def __init__(self, queue: Queue, args: argparse.Namespace, skipped: dict[str, str]) -> None:
+        super().__init__(args.jobs)
+        self.queue, self.back, self.skipped = queue, args.back, skipped
+        self.until = time.monotonic() + 60 * args.minutes
+        self.items: dict[str, Item] = {}  # of this call of `compare`, by the trial's name
+
+    def admits(self, trial: Planned) -> bool:
+        item = self.items[trial.name]
+        needed, left = self.queue.seconds(item), self.until - time.monotonic()
+        if needed > left:
+            words = f"skipped: takes {needed / 60:.1f} minutes, {max(left, 0) / 60:.1f} are left"
+            self.skipped[place(item)] = words
+        return needed <= left
+
+    def on_end(self, trial: Planned, result: Trial) -> None:
+        super().on_end(trial, result)
+        self.keep()
+
+    def keep(self) -> None:
+        if self.back:
+            self.queue.take_back(self.back)
+
+
+def place(item: Item) -> str:
+    return f"{item.setting.name}/{item.name}"
+
+
+def waiting(queue: Queue, args: argparse.Namespace, skipped: dict[str, str]) -> Iterator[list[Item]]:
+    """What is to be run, in order: neighbours of one setting and seed together."""
+    todo = []
     for item in queue.items:
-        place, done = f"{item.setting.name}/{item.name}", queue.trial(item)
+        done = queue.trial(item)
         if args.only and args.only not in item.experiments:
             continue
         if done is not None and (done.finished or not args.again):
             continue
-        needed, left = queue.seconds(item), until - time.monotonic()
-        if not (queue.systems / f"{item.system}.toml").exists():
-            skipped[place] = "no recipe"
-        elif needed > left:
-            skipped[place] = f"skipped: takes {needed / 60:.1f} minutes, {max(left, 0) / 60:.1f} are left"
+        if (queue.systems / f"{item.system}.toml").exists():
+            todo.append(item)
         else:
+            skipped[place(item)] = "no recipe"
+    for _, group in groupby(todo, lambda item: (item.setting.name, item.seed)):
+        yield list(group)
+
+
+def work(queue: Queue, args: argparse.Namespace) -> dict[str, str]:
+    """Run what fits; why the rest was skipped, by its name."""
+    skipped: dict[str, str] = {}
+    watch = Minutes(queue, args, skipped)
+    for group in waiting(queue, args, skipped):
+        # One whose recipe does not fit the setting would refuse all of its group: then each goes by itself.
+        for items in [group, *([item] for item in group if len(group) > 1)]:
+            watch.items = {item.name: item for item in items}
             try:
-                queue.run(item, args.data, args.device)
+                queue.run(items, args.data, args.device, watch, args.jobs)
+                watch.keep()
+                if items == group:
+                    break
             except Stopped:
+                watch.keep()
                 raise
-            except UnmaskError as e:  # the recipe does not fit the setting: the others may
-                skipped[place] = f"refused: {e}"
-            if args.back:
-                queue.take_back(args.back)
+            except UnmaskError as e:
+                if len(items) == 1:
+                    skipped[place(items[0])] = f"refused: {e}"
     return skipped
 
 
@@ -215,6 +261,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--back", type=Path, metavar="FILE.tar.gz", help="keep all small files there")
     parser.add_argument("--file", type=Path, default=HERE / "experiments.toml", help="the queue")
     parser.add_argument("--systems", type=Path, default=SYSTEMS, help="the folder of the recipes")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at once")
     parser.add_argument("--device")
     args = parser.parse_args(words)
     queue = Queue(args.file.read_text(encoding="utf-8"), args.out, args.systems)
@@ -222,7 +269,11 @@ def main(words: list[str] | None = None) -> int:
         parser.error(f"no experiment is called {args.only!r}")
     if args.finished:
         print(f"{queue.bring(args.finished)} finished trials were put in place", file=sys.stderr)
-    skipped = {} if args.list else work(queue, args)
+    try:
+        skipped = {} if args.list else work(queue, args)
+    except Stopped as e:
+        print(e, file=sys.stderr)
+        return e.exit_code
     Console(highlight=False, markup=False).print(states(queue, skipped))
     return 0
 

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -23,6 +24,7 @@ import torch
 from matrix import environment
 from unmask import cli
 from unmask.comparison import work
+from unmask.comparison.at_once import run_at_once
 from unmask.comparison.compare import Comparison, Watcher, compare
 from unmask.comparison.cost import Counting, training_cost
 from unmask.comparison.plan import Plan, Planned
@@ -35,7 +37,7 @@ from unmask.data.loader import Loader
 from unmask.data.packing import pack_texts
 from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.network import Network
-from unmask.errors import UsageError
+from unmask.errors import Stopped, UsageError
 from unmask.evaluation.bound import Bound
 from unmask.objectives.ar import AR
 from unmask.objectives.chunked_loss import LossSum
@@ -436,6 +438,87 @@ def test_a_request_to_stop_saves_and_says_so(recipes: Make, tmp_path: Path, caps
     assert run(recipes("mdlm", "ar"), tmp_path / "out", tokens=8 * 64).ok
 
 
+# --- several at once --------------------------------------------------------------------------------------------------
+
+
+class AtOnce(Begun):
+    """How many trials are at work at the most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.most = set[str](), 0
+
+    def on_begin(self, trial: Planned) -> None:
+        super().on_begin(trial)
+        self.now.add(trial.name)
+        self.most = max(self.most, len(self.now))
+
+    def on_end(self, trial: Planned, result: Trial) -> None:
+        self.now.remove(trial.name)
+
+
+def test_trials_at_once_have_the_numbers_of_trials_one_by_one(recipes: Make, both: Comparison, tmp_path: Path) -> None:
+    watch = AtOnce()
+    also = {"also": ["T=4", "T=16"], "apart": True, "watch": watch}
+    found = run(recipes("ar", "mdlm"), tmp_path / "out", seeds=2, jobs=2, **also)
+    assert found.ok
+    assert watch.most == 2
+    assert watch.begun[:2] == ["ar-s0", "mdlm-s0"]
+    same = {"seconds": 0.0, "tokens_per_second": 0.0, "at_once": 1, "unmask": ""}
+    for ours, theirs in zip(found.table.trials, both.table.trials, strict=True):
+        assert ours.at_once == 2
+        assert replace(ours, **same) == replace(theirs, **same)
+    page = (tmp_path / "out" / "results.md").read_text()
+    assert "Seconds: in training steps alone, with up to 2 trials at once on the device." in page
+
+
+def test_a_request_to_stop_ends_all_that_are_at_work(recipes: Make, tmp_path: Path) -> None:
+    trained = set[str]()
+
+    class Stop(AtOnce):
+        def on_news(self, trial: Planned, news: Any) -> None:
+            if "loss" in news:
+                trained.add(trial.name)
+            if len(trained) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    watch = Stop()
+    options: dict[str, Any] = {"tokens": 4000 * 64, "apart": True, "jobs": 2}
+    with pytest.raises(Stopped, match=r"stopped in ar-s0, mdlm-s0; the same command goes on there") as error:
+        run(recipes("ar", "mdlm", "d3pm"), tmp_path / "out", watch=watch, **options)
+    assert error.value.exit_code == 75
+    assert sorted(watch.begun) == ["ar-s0", "mdlm-s0"]
+    for name in watch.begun:
+        assert list((tmp_path / "out" / "runs" / name / "checkpoints").glob("step-*"))
+
+
+def test_an_error_of_ours_ends_the_others_too() -> None:
+    halted, begun = threading.Event(), threading.Event()
+
+    def run(item: str) -> None:
+        if item == "wrong":
+            assert begun.wait(10)
+            raise ValueError("wrong")
+        begun.set()
+        if item == "never" or not halted.wait(10):
+            raise AssertionError("it went on")
+        raise Stopped(item)
+
+    with pytest.raises(ValueError, match="wrong"):
+        run_at_once(["long", "wrong"], run, 2, halted)
+    assert halted.is_set()
+
+
+def test_a_trial_that_is_not_admitted_waits_for_a_later_call(recipes: Make, tmp_path: Path) -> None:
+    class OnlyAr(Begun):
+        def admits(self, trial: Planned) -> bool:
+            return trial.system == "ar"
+
+    found = run(recipes("mdlm", "ar"), tmp_path / "out", watch=OnlyAr())
+    assert found.table.waiting == ["mdlm-s0"]
+    assert run(recipes("mdlm", "ar"), tmp_path / "out").ok
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -447,6 +530,7 @@ def test_a_request_to_stop_saves_and_says_so(recipes: Make, tmp_path: Path, caps
         (["{mdlm}", "--tokens", "20"], "--tokens 20 is less than one batch, which has 64 tokens"),
         (["{mdlm}", "--tokens", "many"], "--tokens must be a number such as 500000, 50M or 1.5G, got 'many'"),
         (["{mdlm}", "--tokens", "128", "--seeds", "0"], "at least 1 seed"),
+        (["{mdlm}", "--tokens", "128", "--jobs", "0"], "jobs must be at least 1"),
         (["{mdlm}", "--tokens", "128", "--draws", "0"], "draws must be at least 1, got 0"),
         (["{mdlm}", "--tokens", "128", "--also", "T=0"], "--also T=0: no such estimator; did you mean 'T=1000'?"),
         (["{mdlm}", "--tokens", "128", "--steps", "9"], "leave out --steps, and give --tokens"),

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from unmask.comparison import work
+from unmask.comparison.compare import Watcher
 from unmask.comparison.trial import read_trial
+from unmask.errors import Stopped
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 QUEUE = """
@@ -149,9 +151,22 @@ def test_what_is_measured_estimates_what_comes(bench: Any, words: list[str], tmp
     assert by_name["tiny", "mdlm-s0"].experiments == ["noise", "table"]
     assert queue.seconds(by_name["tiny", "mdlm-s0"]) == pytest.approx(1 + 2 + 0.128)  # a new machine packs first
     assert queue.seconds(by_name["tiny", "d3pm-s0"]) == pytest.approx(1 + 2 + 0.256)
-    queue.run(by_name["tiny", "mdlm-s0"], str(tmp_path / "data"), "cpu")
+    queue.run([by_name["tiny", "mdlm-s0"]], str(tmp_path / "data"), "cpu", Watcher(), 1)
     trial = queue.trial(by_name["tiny", "mdlm-s0"])
     assert queue.seconds(by_name["tiny", "mdlm-s1"]) == pytest.approx(1 + 128 / trial.tokens_per_second)
+
+
+def test_a_request_to_stop_is_a_sentence_and_keeps_what_is_small(
+    bench: Any, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*args: Any) -> None:
+        raise Stopped("stopped in mdlm-s0; the same command goes on there")
+
+    monkeypatch.setattr(bench.Queue, "run", stop)
+    small = tmp_path / "small.tar.gz"
+    assert bench.main([*words, "--out", str(tmp_path / "out"), "--minutes", "3", "--back", str(small)]) == 75
+    assert capsys.readouterr().err == "stopped in mdlm-s0; the same command goes on there\n"
+    assert small.exists()
 
 
 def test_the_queue_that_is_there_reads(bench: Any, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from unmask.data.loader import Loader, permuted
+from unmask.data.loader import Loader
+from unmask.data.order import permuted
 from unmask.data.rows import RowBatch
 from unmask.errors import DataError, UsageError
 
@@ -20,7 +21,7 @@ Ints = NDArray[np.int64]
 class Numbers:
     """Rows that hold their own index; from `breaks` on they cannot be read."""
 
-    length = 3
+    length, blocks = 3, None
 
     def __init__(self, num: int, breaks: int | None = None) -> None:
         self.num, self.breaks = num, breaks

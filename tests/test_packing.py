@@ -19,10 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unmask.config import DataConfig
 from unmask.corpora import Corpus, Document
+from unmask.corpora.memory import Memory
 from unmask.corpora.text import Text
 from unmask.data import packing
-from unmask.data.packing import Rows, build_rows, pack_texts, reading_bar
+from unmask.data.packing import Rows, build_rows, pack_texts, reading_bar, rows_of
 from unmask.data.tokenizers import Tokenizer, load_tokenizer
 from unmask.errors import DataError, UsageError
 
@@ -201,6 +203,24 @@ def test_parts_are_told_by_content(tmp_path: Path) -> None:
     assert fewer_valid <= valid
 
 
+def test_a_share_is_nested_and_leaves_what_is_held_out(tmp_path: Path) -> None:
+    def texts_of(part: Any, share: float, valid: Any = None) -> set[str]:
+        options: dict[str, Any] = {"packing": "pad", "length": 99, "held_out": 0.1, "cache": str(tmp_path)}
+        data = DataConfig(train=Memory(texts=tuple(MANY)), valid=valid, share=share, **options)
+        return {BYTES.decode(row[:-1]) for row in streams(rows_of(data, BYTES, part))}
+
+    whole, half, tenth = (texts_of("train", share) for share in (1.0, 0.5, 0.1))
+    assert tenth < half < whole
+    assert 0.4 < len(half) / len(whole) < 0.6
+    assert 0.04 < len(tenth) / len(whole) < 0.18
+    assert texts_of("valid", 0.1) == texts_of("valid", 1.0) == set(MANY) - whole
+    other = Memory(texts=tuple(MANY[:9]))
+    assert len(texts_of("train", 0.5, other)) > len(half)  # of all documents
+    assert texts_of("valid", 0.5, other) == set(MANY[:9])
+    with pytest.raises(DataError, match=r"data.share = 1e-09 takes none of the \d+ documents"):
+        texts_of("train", 1e-9)
+
+
 @pytest.mark.parametrize("texts", [("abcdefgh" * 50,), ("x" * 100, "y" * 100)])
 def test_few_documents_are_split_by_rows(tmp_path: Path, texts: tuple[str, ...]) -> None:
     options: dict[str, Any] = {"length": 10, "cache_dir": tmp_path, "held_out": 1e-9 if len(texts) > 1 else 0.2}
@@ -308,7 +328,9 @@ SCRIPT = """
 import sys, time, hashlib, resource
 from pathlib import Path
 import numpy as np
+from unmask.config import DataConfig
 from unmask.corpora import Corpus, Document
+from unmask.corpora.memory import Memory
 from unmask.data.packing import build_rows
 from unmask.data.tokenizers import load_tokenizer
 folder, log, mode = sys.argv[1:]

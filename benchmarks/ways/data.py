@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unmask.data.loader import permuted
+from unmask.data.order import permuted
 from unmask.rng import row_keys, uniform
 
 Ids = NDArray[np.uint16]

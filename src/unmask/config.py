@@ -42,6 +42,7 @@ class DataConfig:
     train: Corpus = Stdlib()
     valid: Corpus | None = None  # None: a part of train's documents is held out, chosen by their content
     held_out: float = 0.02
+    share: float = came_later(1.0, before=1.0)  # of train's documents: so many are learned from, chosen by content
     packing: Literal["wrap", "pad", "sentence"] = "wrap"
     augment: Literal["none", "reverse_complement"] = came_later("none", before="none")  # every second time, of DNA
     windows: Windows = "fixed"  # shifted: from the second epoch on, wrap's stream is cut into rows at other places
@@ -150,6 +151,8 @@ class RunConfig:
             raise ConfigError(f"data.length must be at least 2, got {self.data.length}")
         if not 0 < self.data.held_out < 1:
             raise ConfigError(f"data.held_out must lie between 0 and 1, got {self.data.held_out}")
+        if not 0 < self.data.share <= 1:
+            raise ConfigError(f"data.share must lie above 0 and be 1 (all of it) at most, got {self.data.share}")
         if self.data.valid is not None and self.data.valid.is_test():
             raise ConfigError("data.valid is a test split: validate on another one, so that the test stays a test")
         for name in ("sample_every", "keep_every", "max_nonfinite"):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
@@ -23,68 +24,99 @@ from unmask.comparison.trial import Trial
 BAR = 10
 
 
-class Lines(Watcher):
-    """One line a trial, kept when it is over; the running one moves, and says what is left."""
+@dataclass
+class _Running:
+    """A trial that is at work: since when, from which step on, and how far it is."""
 
-    def __init__(self) -> None:
-        self.console = stderr()
+    name: str
+    began: float = field(default_factory=time.monotonic)
+    first: int = 0
+    step: int = 0
+    words: str = "begins"
+    told: float = -SECONDS  # when its last line was printed
+
+    def seconds_left(self, steps: int) -> tuple[float, float] | None:
+        """Of itself and of another one like it; its beginning tells too little."""
+        done = self.step - self.first
+        if done * 20 < steps:
+            return None
+        one = (time.monotonic() - self.began) / done * steps
+        return one * (1 - self.step / steps), one
+
+
+class Lines(Watcher):
+    """One line a trial, kept when it is over; the running ones move, and the last says what is left."""
+
+    def __init__(self, jobs: int = 1) -> None:
+        self.console, self.jobs = stderr(), jobs
         self.live: Live | None = None
-        self.began, self.last_line = time.monotonic(), -SECONDS
-        self.total, self.over, self.steps, self.first, self.width = 0, 0, 1, 0, 1
+        self.running: dict[str, _Running] = {}
+        self.total, self.over, self.steps, self.width = 0, 0, 1, 1
 
     def on_plan(self, plan: Plan, finished: list[Trial]) -> None:
         self.total, self.over = len(plan.trials), len(finished)
         self.steps, self.width = plan.shared["steps"], max(len(trial.name) for trial in plan.trials)
         many = f"{len(plan.systems)} systems, {self.total} trials of {short(plan.shared['tokens'])} tokens"
         done = f", {self.over} of them finished before" if self.over else ""
-        self.console.print(f"{many} ({self.steps:,} steps){done}", soft_wrap=True)
+        at_once = f", {self.jobs} at once" if self.jobs > 1 else ""
+        self.console.print(f"{many} ({self.steps:,} steps){done}{at_once}", soft_wrap=True)
 
     def on_begin(self, trial: Planned) -> None:
-        self.began, self.first = time.monotonic(), 0
+        self.running[trial.name] = _Running(trial.name)
         if self.console.is_terminal:
-            self.live = Live(console=self.console, transient=True, auto_refresh=False)
-            self.live.start()
-            self._show(trial, 0, "begins")
+            if self.live is None:
+                self.live = Live(console=self.console, transient=True, auto_refresh=False)
+                self.live.start()
+            self._draw()
 
     def on_news(self, trial: Planned, news: Mapping[str, Any]) -> None:
+        one = self.running[trial.name]
         if "measuring" in news:
             share = f" {news['done']}/{news['total']} rows" if "done" in news else ""
-            self._show(trial, self.steps, f"measuring{share}")
+            one.step, one.words = self.steps, f"measuring{share}"
         elif "loss" in news:
-            self._show(trial, news["step"], f"loss {news['loss']:.3f} {_rounded(news['rate'])} tok/s")
+            one.step, one.words = news["step"], f"loss {news['loss']:.3f} {_rounded(news['rate'])} tok/s"
         elif "valid" in news:
-            self._show(trial, news["step"], f"valid {news['valid']:.3f}")
+            one.step, one.words = news["step"], f"valid {news['valid']:.3f}"
         else:
-            self.first = news["step"]
-
-    def _show(self, trial: Planned, step: int, words: str) -> None:
-        after = self._after(step)
+            one.first = news["step"]
+            return
         if self.live is not None:
-            filled = round(BAR * step / self.steps)
-            bar = "━" * filled + "╌" * (BAR - filled)
-            line = Text(f"{trial.name:<{self.width}} {bar} {words}  {after}", no_wrap=True, overflow="ellipsis")
-            self.live.update(line, refresh=True)
-        elif time.monotonic() - self.last_line >= SECONDS:
-            self.last_line = time.monotonic()
-            self.console.print(
-                f"{trial.name}  step {step:,} of {self.steps:,}, {words}; {after}",
-                soft_wrap=True,
-            )
+            self._draw()
+        elif time.monotonic() - one.told >= SECONDS:
+            one.told = time.monotonic()
+            line = f"{one.name}  step {one.step:,} of {self.steps:,}, {one.words}; {self._left()}"
+            self.console.print(line, soft_wrap=True)
 
-    def _after(self, step: int) -> str:
-        """What is left: trials, and the time if each takes what this one does; its beginning tells too little."""
-        more, done = self.total - self.over - 1, step - self.first
+    def _draw(self) -> None:
+        lines = []
+        for one in self.running.values():
+            filled = round(BAR * one.step / self.steps)
+            bar = "━" * filled + "╌" * (BAR - filled)
+            lines.append(Text(f"{one.name:<{self.width}} {bar} {one.words}", no_wrap=True, overflow="ellipsis"))
+        assert self.live is not None
+        if lines:
+            lines[-1].append(f"  {self._left()}")
+        self.live.update(Group(*lines), refresh=True)
+
+    def _left(self) -> str:
+        """What is left: trials, and the time if each takes what the running ones do."""
+        more = self.total - self.over - len(self.running)
         words = f"{more} more" if more else "the last"
-        if done * 20 < self.steps:
+        known = [pair for one in self.running.values() if (pair := one.seconds_left(self.steps)) is not None]
+        if not known:
             return words
-        one = (time.monotonic() - self.began) / done * self.steps
-        return f"{words}, {timedelta(seconds=round(one * (more + 1 - step / self.steps)))} left"
+        seconds = max(own for own, _ in known) + more / self.jobs * max(one for _, one in known)
+        return f"{words}, {timedelta(seconds=round(seconds))} left"
 
     def on_end(self, trial: Planned, result: Trial) -> None:
-        if self.live is not None:
+        self.running.pop(trial.name)
+        self.over += 1
+        if self.live is not None and self.running:
+            self._draw()
+        elif self.live is not None:
             self.live.stop()
             self.live = None
-        self.over += 1
         if result.finished:
             words = f"{result.nats_per_token:.4f} nats/token at step {result.best_step:,}, {result.seconds:.1f} s"
             words += f", {_rounded(result.tokens_per_second)} tok/s"

@@ -89,6 +89,7 @@ def _add_constraints(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json-schema", metavar="FILE", action="append", help="it is JSON that this schema allows")
     group.add_argument("--choices", metavar="A,B,C", action="append", help="it is one of these")
     group.add_argument("--must-contain", metavar="TEXT", action="append", help="it contains this; may be repeated")
+    group.add_argument("--must-not-contain", metavar="TEXT", action="append", help="it does not; may be repeated")
     group.add_argument("--allow-words", metavar="A,B,C", action="append", help="it has no other words than these")
     group.add_argument("--forbid-words", metavar="A,B,C", action="append", help="it has none of these words")
     group.add_argument("--min-tokens", type=int, metavar="N", help="it has at least so many tokens")
@@ -119,6 +120,8 @@ def make_constraint(args: argparse.Namespace) -> list[Constraint] | None:
     made += [constraints.Choices(options=tuple(words.split(",")), **over) for words in args.choices or ()]
     if args.must_contain is not None:
         made.append(constraints.Contains(phrases=tuple(args.must_contain), **over))
+    if args.must_not_contain is not None:
+        made.append(constraints.Excludes(phrases=tuple(args.must_not_contain), **over))
     forbid = tuple(word for words in args.forbid_words or () for word in words.split(","))
     allowed = [tuple(words.split(",")) for words in args.allow_words or ()]
     if allowed or forbid:

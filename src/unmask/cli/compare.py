@@ -4,6 +4,8 @@ RECIPE is a built-in recipe's name or a TOML or JSON file, as for train. Each is
 budget of tokens, on the same data, tokenizer, length, batch and network size, and measured by one protocol at its best
 validation. Every option of a recipe can be given as --KEY VALUE, for all of them.
 
+Trials that do not fill a GPU by themselves may share it: --jobs 3. Their numbers stay the same, but for the seconds.
+
 OUT holds results.md, results.json, results.csv and results.svg. A comparison that was stopped or killed goes on with
 the same command; more recipes or seeds may be added later, and what is finished is not done again.
 
@@ -41,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ESTIMATOR",
         help="measure the same weights by another estimator as well: T=10; several tell the slope in 1/T",
     )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at once on the device (default 1)")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -61,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
         seed=args.draws_seed,
         also=args.also,
         device=args.device,
-        watch=Lines(),
+        jobs=args.jobs,
+        watch=Lines(args.jobs),
     )
     if args.json:
         print(json.dumps({"out": str(found.out), "shared": found.shared} | found.table.plain()))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from unmask.comparison.at_once import run_at_once
 from unmask.comparison.plan import Plan, Planned, Protocol, check_reference, make_plan
 from unmask.comparison.processes import run_apart
 from unmask.comparison.report import write_report
@@ -15,15 +17,19 @@ from unmask.comparison.trial import FOLDER, Trial, read_trial
 from unmask.comparison.work import Job, drop_checkpoints, run_trial
 from unmask.distributed.stopping import stop_requests
 from unmask.distributed.world import World
-from unmask.errors import Stopped
+from unmask.errors import Stopped, UsageError
 from unmask.training.run_lock import one_writer
 
 
 class Watcher:
-    """What a comparison tells while it runs; override what you need."""
+    """What a comparison tells while it runs; override what you need. Never called by two threads at a time."""
 
     def on_plan(self, plan: Plan, finished: list[Trial]) -> None:
         """Before the first trial: what is to be done, and what is done already."""
+
+    def admits(self, trial: Planned) -> bool:
+        """Whether the trial may begin now; one that may not is left for a later call."""
+        return True
 
     def on_begin(self, trial: Planned) -> None:
         """A trial begins, or goes on."""
@@ -62,21 +68,25 @@ def compare(
     seed: int = 0,
     also: Sequence[str] = (),
     device: str | None = None,
+    jobs: int = 1,
     apart: bool = True,
     watch: Watcher | None = None,
 ) -> Comparison:
     """Train each recipe with each seed on the same tokens of the same data, and measure all by one protocol.
 
     What is finished in `out` is not done again, what was stopped goes on; trials of earlier calls stay in the table.
-    overrides: options of all recipes, as `load_config` takes them. seed: of the measuring. apart: each trial in a
-    process of its own, which knows plug-ins of --plugin; False: here, where classes of this program are known, and
-    where memory that runs out may end all. A trial that fails is told in the table; a later call tries it again.
+    overrides: options of all recipes, as `load_config` takes them. seed: of the measuring. jobs: trials at once; the
+    same numbers, but for their seconds. apart: each trial in a process of its own, which knows plug-ins of --plugin;
+    False: here, where classes of this program are known, and where memory that runs out may end all. A trial that
+    fails is told in the table; a later call tries it again.
 
     >>> found = compare(["ar.toml", "mdlm.toml"], tokens=10**7, seeds=3, out="out")  # doctest: +SKIP
     >>> found.table.entries[1].verdict  # doctest: +SKIP
     'visible'
     """
     out, watch = Path(out), watch or Watcher()
+    if jobs < 1 or (jobs > 1 and not apart):
+        raise UsageError(f"jobs must be at least 1, and 1 without processes of their own (apart), got {jobs}")
     protocol = Protocol(valid_rows=valid_rows, draws=draws, seed=seed, also=tuple(also))
     plan = make_plan(recipes, tokens=tokens, out=out, seeds=seeds, overrides=overrides, protocol=protocol)
     check_reference(reference, [*plan.systems, *(trial.system for trial in _others(plan))])
@@ -88,39 +98,60 @@ def compare(
         for planned in plan.trials:
             if planned.name in names:
                 drop_checkpoints(planned.config)  # a kill may have come between
-                continue
-            watch.on_begin(planned)
-            try:
-                if asked_to_stop():
-                    raise Stopped("stopped")
-                result = _run(plan, planned, device, apart, asked_to_stop, watch)
-            except Stopped:
-                _report(plan, reference)
-                raise Stopped(f"stopped in {planned.name}; the same command goes on there") from None
-            watch.on_end(planned, result)
+        halted = threading.Event()
+        turn = _Turn(plan, reference, device, apart, jobs, watch, lambda: halted.is_set() or asked_to_stop())
+        waiting = [planned for planned in plan.trials if planned.name not in names]
+        try:
+            run_at_once(waiting, turn.run, jobs, halted)
+        except Stopped as stopped:
             _report(plan, reference)
+            where = f" in {stopped}" if str(stopped) else ""
+            raise Stopped(f"stopped{where}; the same command goes on there") from None
         return _report(plan, reference)
 
 
-def _run(
-    plan: Plan,
-    planned: Planned,
-    device: str | None,
-    apart: bool,
-    asked_to_stop: Callable[[], bool],
-    watch: Watcher,
-) -> Trial:
-    job = Job(
-        **{key: getattr(planned, key) for key in ("name", "system", "seed", "fingerprint", "shared", "config")},
-        protocol=plan.protocol,
-        out=plan.out,
-        device=device,
-    )
+@dataclass(frozen=True)
+class _Turn:
+    """How one trial after the other is run; several threads may do so."""
 
-    def tell(news: Mapping[str, Any]) -> None:
-        watch.on_news(planned, news)
+    plan: Plan
+    reference: str | None
+    device: str | None
+    apart: bool
+    jobs: int
+    watch: Watcher
+    stopping: Callable[[], bool]
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    return run_apart(job, tell, asked_to_stop) if apart else run_trial(job, tell)
+    def run(self, planned: Planned) -> None:
+        with self.lock:
+            if self.stopping():
+                raise Stopped("")
+            if not self.watch.admits(planned):
+                return
+            self.watch.on_begin(planned)
+        try:
+            result = self._result(planned)
+        except Stopped:
+            raise Stopped(planned.name) from None
+        with self.lock:
+            self.watch.on_end(planned, result)
+            _report(self.plan, self.reference)
+
+    def _result(self, planned: Planned) -> Trial:
+        job = Job(
+            **{key: getattr(planned, key) for key in ("name", "system", "seed", "fingerprint", "shared", "config")},
+            protocol=self.plan.protocol,
+            out=self.plan.out,
+            device=self.device,
+            at_once=self.jobs,
+        )
+
+        def tell(news: Mapping[str, Any]) -> None:
+            with self.lock:
+                self.watch.on_news(planned, news)
+
+        return run_apart(job, tell, self.stopping) if self.apart else run_trial(job, tell)
 
 
 def _others(plan: Plan) -> list[Trial]:

@@ -27,7 +27,7 @@ FORMAT = 1
 LOOKS = 10  # validations of a run, by which its best weights are chosen
 SET_HERE = {"out": "--out", "steps": "--tokens", "seed": "--seeds"}  # keys of a recipe that a comparison decides itself
 # What all systems of a comparison have in common; the rest of a recipe is the system.
-COMMON = ("batch", "tokenizer", "data.held_out", "data.packing", "data.length")
+COMMON = ("batch", "tokenizer", "data.share", "data.held_out", "data.packing", "data.length")
 CORPORA = ("data.train", "data.valid")
 SIZE = ("hidden", "blocks", "heads")
 ESTIMATORS = ("count", "time", "pseudo")  # beside T=<steps>

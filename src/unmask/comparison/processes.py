@@ -104,7 +104,7 @@ def _ending(code: int, errors: str) -> str:
 
 def _written(job: Job) -> dict[str, Any]:
     protocol = {"valid_rows": job.protocol.valid_rows, "draws": job.protocol.draws, "seed": job.protocol.seed}
-    names = {key: getattr(job, key) for key in ("name", "system", "seed", "fingerprint", "shared", "device")}
+    names = {key: getattr(job, key) for key in ("name", "system", "seed", "fingerprint", "shared", "device", "at_once")}
     how = {"config": to_dict(job.config), "protocol": protocol | {"also": job.protocol.also}}
     return names | how | {"out": str(job.out), "plugins": loaded}
 

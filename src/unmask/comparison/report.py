@@ -197,9 +197,16 @@ def _costs(table: Table) -> list[str]:
         "Means over seeds, on "
         + ", ".join(sorted({t.device for t in table.trials if t.finished}) or ["nothing"])
         + ". Passes: of the network for each row that is trained on, each with its backward pass; one without "
-        "counts a third. FLOP by the formula of `unmask bench train`. Seconds: in training steps alone.",
+        "counts a third. FLOP by the formula of `unmask bench train`. Seconds: in training steps alone"
+        + _beside(table),
         "",
     ]
+
+
+def _beside(table: Table) -> str:
+    """Seconds of trials that shared a device are not those of a trial alone."""
+    most = max((trial.at_once for trial in table.trials if trial.finished), default=1)
+    return f", with up to {most} trials at once on the device." if most > 1 else "."
 
 
 def _slopes(table: Table) -> list[str]:

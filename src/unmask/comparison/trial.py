@@ -16,14 +16,15 @@ from unmask.storage.atomic import atomic_text
 from unmask.storage.untrusted import read_json
 
 FORMAT = 1
+LATER = {"at_once"}  # fields that files of an earlier version have not
 FOLDER, RUNS = "trials", "runs"  # of a comparison: what became of each trial, and its run
 State = Literal["finished", "failed", "diverged"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What became of a trial. All but `seconds`, `tokens_per_second` and `device` is the same however often it was
-    stopped and went on.
+    """What became of a trial. All but `seconds`, `tokens_per_second`, `device` and `at_once` is the same however often
+    it was stopped and went on.
 
     nats, counts: of every text that was measured its nats (an upper bound of -log p, or what `kind` says) and its
     tokens. texts: a hash of these tokens: only trials of the same texts compare.
@@ -52,6 +53,7 @@ class Trial:
     seconds: float = 0.0  # in training steps
     tokens_per_second: float = 0.0
     device: str = ""
+    at_once: int = 1  # so many trials shared the device, which makes each take more seconds
     unmask: str = ""
     texts: str = ""
     num_bytes: int = 0
@@ -107,7 +109,7 @@ def read_trial(out: Path, name: str) -> Trial | None:
         return None
     data = read_json(path)
     known = {field.name for field in fields(Trial)}
-    if data.pop("format", None) != FORMAT or data.keys() != known or data["name"] != name:
+    if data.pop("format", None) != FORMAT or known - data.keys() - LATER or data.keys() - known or data["name"] != name:
         raise ModelFolderError(f"{path} is not what a comparison writes there: remove it, and the trial is run again")
     return Trial(**data)
 

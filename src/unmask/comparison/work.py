@@ -18,6 +18,7 @@ from unmask.comparison.cost import parameters, training_cost
 from unmask.comparison.plan import Protocol, TrialSpec
 from unmask.comparison.trial import Trial, failed, write_trial
 from unmask.config import RunConfig
+from unmask.data.augment import augmentation
 from unmask.data.loader import Loader
 from unmask.data.packing import Rows, rows_of
 from unmask.devices import few_threads, pick_device
@@ -43,6 +44,7 @@ class Job(TrialSpec):
     protocol: Protocol
     out: Path
     device: str | None = None
+    at_once: int = 1  # how many trials the command runs at a time
 
 
 class _Told(Callback):
@@ -129,7 +131,8 @@ def _measured(job: Job, last: Checkpoint, tell: Tell) -> Trial:
     if not math.isfinite(bound.nats):
         raise NonFiniteError(f"the bound of its best weights is {bound.nats}")
     train_rows = rows_of(config.data, model.tokenizer, "train", anchor=config.anchor).classed(model.labels)
-    loader = Loader(train_rows, config.batch, config.seed, config.data.windows)
+    augment = augmentation(config.data, model.tokenizer, config.seed)
+    loader = Loader(train_rows, config.batch, config.seed, config.data.windows, augment)
     best = best_checkpoint(Path(config.out))
     best_step = last.step if best is None else int(best.name.removeprefix("step-"))
     tokens, best_tokens = (_tokens(loader, steps) for steps in (last.step, best_step))
@@ -158,6 +161,7 @@ def _measured(job: Job, last: Checkpoint, tell: Tell) -> Trial:
         seconds=seconds,
         tokens_per_second=tokens / seconds if seconds else 0.0,
         device=_device_name(model),
+        at_once=job.at_once,
         unmask=unmask.__version__,
         texts=_digest(rows, protocol),
         num_bytes=bound.num_bytes or 0,

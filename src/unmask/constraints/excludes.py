@@ -26,7 +26,7 @@ class Excludes(Constraint):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.phrases or not all(self.phrases):
-            raise UsageError("excludes needs at least one phrase, and no empty one")
+            raise UsageError("must-not-contain needs at least one phrase, and no empty one")
 
     def automaton(self, tokenizer: Tokenizer, *, may_end: bool = True) -> Automaton:
         phrases = sorted({phrase.encode() for phrase in self.phrases})

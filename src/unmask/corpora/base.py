@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, cast
 
+from unmask.corpora.remote import is_url
 from unmask.errors import UsageError
 from unmask.registry import Room
 
-room = Room("unmask.corpora", base="Corpus", helpers=("labels", "reading", "records", "sources"))
+room = Room("unmask.corpora", base="Corpus", helpers=("intervals", "labels", "reading", "records", "remote", "sources"))
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Corpus(ABC):
     """A source of documents that can be read any number of times and larger than memory."""
 
     room: ClassVar[Room] = room
+    paths: ClassVar[tuple[str, ...]] = ("path",)  # the options that name files
+    tokenized: ClassVar[bool] = False  # it holds token ids: see `unmask.corpora.tokens`
 
     @abstractmethod
     def documents(self) -> Iterator[Document]:
@@ -40,17 +43,23 @@ class Corpus(ABC):
     def fingerprint(self) -> str:
         """Changes exactly when the documents would: the cache's key (a hash of the content, not of the path)."""
 
+    def check_beside(self, held_out: Corpus) -> None:
+        """Raise UsageError where a corpus that is held out for validation holds what this one is trained on."""
+
     def absolute(self) -> Self:
-        """The same corpus from any working directory: a `path` among its options is made absolute.
+        """The same corpus from any working directory: the options that are paths (`paths`) are made absolute.
 
         >>> from unmask.corpora.text import Text
         >>> Text(path="/data/sub/../a.txt").absolute()
         Text(path='/data/a.txt', separator=None)
         """
-        path = getattr(self, "path", None)
-        if not isinstance(path, str):
-            return self
-        return cast(Self, dataclasses.replace(cast(Any, self), path=os.path.abspath(os.path.expanduser(path))))
+        named = {name: getattr(self, name, None) for name in self.paths}
+        changes = {
+            name: os.path.abspath(os.path.expanduser(path))
+            for name, path in named.items()
+            if isinstance(path, str) and not is_url(path)
+        }
+        return cast(Self, dataclasses.replace(cast(Any, self), **changes)) if changes else self
 
     def is_test(self) -> bool:
         """Whether this is (part of) a test split, which nothing may be tuned on."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from unmask.corpora import Document, sources
@@ -43,12 +42,12 @@ class Csv(Records):
         options = ["csv", self.field, self.prompt_field, self.label_field, self.separator, self.quoted]
         return sources.digest([*options, *map(self._delimiter, files)], files)
 
-    def _delimiter(self, file: Path) -> str:
+    def _delimiter(self, file: sources.File) -> str:
         if self.delimiter is not None:
             return "\t" if self.delimiter == r"\t" else self.delimiter
         return "\t" if sources.ending(file) in (".tsv", ".tab") else ","
 
-    def read(self, file: Path) -> Iterator[Document]:
+    def read(self, file: sources.File) -> Iterator[Document]:
         rows = self._rows(file)
         names = [name.strip() for name in next(rows, (0, []))[1]]
         if not names:
@@ -70,7 +69,7 @@ class Csv(Records):
                 None if label is None else check_label(row[label], where),
             )
 
-    def _rows(self, file: Path) -> Iterator[tuple[int, list[str]]]:
+    def _rows(self, file: sources.File) -> Iterator[tuple[int, list[str]]]:
         """The rows with the number of their first line, blank ones left out."""
         csv.field_size_limit(
             max(csv.field_size_limit(), MAX_FIELD)
@@ -93,7 +92,7 @@ class Csv(Records):
                 yield number, row
 
 
-def _column(file: Path, name: str, names: list[str]) -> int:
+def _column(file: sources.File, name: str, names: list[str]) -> int:
     if name not in names:
         columns = [known[:40] for known in names]
         raise DataError(f"the first line of {file} names no column {name!r}; {did_you_mean(name, columns)}")

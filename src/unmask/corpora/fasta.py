@@ -11,7 +11,6 @@ from unmask.corpora import Corpus, Document, sources
 from unmask.corpora.intervals import END, Interval, Spans, overlap, read_bed, spans_of, without
 from unmask.errors import DataError, UsageError, did_you_mean
 
-ENDINGS = (".fa", ".fasta", ".fna")
 AMBIGUOUS = "RYSWKMBDHV"  # letters of which a base may be several: unknown here
 _STRANGE = re.compile(f"[^ACGTN{AMBIGUOUS}]", re.IGNORECASE)
 _UNKNOWN = str.maketrans(AMBIGUOUS + AMBIGUOUS.lower(), "N" * len(AMBIGUOUS) + "n" * len(AMBIGUOUS))
@@ -30,6 +29,8 @@ class Fasta(Corpus):
 
     >>> Fasta(path="genome.fa.gz", records=("chr20",), exclude="test.bed").documents()  # doctest: +SKIP
     """
+
+    paths = ("path", "bed", "exclude")
 
     path: str
     records: tuple[str, ...] = ()
@@ -50,7 +51,7 @@ class Fasta(Corpus):
 
     def files(self) -> list[sources.File]:
         """The files, in the order in which they are read."""
-        return sources.find(self.path, ENDINGS)
+        return sources.find(self.path, sources.FASTA)
 
     def documents(self) -> Iterator[Document]:
         wanted = None if self.bed is None else read_bed(self.bed)
@@ -63,9 +64,7 @@ class Fasta(Corpus):
                     yield from self._of_record(name, sequence, wanted, holes.get(name, []))
         self._all_seen(seen, wanted)
 
-    def _of_record(
-        self, name: str, sequence: str, wanted: list[Interval] | None, holes: Spans
-    ) -> Iterator[Document]:
+    def _of_record(self, name: str, sequence: str, wanted: list[Interval] | None, holes: Spans) -> Iterator[Document]:
         if wanted is None:
             for start, end in without([(0, len(sequence))], holes):
                 yield from self._pieces(sequence[start:end])
@@ -139,7 +138,9 @@ class Fasta(Corpus):
         beds = [path for path in (self.bed, self.exclude) if path is not None]
         options: list[Any] = ["fasta", self.records, self.bed is not None, self.exclude is not None, self.margin]
         options += [self.piece, self.gap, self.repeats, self.labelled]
-        return sources.digest(options, [*self.files(), *(file for bed in beds for file in sources.find(bed, (".bed",)))])
+        return sources.digest(
+            options, [*self.files(), *(file for bed in beds for file in sources.find(bed, (".bed",)))]
+        )
 
 
 def _records(file: sources.File) -> Iterator[tuple[str, str]]:

@@ -48,7 +48,9 @@ def _interval(where: str, number: int, line: str) -> Interval:
         raise DataError(f"{where} is no interval of a BED file: it begins with a record's name, a start and an end")
     start, end = int(cells[1]), int(cells[2])
     if start >= end:
-        raise DataError(f"{where}: the interval {start:,}..{end:,} is empty; starts count from 0, ends are not included")
+        raise DataError(
+            f"{where}: the interval {start:,}..{end:,} is empty; starts count from 0, ends are not included"
+        )
     strand = cells[5].strip() if len(cells) > 5 else "+"
     if strand not in ("+", "-", "."):
         raise DataError(f"{where}: the strand is {strand[:10]!r}, not +, - or .")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from unmask.corpora import Document, sources
@@ -23,12 +22,12 @@ class Jsonl(Records):
 
     endings = sources.JSONL
 
-    def read(self, file: Path) -> Iterator[Document]:
+    def read(self, file: sources.File) -> Iterator[Document]:
         for number, line in sources.lines(file):
             if line.strip():
                 yield self._document(file, number, line)
 
-    def _document(self, file: Path, number: int, line: str) -> Document:
+    def _document(self, file: sources.File, number: int, line: str) -> Document:
         try:
             data = json.loads(line)
         except (ValueError, RecursionError) as e:

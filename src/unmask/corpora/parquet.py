@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from unmask.corpora import Document, sources
 from unmask.corpora.labels import check_label
@@ -21,7 +20,7 @@ class Parquet(Records):
 
     endings = sources.PARQUET
 
-    def read(self, file: Path) -> Iterator[Document]:
+    def read(self, file: sources.File) -> Iterator[Document]:
         arrow = sources.optional("pyarrow", "pyarrow", "data", "reading Parquet")
         sources.optional("pyarrow.parquet", "pyarrow", "data", "reading Parquet")
         try:
@@ -29,10 +28,10 @@ class Parquet(Records):
         except (OSError, arrow.ArrowException) as e:
             raise DataError(f"cannot read {file} as Parquet: {str(e).splitlines()[0]}") from None
 
-    def _rows(self, arrow: object, file: Path) -> Iterator[Document]:
+    def _rows(self, arrow: object, file: sources.File) -> Iterator[Document]:
         texts = [self.field] if self.prompt_field is None else [self.field, self.prompt_field]
         names = list(dict.fromkeys(texts if self.label_field is None else [*texts, self.label_field]))
-        with arrow.parquet.ParquetFile(file) as table:  # type: ignore[attr-defined]
+        with sources.opened(file) as raw, arrow.parquet.ParquetFile(raw) as table:  # type: ignore[attr-defined]
             known = table.schema_arrow.names
             for name in names:
                 if name not in known:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from unmask.corpora import Corpus, Document, check_separator, sources
@@ -27,10 +26,10 @@ class Records(Corpus):
         check_separator(self.separator, self.prompt_field)
 
     @abstractmethod
-    def read(self, file: Path) -> Iterator[Document]:
+    def read(self, file: sources.File) -> Iterator[Document]:
         """The documents of one file."""
 
-    def files(self) -> list[Path]:
+    def files(self) -> list[sources.File]:
         """The files, in the order in which they are read."""
         return sources.find(self.path, self.endings)
 

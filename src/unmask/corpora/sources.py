@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import glob
 import gzip
 import hashlib
 import importlib
@@ -13,23 +14,28 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any, BinaryIO, cast
 
 from unmask.corpora import Corpus
+from unmask.corpora.remote import MAGIC, Remote, find_remote, is_url, reaching
 from unmask.errors import DataError, MissingExtraError, UnmaskError
 
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 JSONL = (".jsonl", ".ndjson", ".json")
 WRITTEN = "generate.json"  # what `unmask generate --out` says of the lines beside it; no document
 PARQUET = (".parquet",)
+FASTA = (".fa", ".fasta", ".fna")
 TABLES = (".csv", ".tsv", ".tab")
 _CHUNK = 1 << 20
 
+File = Path | Remote
+
 
 def from_path(path: str) -> Corpus:
-    """The corpus in a file or folder, by its ending: JSON lines, Parquet, CSV or TSV, else text.
+    """The corpus in a file, a folder, what a pattern meets or a URL names, by its ending: JSON lines, Parquet, CSV,
+    TSV or FASTA, else text.
 
     In a text file with lines `<|endoftext|>` in its first megabyte these separate the documents.
 
@@ -37,20 +43,27 @@ def from_path(path: str) -> Corpus:
     Text(path='stories/train.txt.xz', separator='<|endoftext|>')
     """
     from unmask.corpora.csv import Csv
+    from unmask.corpora.fasta import Fasta
     from unmask.corpora.jsonl import Jsonl
     from unmask.corpora.parquet import Parquet
     from unmask.corpora.text import Text
+    from unmask.corpora.tokens import PLAN, Tokens, holds_tokens
 
-    where = existing(path)
-    endings = {ending(file) for file in walk(where)} if where.is_dir() else {ending(where)}
+    if not is_url(path) and (Path(path).expanduser() / PLAN).exists():
+        return Tokens(path=path)
+    endings = {ending(file) for file in files_of(path)}
     kinds: dict[str, tuple[tuple[str, ...], Callable[..., Corpus]]] = {
         "Parquet": (PARQUET, Parquet),
         "JSON lines": (JSONL, Jsonl),
         "CSV": (TABLES, Csv),
     }
+    if endings <= set(FASTA):
+        return Fasta(path=path)
     present = [kind for kind, (known, _) in kinds.items() if endings & set(known)]
     if len(present) > 1:
         raise DataError(f"the folder {path} holds both {present[0]} and {present[1]}; name the files of one kind")
+    if present == ["Parquet"] and holds_tokens(find(path, PARQUET)[0]):
+        return Tokens(path=path)
     if present:
         return kinds[present[0]][1](path=path)
     text = Text(path=path)
@@ -70,13 +83,14 @@ def existing(path: str) -> Path:
     return where
 
 
-def ending(path: Path) -> str:
+def ending(path: File) -> str:
     """The ending that tells the format, without that of the compression.
 
     >>> ending(Path("a/b.JSONL.xz"))
     '.jsonl'
     """
-    return (Path(path.stem) if path.suffix.lower() in COMPRESSED else path).suffix.lower()
+    inner = Path(path.stem).suffix if path.suffix.lower() in COMPRESSED else path.suffix
+    return inner.lower()
 
 
 def walk(folder: Path) -> Iterator[Path]:
@@ -86,20 +100,50 @@ def walk(folder: Path) -> Iterator[Path]:
         yield from (Path(root) / name for name in files if not name.startswith("."))
 
 
-def find(path: str, endings: Iterable[str]) -> list[Path]:
-    """The file itself, whatever its ending, or the folder's files with these endings, sorted by their path in it."""
-    where = existing(path)
-    if not where.is_dir():
+def files_of(path: str) -> list[File]:
+    """The file itself, every file of a folder, or those that a pattern such as `part-*.parquet` meets, in the order of
+    their paths in it; the same behind a URL."""
+    if is_url(path):
+        found = [file for file in find_remote(path) if not file.name.startswith(".")]
+        if not found:
+            raise DataError(f"no such file or folder: {path}, or it holds nothing; check the URL")
+        return list(found)
+    where = Path(path).expanduser()
+    if any(c in path for c in MAGIC) and not where.exists():
+        met = [Path(one) for one in sorted(glob.glob(str(where), recursive=True))]
+        if not (files := [file for file in met if file.is_file()]):
+            raise DataError(f"no file is like {path}; check the pattern, seen from the current folder")
+        return list(files)
+    if not existing(path).is_dir():
         return [where]
-    wanted = set(endings)
-    files = [file for file in walk(where) if ending(file) in wanted]
-    files = [file for file in files if file.name != WRITTEN or not any(file.parent.glob("part-*.jsonl"))]
+    below = sorted(walk(where), key=lambda file: file.relative_to(where).as_posix())
+    return list(below)
+
+
+def find(path: str, endings: Iterable[str]) -> list[File]:
+    """The file itself, whatever its ending, or of a folder, a pattern or a URL the files with these endings."""
+    files, wanted = files_of(path), set(endings)
+    if len(files) == 1 and PurePosixPath(path).name == files[0].name:
+        return files
+    files = [file for file in files if ending(file) in wanted and not _written_beside(file)]
     if not files:
-        raise DataError(f"the folder {path} holds no file ending in {' '.join(sorted(wanted))}, plain or compressed")
-    return sorted(files, key=lambda file: file.relative_to(where).as_posix())
+        where = path if is_url(path) or any(c in path for c in MAGIC) else f"the folder {path}"
+        raise DataError(f"{where} holds no file ending in {' '.join(sorted(wanted))}, plain or compressed")
+    return files
 
 
-def chunks(path: Path) -> Iterator[bytes]:
+def _written_beside(file: File) -> bool:
+    return isinstance(file, Path) and file.name == WRITTEN and any(file.parent.glob("part-*.jsonl"))
+
+
+@contextmanager
+def opened(file: File) -> Iterator[BinaryIO]:
+    """The file's bytes as they are, for readers that jump in them."""
+    with _one_line_errors(file), file.open("rb") as raw:
+        yield raw
+
+
+def chunks(path: File) -> Iterator[bytes]:
     """The content in pieces of about a megabyte, decompressed by the file's ending."""
     with _one_line_errors(path):
         suffix = path.suffix.lower()
@@ -107,12 +151,12 @@ def chunks(path: Path) -> Iterator[bytes]:
             yield from _zst_chunks(path)
             return
         openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-        with cast(BinaryIO, openers.get(suffix, open)(path, "rb")) as file:
+        with path.open("rb") as raw, cast(BinaryIO, openers.get(suffix, lambda raw, mode: raw)(raw, "rb")) as file:
             while chunk := file.read(_CHUNK):
                 yield chunk
 
 
-def _zst_chunks(path: Path) -> Iterator[bytes]:
+def _zst_chunks(path: File) -> Iterator[bytes]:
     zstandard = optional("zstandard", "zstandard", "data", f"reading {path.name}")
     # Object by object rather than as a stream: the stream reader takes a truncated file for a finished one.
     frame = zstandard.ZstdDecompressor().decompressobj()
@@ -134,7 +178,7 @@ def _zst_chunks(path: Path) -> Iterator[bytes]:
         raise EOFError("the compressed data ends too early")
 
 
-def text_chunks(path: Path) -> Iterator[str]:
+def text_chunks(path: File) -> Iterator[str]:
     """The file's text in pieces; line ends are left as they are."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0
@@ -153,7 +197,7 @@ def text_chunks(path: Path) -> Iterator[str]:
         raise _not_utf8(path, "its end, inside a character") from None
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
+def lines(path: File) -> Iterator[tuple[int, str]]:
     """The file's lines without their ends, numbered from 1."""
     number, parts = 0, list[bytes]()
     for chunk in chunks(path):
@@ -168,21 +212,27 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
         yield number + 1, _line(path, number + 1, last)
 
 
-def _line(path: Path, number: int, line: bytes) -> str:
+def _line(path: File, number: int, line: bytes) -> str:
     try:
         return (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode("utf-8")
     except UnicodeDecodeError:
         raise _not_utf8(path, f"line {number}") from None
 
 
-def digest(options: object, files: Iterable[Path]) -> str:
-    """A hash of how files are read and of what is in them, in their order; names and places do not count."""
+def digest(options: object, files: Iterable[File]) -> str:
+    """A hash of how files are read and of what is in them, in their order; names and places do not count.
+
+    Of a file behind a URL it is what its store says of the content, tag or time and size.
+    """
     total = hashlib.sha256(json.dumps(options).encode())
     for path in files:
-        with _one_line_errors(path), path.open("rb") as file:
-            content = hashlib.sha256()
-            while chunk := file.read(_CHUNK):
-                content.update(chunk)
+        content = hashlib.sha256()
+        if isinstance(path, Remote):  # what the store says, rather than all of it over a network
+            content.update(path.version().encode())
+        else:
+            with _one_line_errors(path), path.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    content.update(chunk)
         compression = path.suffix.lower() if path.suffix.lower() in COMPRESSED else ""
         total.update(compression.encode() + b"\0" + content.digest())
     return total.hexdigest()
@@ -201,12 +251,16 @@ def is_empty(path: str) -> DataError:
     return DataError(f"{path} is empty: there is nothing to read in it")
 
 
-def _not_utf8(path: Path, where: str) -> DataError:
+def _not_utf8(path: File, where: str) -> DataError:
     return DataError(f"{path} is not UTF-8 text at {where}; convert it, e.g. with iconv -f latin1 -t utf-8")
 
 
 @contextmanager
-def _one_line_errors(path: Path) -> Iterator[None]:
+def _one_line_errors(path: File) -> Iterator[None]:
+    if isinstance(path, Remote):
+        with reaching(path.url):
+            yield
+        return
     try:
         yield
     except UnmaskError:

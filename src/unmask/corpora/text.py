@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from unmask.corpora import Corpus, Document, sources
 from unmask.errors import UsageError
@@ -50,7 +49,7 @@ class Text(Corpus):
         if self.separator == "":
             raise UsageError("the separator between documents must not be empty; leave it out for one document a file")
 
-    def files(self) -> list[Path]:
+    def files(self) -> list[sources.File]:
         """The files, in the order in which they are read."""
         return sources.find(self.path, PROSE + CODE)
 
@@ -69,7 +68,7 @@ class Text(Corpus):
         return sources.digest(["text", self.separator, PIECE], self.files())
 
 
-def _pieces(file: Path) -> Iterator[str]:
+def _pieces(file: sources.File) -> Iterator[str]:
     rest = ""
     for text in sources.text_chunks(file):
         rest += text
@@ -90,7 +89,7 @@ def _cut(text: str) -> int:
     return PIECE
 
 
-def _between(file: Path, separator: str) -> Iterator[str]:
+def _between(file: sources.File, separator: str) -> Iterator[str]:
     trim = "\n" not in separator
     rest, follows = "", False  # follows: a separator stands directly before `rest`
     for chunk in sources.text_chunks(file):

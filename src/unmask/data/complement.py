@@ -32,9 +32,7 @@ def complement_of(tokenizer: Tokenizer) -> tuple[int, ...]:
         raise UsageError(
             f"reverse complements need a token a letter, the tokenizer has {longer.decode()!r}: use one of single letters"
         )
-    complement = [
-        id if word is None else id_of.get(pairs.get(word, word), id) for id, word in enumerate(spelled)
-    ]
+    complement = [id if word is None else id_of.get(pairs.get(word, word), id) for id, word in enumerate(spelled)]
     complement += range(len(complement), tokenizer.num_ids)
     complement[tokenizer.mask_id] = tokenizer.mask_id
     return tuple(complement)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from unmask.data.order import Blocks, permuted
 from unmask.data.rows import Ints, RowBatch, Windows
 from unmask.errors import DataError, UsageError
-
-_ROUNDS = 6
 
 
 class SupportsTake(Protocol):
     """What the loader needs of `unmask.data.packing.Rows`."""
 
     length: int
+
+    @property
+    def blocks(self) -> Blocks | None: ...
 
     def __len__(self) -> int: ...
 
@@ -30,20 +31,32 @@ class SupportsTake(Protocol):
 class Loader:
     """Row i of step s is element s·batch + i of an endless chain of epochs, each its own permutation of the rows.
 
+    Rows of shards that are read as they are needed have `blocks`: an epoch then shuffles a few shards at a time.
+
     windows: "shifted" cuts the stream of the packing `wrap` at other places in each epoch after the first, so that a
-    text which is read many times is not always read in the same rows; see `window_shifts` and `Rows.take`.
+    text which is read many times is not always read in the same rows; see `window_shifts` and `Rows.take`. augment:
+    what changes rows, given the epoch that each is read in.
 
     >>> loader = Loader(rows, batch=64, seed=0)  # doctest: +SKIP
     >>> loader.fetch(step=1000, lo=0, hi=32).x.shape  # half of it  # doctest: +SKIP
     (32, 256)
     """
 
-    def __init__(self, rows: SupportsTake, batch: int, seed: int, windows: Windows = "fixed") -> None:
+    def __init__(
+        self,
+        rows: SupportsTake,
+        batch: int,
+        seed: int,
+        windows: Windows = "fixed",
+        augment: Callable[[RowBatch, Ints], RowBatch] | None = None,
+    ) -> None:
         if batch < 1:
             raise UsageError(f"a batch has at least 1 row, got {batch}")
         if len(rows) < 1:
             raise DataError("there are no rows to load; give more text or a smaller length")
-        self.rows, self.batch, self.seed, self.windows = rows, batch, seed, windows
+        if rows.blocks is not None and windows != "fixed":
+            raise UsageError("rows of token shards are cut where the shards say: leave out data.windows = shifted")
+        self.rows, self.batch, self.seed, self.windows, self.augment = rows, batch, seed, windows, augment
 
     def indices(self, step: int) -> Ints:
         """The rows of the global batch of this step.
@@ -59,9 +72,9 @@ class Loader:
         if not 0 <= lo <= hi <= self.batch:
             raise UsageError(f"rows {lo} to {hi} do not lie within a batch of {self.batch}")
         indices, epochs = self._order(step, lo, hi)
-        if self.windows == "fixed":
-            return self.rows.take(indices)
-        return self.rows.take(indices, window_shifts(epochs, self.rows.length, self.seed))
+        shifts = None if self.windows == "fixed" else window_shifts(epochs, self.rows.length, self.seed)
+        rows = self.rows.take(indices) if shifts is None else self.rows.take(indices, shifts)
+        return rows if self.augment is None else self.augment(rows, epochs)
 
     def prefetch(self, start_step: int, num_steps: int, depth: int = 2, lo: int = 0, hi: int | None = None) -> Prefetch:
         """The steps from `start_step` on, read `depth` ahead by a thread that ends with the iterator.
@@ -77,7 +90,13 @@ class Loader:
             raise UsageError(f"steps count from 0, got {step}")
         places = np.arange(step * self.batch + lo, step * self.batch + hi, dtype=np.int64)
         epochs, within = np.divmod(places, len(self.rows))
-        return permuted(within, len(self.rows), self.seed, epochs), epochs
+        if self.rows.blocks is None:
+            return permuted(within, len(self.rows), self.seed, epochs), epochs
+        parts = [
+            self.rows.blocks.order(within[epochs == epoch], seed=self.seed, epoch=int(epoch))
+            for epoch in np.unique(epochs)  # which ascend with the places
+        ]
+        return np.concatenate([np.zeros(0, dtype=np.int64), *parts]), epochs
 
 
 class Prefetch(Iterator[RowBatch]):
@@ -137,34 +156,3 @@ def window_shifts(epochs: Ints, length: int, seed: int) -> Ints:
     keys = -1 - rounds  # no epoch has a number below 0, so no order of rows has these keys
     start = permuted(np.zeros(1, dtype=np.int64), length, seed, np.full(1, -1))
     return (permuted(within, length, seed, keys) - start) % length
-
-
-def permuted(places: Ints, size: int, seed: int, epochs: Ints) -> Ints:
-    """Where the permutation of range(size) keyed by (seed, epoch) sends each place; memory for the places alone.
-
-    A Feistel network permutes the next power of four; a result outside the range is sent through again until it is
-    inside, which keeps the map one-to-one on the range.
-
-    >>> sorted(permuted(np.arange(5), 5, 0, np.zeros(5, dtype=np.int64)).tolist())
-    [0, 1, 2, 3, 4]
-    """
-    half = np.uint64(max(3, ((size - 1).bit_length() + 1) // 2))  # 3 bits: with fewer a round has too few choices
-    low = np.uint64((1 << int(half)) - 1)
-    keys = _mix(_mix(np.full(len(places), seed % (1 << 64), dtype=np.uint64)) ^ epochs.astype(np.uint64))
-    out = places.astype(np.uint64)
-    todo = np.arange(len(places))
-    while len(todo):
-        left, right, key = out[todo] >> half, out[todo] & low, keys[todo]
-        for turn in range(_ROUNDS):
-            left, right = right, left ^ (_mix(key ^ ((right << np.uint64(8)) | np.uint64(turn))) & low)
-        out[todo] = (left << half) | right
-        todo = todo[out[todo] >= size]
-    return out.astype(np.int64)
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's output function: every input bit reaches every output bit; arrays wrap around in silence."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

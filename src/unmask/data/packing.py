@@ -21,8 +21,11 @@ import numpy as np
 
 from unmask.corpora import Corpus, Document
 from unmask.corpora.labels import Words
+from unmask.corpora.tokens import Tokens
 from unmask.data.cache import cached, default_cache_dir
 from unmask.data.rows import FILES, LABELS, Anchor, Ints, Policy, Report, Rows, RowWriter, dtypes, fixed_table
+from unmask.data.shards import shard_rows
+from unmask.data.share import Share, content_place
 from unmask.data.tokenizers import Span, Tokenizer
 from unmask.errors import DataError, UsageError, did_you_mean
 
@@ -251,9 +254,13 @@ def rows_of(
     cache = None if data.cache is None else Path(data.cache)
     options: dict[str, Any] = {"policy": data.packing, "length": data.length, "anchor": anchor}
     options |= {"cache_dir": cache, "progress": progress}
+    train = data.train
+    if data.share < 1 and part == "train":
+        train = Share(train, data.share, data.held_out if data.valid is None else 0.0)
     if data.valid is not None:
-        return build_rows(data.train if part == "train" else data.valid, tokenizer, **options)
-    return build_rows(data.train, tokenizer, part=part, held_out=data.held_out, **options)
+        data.train.check_beside(data.valid)
+        return build_rows(train if part == "train" else data.valid, tokenizer, **options)
+    return build_rows(train, tokenizer, part=part, held_out=data.held_out, **options)
 
 
 def build_rows(
@@ -277,6 +284,8 @@ def build_rows(
     >>> rows = build_rows(Stdlib(), load_tokenizer("bytes"), length=256, part="valid")  # doctest: +SKIP
     >>> print(rows.report.sentence())  # doctest: +SKIP
     """
+    if corpus.tokenized:
+        return shard_rows(cast(Tokens, corpus), tokenizer, part, policy=policy, length=length)
     if part != "all" and not 0 < held_out < 1:
         raise UsageError(f"held_out must lie between 0 and 1, got {held_out}")
     folder = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
@@ -330,7 +339,7 @@ def _pack_corpus(
         files = {name: stack.enter_context((work / name).open("wb")) for name in (*FILES, LABELS)}
         packer = _Packer(tokenizer, policy, length, anchor, cast(dict[str, BinaryIO], files))
         for document in _read(corpus):
-            valid = share is not None and _place(document) < share[1]
+            valid = share is not None and content_place(document) < share[1]
             sides[valid] += bool(document.text.strip())
             packer.words.number(document.label)  # of both parts: their classes are the same
             if share is None or valid == (share[0] == "valid"):
@@ -359,12 +368,6 @@ def _read(corpus: Corpus) -> Iterator[Document]:
         yield from corpus.documents()
     except OSError as e:  # a third party's corpus; here, so that it is not taken for trouble with the cache
         raise DataError(f"cannot read the corpus: {e.strerror or e}") from None
-
-
-def _place(document: Document) -> float:
-    """A number in [0, 1) that depends on the document's content alone."""
-    content = f"{len(document.prompt)}\0{document.prompt}{document.text}".encode("utf-8", errors="surrogatepass")
-    return int.from_bytes(hashlib.sha256(content).digest()[:6], "big") / (1 << 48)
 
 
 @contextmanager

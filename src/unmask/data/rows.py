@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unmask.corpora.labels import class_words, is_number
+from unmask.data.order import Blocks
 from unmask.errors import DataError, UsageError, did_you_mean
 
 Ints = NDArray[np.int64]
@@ -120,6 +121,7 @@ class Rows:
         self._eot_id, self._num_ids = eot_id, num_ids
         self.fixed_ids = fixed_ids  # neither noised nor scored, wherever they stand
         self._lo, self._hi = 0, len(self._ends)
+        self.blocks: Blocks | None = None  # rows that are read from shards, a few of which are at hand at a time
         self.key = ""  # the cache's: what the corpus holds, the tokenizer and the packing decide it
         self.words = tuple(words)  # that stand for classes, as they came; see `classed`
         self._class_of: Ints | None = None  # by a word's place plus 1: its class plus 1

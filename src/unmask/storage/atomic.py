@@ -63,12 +63,27 @@ def atomic_text(final: Path, text: str) -> None:
     >>> import tempfile
     >>> atomic_text(Path(tempfile.mkdtemp()) / "best", "step-00000250")
     """
+    with atomic_file(final) as temp:
+        write_file(temp, [text.encode("utf-8")])
+
+
+@contextlib.contextmanager
+def atomic_file(final: Path) -> Iterator[Path]:
+    """A temporary name whose file takes the place of `final` when the block ends well, and vanishes when it does not.
+
+    >>> import tempfile
+    >>> out = Path(tempfile.mkdtemp()) / "a.txt"
+    >>> with atomic_file(out) as new:
+    ...     _ = new.write_text("whole")
+    >>> out.read_text()
+    'whole'
+    """
     temp = sibling(final, "tmp")
     _writing.add(temp.name)
     try:
         with one_line_errors(final):
             clean(final.parent, final.name)
-            write_file(temp, [text.encode("utf-8")])
+            yield temp
             sync(temp)
             os.replace(temp, final)
             sync(final.parent)

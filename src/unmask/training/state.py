@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from unmask.config import RECIPE_FILE, RunConfig
+from unmask.data.augment import augmentation
 from unmask.data.loader import Loader
 from unmask.data.packing import Rows, reading_bar, rows_of
 from unmask.data.tokenizers import Tokenizer, load_tokenizer, tokenizer_from_json

@@ -1,0 +1,76 @@
+"""Write a corpus's tokens as shards that training reads as a stream.
+
+IN is a text, JSONL, CSV, TSV or Parquet file, a folder of them, a pattern such as 'shards/*.jsonl.zst', or a URL that
+fsspec knows; also .gz .xz .bz2 .zst. OUT gets train-00000.parquet and so on, a document a row, and the tokenizer. What
+was stopped or killed goes on with the same command; the shards are the same for any --nproc.
+
+Example:
+  unmask tokenize texts/ tokens/ --tokenizer bpe:16384 --held-out 0.01 --nproc 8
+  unmask train --data.train tokens --data.train.path tokens/ --tokenizer tokens/
+"""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("corpus", metavar="IN", help="a file, folder, pattern or URL of texts")
+    parser.add_argument("out", metavar="OUT", help="the shards' folder; new, or one to go on with")
+    parser.add_argument("--tokenizer", required=True, metavar="T", help="as in a recipe: bytes, bpe:SIZE, a file, ...")
+    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="processes that tokenize (default 1)")
+    parser.add_argument(
+        "--held-out", type=float, default=0.0, metavar="SHARE", help="of the documents, for valid-*.parquet (default 0)"
+    )
+    parser.add_argument(
+        "--shard-tokens", type=int, default=1 << 24, metavar="N", help="tokens of a shard, about (default 16,777,216)"
+    )
+    parser.add_argument("--field", metavar="NAME", help="JSONL, CSV, Parquet: where the text is (default: text)")
+    parser.add_argument("--separator", metavar="TEXT", help="text files: what stands between documents")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    import dataclasses
+    import json
+    import time
+    from pathlib import Path
+
+    from unmask.corpora.reading import read_like
+    from unmask.data.packing import reading_bar
+    from unmask.data.tokenizers import load_tokenizer
+    from unmask.data.tokenizing import tokenize
+    from unmask.distributed.world import World
+    from unmask.errors import Stopped
+    from unmask.training.run_lock import one_writer
+
+    out = Path(args.out).expanduser()
+    options = {name: value for name in ("field", "separator") if (value := getattr(args, name)) is not None}
+    corpus = read_like(args.corpus, None, options)
+    begun = out / "tokenizer.json"  # one that was trained on the corpus is not trained again
+    trained = args.tokenizer.startswith("bpe") and begun.exists()
+    tokenizer = load_tokenizer(str(begun) if trained else args.tokenizer, corpus)
+    began = time.monotonic()
+    try:
+        with one_writer(out, World()), reading_bar("tokenizing") as tell:
+            totals = tokenize(
+                corpus,
+                tokenizer,
+                out,
+                processes=args.nproc,
+                held_out=args.held_out,
+                shard_tokens=args.shard_tokens,
+                tell=tell,
+            )
+    except KeyboardInterrupt:
+        raise Stopped(f"stopped; the same command goes on in {args.out}") from None
+    seconds = time.monotonic() - began
+    if args.json:
+        print(json.dumps(dataclasses.asdict(totals) | {"out": args.out, "seconds": seconds}))
+    else:
+        before = f" ({totals.before} of them before)" if totals.before else ""
+        print(
+            f"{totals.documents:,} documents, {totals.tokens:,} tokens, {totals.bytes:,} bytes in "
+            f"{totals.shards} shards{before}: {args.out}"
+        )
+    return 0

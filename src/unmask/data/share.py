@@ -1,0 +1,50 @@
+"""A share of a corpus: what is learned when there is less text, everything else the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unmask.corpora import Corpus, Document
+from unmask.errors import DataError
+
+
+def content_place(document: Document, salt: str = "") -> float:
+    """A number in [0, 1) that depends on the document's content alone.
+
+    >>> content_place(Document("abc")) == content_place(Document("abc"), "share")
+    False
+    """
+    content = f"{salt}{len(document.prompt)}\0{document.prompt}{document.text}".encode("utf-8", errors="surrogatepass")
+    return int.from_bytes(hashlib.sha256(content).digest()[:6], "big") / (1 << 48)
+
+
+@dataclass(frozen=True)
+class Share(Corpus):
+    """So many of a corpus's documents, chosen by their content: a smaller share is a part of every larger one.
+
+    held_out: documents that a hash of their content holds out; they stay, so that what is measured is the same text
+    whatever the share.
+    """
+
+    corpus: Corpus
+    share: float
+    held_out: float = 0.0
+
+    def documents(self) -> Iterator[Document]:
+        seen = kept = 0
+        for document in self.corpus.documents():
+            seen += 1
+            held_out = content_place(document) < self.held_out
+            if held_out or content_place(document, "share ") < self.share:
+                kept += not held_out
+                yield document
+        if seen and not kept:
+            raise DataError(
+                f"data.share = {self.share:g} takes none of the {seen:,} documents, which it chooses whole: "
+                "give a larger share, or a corpus of more and shorter documents"
+            )
+
+    def fingerprint(self) -> str:
+        return f"{self.share!r} of {self.corpus.fingerprint()} beside {self.held_out!r}"

@@ -1,0 +1,257 @@
+"""A corpus → shards of its tokens, by several processes; killed at any time, it goes on with the shard it was at.
+
+One process reads documents in their order and hands pieces of text to the others; their ids come back in that order, so
+the shards are the same whatever the number of processes. A shard is written whole or not at all, and says up to which
+document it goes: that is all the state there is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unmask.corpora import Corpus, Document, sources
+from unmask.corpora.tokens import IDS, KEY, PLAN, WHOLE
+from unmask.data.share import content_place
+from unmask.data.tokenizers import Tokenizer, tokenizer_from_json
+from unmask.errors import DataError, UsageError
+from unmask.storage.atomic import atomic_file, atomic_text
+from unmask.storage.untrusted import read_json
+
+PIECE = 1 << 20  # characters that a process gets at a time
+PARTS = ("train", "valid")
+Tell = Callable[[int], None]  # characters that were done since the last call
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What decides the shards. held_out: that share of the documents, by a hash of their content, is the part valid."""
+
+    corpus: str  # its fingerprint
+    tokenizer: str  # likewise
+    held_out: float
+    shard_tokens: int
+    format: int = 1
+
+
+@dataclass
+class Totals:
+    """What is written, over all shards of the folder."""
+
+    documents: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    shards: int = 0
+    before: int = 0  # shards that an earlier call has written
+
+
+@dataclass
+class _Part:
+    """The shard that is being filled, and up to which document this part is written."""
+
+    name: str
+    reached: int = 0  # documents of the corpus that need not be read again for this part
+    number: int = 0
+    ids: list[NDArray[Any]] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    tokens: int = 0
+
+
+def tokenize(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    out: Path,
+    *,
+    processes: int = 1,
+    held_out: float = 0.0,
+    shard_tokens: int = 1 << 24,
+    tell: Tell | None = None,
+) -> Totals:
+    """Write the corpus's tokens into `out` as Parquet shards, a document a row, with the tokenizer beside them.
+
+    >>> tokenize(Text(path="texts/"), load_tokenizer("bytes"), Path("tokens"), processes=8)  # doctest: +SKIP
+    """
+    arrow = sources.optional("pyarrow", "pyarrow", "data", "writing Parquet")
+    sources.optional("pyarrow.parquet", "pyarrow", "data", "writing Parquet")
+    if processes < 1 or shard_tokens < 1:
+        raise UsageError(f"nproc and shard-tokens must be at least 1, got {processes} and {shard_tokens}")
+    if not 0 <= held_out < 1:
+        raise UsageError(f"held-out must be 0 (none) or a share below 1, got {held_out}")
+    if corpus.tokenized:
+        raise UsageError("these are token ids already: train on them as they are")
+    plan = Plan(
+        corpus=corpus.fingerprint(), tokenizer=tokenizer.fingerprint(), held_out=held_out, shard_tokens=shard_tokens
+    )
+    _begin(out, plan, tokenizer)
+    totals = Totals()
+    parts = {name: _gone_before(arrow, out, name, totals) for name in PARTS[: 2 if held_out else 1]}
+    totals.before = totals.shards
+    start = min(part.reached for part in parts.values())
+    if (out / WHOLE).exists():
+        return totals
+    place = start
+    documents = islice(_texts(corpus), start, None)
+    for document, ids in _encoded(documents, tokenizer, processes, tell):
+        held = held_out > 0 and content_place(document) < held_out
+        part = parts["valid" if held else "train"]
+        place += 1
+        if place <= part.reached or not len(ids):
+            continue
+        part.ids.append(ids)
+        part.bytes.append(len(document.text.encode("utf-8", errors="surrogatepass")))
+        part.tokens += len(ids)
+        if part.tokens >= shard_tokens:
+            _write(arrow, out, part, place, plan, totals)
+    for part in parts.values():
+        if part.ids:
+            _write(arrow, out, part, place, plan, totals)
+    if not totals.documents:
+        raise DataError("the corpus is empty: it has no document with text in it")
+    whole = {key: value for key, value in asdict(totals).items() if key != "before"}
+    atomic_text(out / WHOLE, json.dumps(whole, indent=1) + "\n")
+    return totals
+
+
+def _begin(out: Path, plan: Plan, tokenizer: Tokenizer) -> None:
+    """Refuse a folder that holds something else; write down what this one will hold."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file: give a folder")
+    path = out / PLAN
+    if path.exists():
+        before = read_json(path)
+        now = asdict(plan)
+        for key, word in (("corpus", "another text"), ("tokenizer", "another tokenizer")):
+            if before.get(key) != now[key]:
+                raise UsageError(f"{out} holds the tokens of {word}: give another folder, or the same again")
+        for key in now:
+            if before.get(key) != now[key]:
+                raise UsageError(f"{out} was begun with {key} = {before.get(key)}, now it is {now[key]}")
+        return
+    if out.exists() and any(not file.name.startswith(".") for file in out.iterdir()):
+        raise UsageError(f"{out} is not empty: give a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    atomic_text(out / "tokenizer.json", tokenizer.to_json())
+    atomic_text(path, json.dumps(asdict(plan), indent=1) + "\n")
+
+
+def _gone_before(arrow: Any, out: Path, name: str, totals: Totals) -> _Part:
+    """Where a part goes on: after the last of its shards without a gap."""
+    part = _Part(name)
+    while (file := _file(out, part)).exists():
+        try:
+            said = json.loads(arrow.parquet.read_schema(file).metadata[KEY])
+        except (arrow.ArrowException, OSError, KeyError, ValueError, TypeError):
+            raise DataError(f"{file} is damaged: remove it, and the same command writes it again") from None
+        part.reached, part.number = said["reached"], part.number + 1
+        _count(totals, said)
+    return part
+
+
+def _count(totals: Totals, said: dict[str, Any]) -> None:
+    totals.documents += said["documents"]
+    totals.tokens += said["tokens"]
+    totals.bytes += said["bytes"]
+    totals.shards += 1
+
+
+def _file(out: Path, part: _Part) -> Path:
+    return out / f"{part.name}-{part.number:05d}.parquet"
+
+
+def _write(arrow: Any, out: Path, part: _Part, reached: int, plan: Plan, totals: Totals) -> None:
+    ids = np.concatenate(part.ids)
+    offsets = np.concatenate([[0], np.cumsum([len(one) for one in part.ids])]).astype(np.int32)
+    lists = arrow.ListArray.from_arrays(arrow.array(offsets), arrow.array(ids))
+    counts = {"documents": len(part.ids), "tokens": len(ids), "bytes": sum(part.bytes)}
+    said: dict[str, Any] = {**counts, "tokenizer": plan.tokenizer, "reached": reached}
+    table = arrow.table({IDS: lists, "bytes": arrow.array(part.bytes, type=arrow.uint32())})
+    table = table.replace_schema_metadata({KEY: json.dumps(said)})
+    with atomic_file(_file(out, part)) as new:
+        arrow.parquet.write_table(table, new, compression="zstd", use_dictionary=False)
+    _count(totals, said)
+    part.reached, part.number, part.ids, part.bytes, part.tokens = reached, part.number + 1, [], [], 0
+
+
+def _texts(corpus: Corpus) -> Iterator[Document]:
+    for document in corpus.documents():
+        if document.prompt or document.label is not None:
+            raise UsageError(
+                "tokenize keeps texts alone: leave out prompt_field and label_field; a corpus with prompts is packed "
+                "as it is read"
+            )
+        yield document
+
+
+def _encoded(
+    documents: Iterator[Document], tokenizer: Tokenizer, processes: int, tell: Tell | None
+) -> Iterator[tuple[Document, NDArray[Any]]]:
+    """Each document with its ids, in their order; never more pieces at work than keep the processes busy."""
+    dtype = np.uint16 if tokenizer.num_ids <= 1 << 16 else np.uint32
+    encode = _Encoder(tokenizer.to_json(), dtype)
+    if processes == 1:
+        for piece in _pieces(documents):
+            yield from _told(piece, encode([document.text for document in piece]), tell)
+        return
+    # Each process has one core: the tokenizers' own threads would be several times as many.
+    context = get_context("spawn")
+    with ProcessPoolExecutor(processes, context, _one_thread) as pool:
+        waiting: deque[tuple[list[Document], Future[list[NDArray[Any]]]]] = deque()
+        try:
+            for piece in _pieces(documents):
+                waiting.append((piece, pool.submit(encode, [document.text for document in piece])))
+                if len(waiting) > 2 * processes:
+                    first, ids = waiting.popleft()
+                    yield from _told(first, ids.result(), tell)
+            while waiting:
+                first, ids = waiting.popleft()
+                yield from _told(first, ids.result(), tell)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _told(piece: list[Document], ids: list[NDArray[Any]], tell: Tell | None) -> Iterator[tuple[Document, NDArray[Any]]]:
+    yield from zip(piece, ids, strict=True)
+    if tell is not None:
+        tell(sum(len(document.text) for document in piece))
+
+
+def _one_thread() -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def _pieces(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    piece: list[Document] = []
+    size = 0
+    for document in documents:
+        piece.append(document)
+        size += len(document.text) + 16
+        if size >= PIECE:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
+
+
+class _Encoder:
+    """Texts → ids, in whatever process: it takes the tokenizer along as JSON and reads it once there."""
+
+    _read: dict[str, Tokenizer] = {}  # noqa: RUF012 - of a process
+
+    def __init__(self, tokenizer: str, dtype: type[np.unsignedinteger[Any]]) -> None:
+        self.tokenizer, self.dtype = tokenizer, dtype
+
+    def __call__(self, texts: list[str]) -> list[NDArray[Any]]:
+        if self.tokenizer not in self._read:
+            self._read[self.tokenizer] = tokenizer_from_json(self.tokenizer)
+        return [np.array(ids, dtype=self.dtype) for ids in self._read[self.tokenizer].encode_batch(texts)]
