@@ -45,6 +45,7 @@ class Corpus(ABC):
 
     def check_beside(self, held_out: Corpus) -> None:
         """Raise UsageError where a corpus that is held out for validation holds what this one is trained on."""
+        return None
 
     def absolute(self) -> Self:
         """The same corpus from any working directory: the options that are paths (`paths`) are made absolute.

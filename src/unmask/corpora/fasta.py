@@ -11,6 +11,7 @@ from unmask.corpora import Corpus, Document, sources
 from unmask.corpora.intervals import END, Interval, Spans, overlap, read_bed, spans_of, without
 from unmask.errors import DataError, UsageError, did_you_mean
 
+MOST_GAP = 1 << 30
 AMBIGUOUS = "RYSWKMBDHV"  # letters of which a base may be several: unknown here
 _STRANGE = re.compile(f"[^ACGTN{AMBIGUOUS}]", re.IGNORECASE)
 _UNKNOWN = str.maketrans(AMBIGUOUS + AMBIGUOUS.lower(), "N" * len(AMBIGUOUS) + "n" * len(AMBIGUOUS))
@@ -46,6 +47,8 @@ class Fasta(Corpus):
         for name, least in (("margin", 0), ("piece", 1), ("gap", 1)):
             if getattr(self, name) < least:
                 raise UsageError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.gap > MOST_GAP:
+            raise UsageError(f"gap must be at most {MOST_GAP:,}, got {self.gap:,}")
         if self.labelled and self.bed is None:
             raise UsageError("labels are the names of intervals: name a bed, or leave out labelled")
 
