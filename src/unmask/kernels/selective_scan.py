@@ -52,6 +52,11 @@ def _weights(A_ptr, B_ptr, C_ptr, n, lanes, own, line_T, inside_T, N: tl.constex
 
 
 @triton.jit
+def _lanes(ptr, lanes, own):
+    return tl.load(ptr + lanes, mask=own, other=0.0)[None, :]
+
+
+@triton.jit
 def _decay(step, A):
     return tl.exp2(step * (A * LOG2E)[None, :])
 
@@ -129,7 +134,6 @@ def _forward(
     lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
     row, segment = (tl.program_id(0) // segments).to(tl.int64), tl.program_id(0) % segments
     own = lanes < E
-    D = tl.load(D_ptr + lanes, mask=own, other=0.0)
     last = tl.arange(0, TIME)[:, None] == TIME - 1
     i = 0
     while i < tiles:
@@ -137,7 +141,7 @@ def _forward(
         line_T, inside_T, at, inside = _tile(tile, L, E, row, lanes, REVERSE, TIME)
         step = tl.load(step_ptr + at, mask=inside, other=0.0)
         x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        y = D[None, :] * x
+        y = _lanes(D_ptr, lanes, own) * x
         slot = (row * (segments * tiles + 1) + tile) * N * E + lanes
         for n in range(N):
             A, B_T, C_T = _weights(A_ptr, B_ptr, C_ptr, n, lanes, own, line_T, inside_T, N)
@@ -192,15 +196,13 @@ def _backward(
         step_next = tl.load(step_ptr + at + (-E if REVERSE else E), mask=inside_next, other=0.0)
         x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        slot = (row * (segments * tiles + 1) + tile) * N * E + lanes
-        D = tl.load(D_ptr + lanes, mask=own, other=0.0)
         u, du, dstep = step * x, tl.zeros([TIME, LANES], tl.float32), tl.zeros([TIME, LANES], tl.float32)
         for n in range(N):
             A, B_T, C_T = _weights(A_ptr, B_ptr, C_ptr, n, lanes, own, line_T, inside_T, N)
-            before = tl.load(start_ptr + slot + n * E, mask=own, other=0.0)
+            start_at = start_ptr + ((row * (segments * tiles + 1) + tile) * N + n) * E + lanes
             after = tl.load(after_ptr + place + n * E, mask=own, other=0.0)
             decay, entered = _decay(step, A), u * B_T[:, None]
-            h = _run(decay, entered, before, False)
+            h = _run(decay, entered, tl.load(start_at, mask=own, other=0.0), False)
             g = _run(_decay(step_next, A), dy * C_T[:, None], after, True)
             du += g * B_T[:, None]
             left = g * (h - entered)  # of the state before
@@ -210,7 +212,7 @@ def _backward(
             _add(dA_ptr + place + n * E, tl.sum(left * step, 0), own, i)
             tl.store(after_ptr + place + n * E, tl.sum(tl.where(time == 0, decay * g, 0.0), 0), mask=own)
         _add(dD_ptr + (row * segments + segment) * E + lanes, tl.sum(dy * x, 0), own, i)
-        tl.store(dx_ptr + at, (du * step + D[None, :] * dy).to(dx_ptr.dtype.element_ty), mask=inside)
+        tl.store(dx_ptr + at, (du * step + _lanes(D_ptr, lanes, own) * dy).to(dx_ptr.dtype.element_ty), mask=inside)
         tl.store(dstep_ptr + at, dstep + du * x, mask=inside)
         tl.debug_barrier()
         i += 1
