@@ -31,7 +31,9 @@ CASES: dict[str, tuple[Denoiser, Objective]] = {
 def test_it_is_a_denoiser_like_others(name: str, tmp_path: Path, make_config: MakeConfig) -> None:
     denoiser, objective = CASES[name]
     configs = [
-        make_config(tmp_path / part, denoiser=denoiser, objective=objective, steps=8, save_every=4, optim={"muon": True})
+        make_config(
+            tmp_path / part, denoiser=denoiser, objective=objective, steps=8, save_every=4, optim={"muon": True}
+        )
         for part in ("whole", "stopped")
     ]
     trained, checkpoint = straight_and_stopped(*configs)
@@ -45,7 +47,9 @@ def test_it_is_a_denoiser_like_others(name: str, tmp_path: Path, make_config: Ma
     assert model.score("the cat", seed=1).nats == pytest.approx(trained.score("the cat", seed=1).nats, rel=1e-6)
     with TestClient(make_app(model, name="mine"), base_url="http://localhost") as client:
         for seed in (2, 3):
-            answer = client.post("/v1/completions", json={"model": "mine", "prompt": "the", "max_tokens": 8, "seed": seed})
+            answer = client.post(
+                "/v1/completions", json={"model": "mine", "prompt": "the", "max_tokens": 8, "seed": seed}
+            )
             assert answer.status_code == 200, answer.text
             [text] = model.generate(1, 11, "the", seed=seed)
             assert "the" + answer.json()["choices"][0]["text"] == text

@@ -1,4 +1,4 @@
-"""Mamba, Caduceus and Hyena: what sees what, both strands alike, caches, padding, and what the papers' equations say."""
+"""Mamba, Caduceus and Hyena: what sees what, both strands alike, caches, padding, and the papers' equations."""
 
 from __future__ import annotations
 
@@ -181,7 +181,9 @@ def test_with_mirrored_masks_the_bound_of_both_strands_is_one(denoiser: Denoiser
         return -(log_p.gather(1, x.flatten().unsqueeze(1)).view(x.shape) * masked).sum(dim=1)
 
     def turned(t_BL: Tensor) -> Tensor:
-        return torch.stack([torch.cat([row[:n].flip(0), row[n:]]) for row, n in zip(t_BL, valid_BL.sum(1), strict=True)])
+        return torch.stack(
+            [torch.cat([row[:n].flip(0), row[n:]]) for row, n in zip(t_BL, valid_BL.sum(1), strict=True)]
+        )
 
     other = nats(torch.tensor(OTHER)[turned(x_BL)], turned(masked_BL))
     torch.testing.assert_close(other, nats(x_BL, masked_BL), rtol=0, atol=1e-9)
@@ -264,7 +266,9 @@ def test_rows_at_different_places_step_together() -> None:
     for b, (cache, position) in enumerate(zip(caches, at, strict=True)):
         net.trunk(z_BL[b : b + 1], cache=cache, span=(0, position))
     for _ in range(4):
-        ids = torch.cat([z_BL[range(3), [position - 1 for position in at]], torch.tensor([A])])  # and one that is nobody's
+        ids = torch.cat(
+            [z_BL[range(3), [position - 1 for position in at]], torch.tensor([A])]
+        )  # and one that is nobody's
         for _ in range(2):
             h_MD = net.step_rows(ids, caches, at)
         torch.testing.assert_close(h_MD[:3], want[range(3), at])
@@ -321,7 +325,9 @@ def test_a_filter_dies_away_at_each_channels_rate() -> None:
     left = torch.exp(-t_L1 * one.rates)
     torch.testing.assert_close(left[9, -1], torch.tensor(0.01, dtype=torch.float64))
     torch.testing.assert_close(left[45, 0], torch.tensor(0.01, dtype=torch.float64))
-    assert one(46)[:31].equal(one(31)) or torch.allclose(one(46)[:31], one(31))  # longer rows go on along the same curve
+    assert one(46)[:31].equal(one(31)) or torch.allclose(
+        one(46)[:31], one(31)
+    )  # longer rows go on along the same curve
 
 
 def test_steps_begin_between_a_thousandth_and_a_tenth() -> None:

@@ -64,7 +64,8 @@ def test_the_recurrence_and_its_gradients(
         sum((t * weight).sum() for t, weight in zip(outputs, weights, strict=True)).backward()  # type: ignore[union-attr]
     near = 1e-10 if dtype == torch.float64 else 1e-5
     for a, b in zip((*got, *(t.grad for t in mine)), (*want, *(t.grad for t in plain)), strict=True):
-        assert a is not None and b is not None
+        assert a is not None
+        assert b is not None
         assert (a - b).abs().max().item() <= near * max(1.0, b.abs().max().item())
 
 

@@ -30,7 +30,7 @@ def complement_of(tokenizer: Tokenizer) -> tuple[int, ...]:
         raise UsageError(f"reverse complements need the letters A, C, G and T, the tokenizer has no {missing[0]}")
     if longer := next((w for w in spelled if w is not None and len(w) > 1 and {*w.upper()} <= {*b"ACGT"}), None):
         raise UsageError(
-            f"reverse complements need a token a letter, the tokenizer has {longer.decode()!r}: use one of single letters"
+            f"reverse complements need a token a letter, the tokenizer has {longer.decode()!r}: use another"
         )
     complement = [id if word is None else id_of.get(pairs.get(word, word), id) for id, word in enumerate(spelled)]
     complement += range(len(complement), tokenizer.num_ids)

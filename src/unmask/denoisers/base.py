@@ -39,7 +39,7 @@ class Denoiser(ABC):
         """Whether the network looks at the noise level."""
 
     def for_tokenizer(self, tokenizer: Tokenizer) -> Self:
-        """This description with what it takes from the vocabulary, where it takes something: what is built and saved."""
+        """This description with what it takes from the vocabulary: what is built and saved."""
         return self
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -111,7 +111,7 @@ class CaduceusNetwork(Layered):
         attend: Attend | None = None,
         cond: Tensor | None = None,
         at_BK: Tensor | None = None,
-        **other: object,
+        **other: Any,
     ) -> Tensor:
         if not self.reads_both:
             return super().trunk(z, level, valid_BL=valid_BL, attend=attend, cond=cond, at_BK=at_BK, **other)

@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unmask.denoisers import Denoiser
-from unmask.denoisers.recurrent.layers import MLP, Block, Branch, Layered, Sizes, check_sizes
+from unmask.denoisers.recurrent.layers import MLP, Block, Branch, Layered, Sizes, check_begin, check_sizes
 from unmask.denoisers.recurrent.mixer import short_conv
 from unmask.errors import UsageError
 from unmask.registry import check_fields
@@ -25,7 +24,8 @@ class Hyena(Denoiser):
 
     length: the rows' length, to which the filters' reach and waves are scaled; longer rows go on along the same curves.
     filter_width: of the network that writes the filters. waves: how many pairs of sine and cosine it sees of a place.
-    frequency: of its sine activations, at first.
+    frequency: of its sine activations, at first. floor: what is left of a filter however far away, of what it is near.
+    begin: the id that stands before a text; none: the mask.
     """
 
     hidden: int = 128
@@ -35,7 +35,9 @@ class Hyena(Denoiser):
     filter_width: int = 64
     waves: int = 2
     frequency: float = 10.0
+    floor: float = 0.05
     tied: bool = True
+    begin: int | None = None
 
     causal = True
     uses_level = False
@@ -47,6 +49,8 @@ class Hyena(Denoiser):
         check_sizes(conditioning="none", cond_dim=1, classes=0, label_dropout=0.0, **own)
         if self.length < 2 or not self.frequency > 0:
             raise UsageError(f"length must be at least 2 and frequency above 0, got {self.length} and {self.frequency}")
+        if self.floor < 0:
+            raise UsageError(f"floor must be 0 or more, got {self.floor}")
 
     def build(self, *, num_ids: int, mask_id: int) -> HyenaNetwork:
         return HyenaNetwork(self, num_ids=num_ids, mask_id=mask_id)
@@ -61,7 +65,8 @@ class HyenaNetwork(Layered):
             Block(Branch(nn.LayerNorm(D), Operator(config), D, 0), Branch(nn.LayerNorm(D), MLP(D), D, 0))
             for _ in range(config.blocks)
         ]
-        super().__init__("hyena", Sizes(num_ids, mask_id, D, config.tied), blocks, nn.LayerNorm(D))
+        begin = check_begin(config.begin, num_ids)
+        super().__init__("hyena", Sizes(num_ids, mask_id, D, config.tied, begin=begin), blocks, nn.LayerNorm(D))
         self.config = config
 
 
@@ -95,24 +100,25 @@ def causal_conv(u_BLD: Tensor, filter_LD: Tensor) -> Tensor:
     """Each channel's own filter over all that stands before a position and at it, by FFT; twice the length, so that
     nothing comes around.
 
-    >>> causal_conv(torch.tensor([[[1.0], [2.0], [0.0]]]), torch.tensor([[1.0], [0.5], [0.0]])).flatten().tolist()
-    [1.0, 2.5, 1.0]
+    >>> causal_conv(torch.tensor([[[1.0], [2.0], [0.0]]]), torch.tensor([[1.0], [0.5], [0.0]])).flatten()
+    tensor([1.0000, 2.5000, 1.0000])
     """
     L, wide = u_BLD.shape[1], torch.promote_types(u_BLD.dtype, torch.float32)
     with torch.autocast(u_BLD.device.type, enabled=False):
-        by_frequency = torch.fft.rfft(u_BLD.to(wide), n=2 * L, dim=1) * torch.fft.rfft(filter_LD.to(wide), n=2 * L, dim=0)
-        return torch.fft.irfft(by_frequency, n=2 * L, dim=1)[:, :L].to(u_BLD.dtype)
+        u, kernel = (torch.fft.rfft(t.to(wide), n=2 * L, dim=-2) for t in (u_BLD, filter_LD))
+        y_BLD: Tensor = torch.fft.irfft(u * kernel, n=2 * L, dim=-2)
+        return y_BLD[:, :L].to(u_BLD.dtype)
 
 
 class Filter(nn.Module):
-    """Filters of any length: a network with sine activations on each place's waves, dying away at each channel's rate."""
+    """Filters of any length: a network with sine activations on each place's waves, dying away at a channel's rate."""
 
     rates: Tensor
 
     def __init__(self, config: Hyena) -> None:
         super().__init__()
         D, W = config.hidden, config.filter_width
-        self.length, self.waves = config.length, config.waves
+        self.length, self.waves, self.floor = config.length, config.waves, config.floor
         self.into = nn.Linear(1 + 2 * config.waves, W)
         self.inner = nn.ModuleList([nn.Linear(W, W) for _ in range(2)])
         self.out = nn.Linear(W, D, bias=False)
@@ -129,7 +135,7 @@ class Filter(nn.Module):
             h_LW = torch.sin(self.frequency * self.into(place_LF))
             for linear in self.inner:
                 h_LW = torch.sin(self.frequency * linear(h_LW))
-            h_LD: Tensor = self.out(h_LW) * torch.exp(-t_L1 * self.rates)
+            h_LD: Tensor = self.out(h_LW) * (torch.exp(-t_L1 * self.rates) + self.floor)
             return h_LD
 
     def places(self, length: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from unmask.denoisers import Denoiser
 from unmask.denoisers.flat_rows import gather_positions
 from unmask.denoisers.network import Attend, refuse_options
 from unmask.denoisers.recurrent.cache import RecurrentCache, States
-from unmask.denoisers.recurrent.layers import Block, Branch, Layered, RMSNorm, Sizes, check_sizes
+from unmask.denoisers.recurrent.layers import Block, Branch, Layered, RMSNorm, Sizes, check_begin, check_sizes
 from unmask.denoisers.recurrent.mixer import Mixer, MixerSizes
 from unmask.errors import UsageError
 from unmask.registry import check_fields
@@ -25,7 +25,7 @@ class Mamba(Denoiser):
     """Blocks x + mixer(norm(x)), causal; 128 x 4 is the DNA experiments' size.
 
     expand: channels of a mixer, in widths. states: numbers that each channel remembers. taps: of the short convolution.
-    rank: of the map that makes the steps; 0 is hidden / 16.
+    rank: of the map that makes the steps; 0 is hidden / 16. begin: the id that stands before a text; none: the mask.
     """
 
     hidden: int = 128
@@ -35,6 +35,7 @@ class Mamba(Denoiser):
     taps: int = 4
     rank: int = 0
     tied: bool = True
+    begin: int | None = None
 
     causal = True
     uses_level = False
@@ -64,7 +65,8 @@ class MambaNetwork(Layered):
         D = config.hidden
         mixers = (Mixer(self.mixer_sizes, both=False, depth=config.blocks) for _ in range(config.blocks))
         blocks = [Block(Branch(RMSNorm(D), mixer, D, 0)) for mixer in mixers]
-        super().__init__("mamba", Sizes(num_ids, mask_id, D, config.tied), blocks, RMSNorm(D))
+        begin = check_begin(config.begin, num_ids)
+        super().__init__("mamba", Sizes(num_ids, mask_id, D, config.tied, begin=begin), blocks, RMSNorm(D))
         self.config = config
 
     def trunk(
@@ -81,9 +83,7 @@ class MambaNetwork(Layered):
         **other: Any,
     ) -> Tensor:
         if cache is None:
-            return super().trunk(
-                z, level, valid_BL=valid_BL, attend=attend, cond=cond, at_BK=at_BK, span=span, **other
-            )
+            return super().trunk(z, level, valid_BL=valid_BL, attend=attend, cond=cond, at_BK=at_BK, span=span, **other)
         refuse_options("mamba with a cache", attend=attend, cond=cond, **other)
         start, stop = span or (0, z.shape[1])
         if not 0 <= start < stop <= z.shape[1]:

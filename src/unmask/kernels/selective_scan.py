@@ -1,7 +1,7 @@
 """The selective scan and its gradient: each input is read once, tile by tile; between tiles states alone are kept.
 
-A program goes through the tiles of its channels in one segment of a row, TIME steps of LANES channels each; in a tile the
-recurrence of each of the N states is an associative scan in registers. Where rows and channels are too few for the
+A program goes through the tiles of its channels in one segment of a row, TIME steps of LANES channels each; in a tile
+the recurrence of each of the N states is an associative scan in registers. Where rows and channels are too few for the
 device, rows are cut into segments, whose ends are computed first (one more reading of what moves the state).
 """
 
@@ -26,6 +26,13 @@ def _join(a, b, a_next, b_next):
 
 
 @triton.jit
+def _run(decay, entered, start, REVERSE: tl.constexpr):
+    """What becomes of the start along the first axis: at each place decay x what was there before, and what enters."""
+    far, h = tl.associative_scan((decay, entered), 0, _join, reverse=REVERSE)
+    return far * start[None, :] + h
+
+
+@triton.jit
 def _tile(tile, L, E, row, lanes, REVERSE: tl.constexpr, TIME: tl.constexpr):
     """Where the lines of a tile stand: places in a row, what is inside, places in [B, L, E]."""
     t = tile * TIME + tl.arange(0, TIME)
@@ -34,6 +41,30 @@ def _tile(tile, L, E, row, lanes, REVERSE: tl.constexpr, TIME: tl.constexpr):
         t = L - 1 - t
     line_T = row * L + t
     return line_T, inside_T, line_T[:, None] * E + lanes[None, :], inside_T[:, None] & (lanes < E)[None, :]
+
+
+@triton.jit
+def _weights(A_ptr, B_ptr, C_ptr, n, lanes, own, line_T, inside_T, N: tl.constexpr):
+    """Of state n: each channel's rate, and what each line writes to it and reads of it."""
+    A = tl.load(A_ptr + lanes * N + n, mask=own, other=0.0)
+    B_T = tl.load(B_ptr + line_T * N + n, mask=inside_T, other=0.0).to(tl.float32)
+    return A, B_T, tl.load(C_ptr + line_T * N + n, mask=inside_T, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _lanes(ptr, lanes, own):
+    return tl.load(ptr + lanes, mask=own, other=0.0)[None, :]
+
+
+@triton.jit
+def _decay(step, A):
+    return tl.exp2(step * (A * LOG2E)[None, :])
+
+
+@triton.jit
+def _add(ptr, more, own, i):
+    """To what the tiles before have put there; the first finds nothing."""
+    tl.store(ptr, tl.load(ptr, mask=own & (i > 0), other=0.0) + more, mask=own)
 
 
 @triton.jit
@@ -55,8 +86,8 @@ def _ends(
     LANES: tl.constexpr,
 ):
     """What a segment leaves of nothing: of the state at its end, or with GRADIENT of the gradient at its beginning."""
-    lanes = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    row, segment = (tl.program_id(1) // segments).to(tl.int64), tl.program_id(1) % segments
+    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    row, segment = (tl.program_id(0) // segments).to(tl.int64), tl.program_id(0) % segments
     own = lanes < E
     slot = (row * segments + segment) * N * E + lanes
     passed = tl.zeros([LANES], tl.float32)
@@ -73,11 +104,9 @@ def _ends(
             value = value * step
         passed += tl.sum(step, 0)
         for n in range(N):
-            A = tl.load(A_ptr + lanes * N + n, mask=own, other=0.0) * LOG2E
+            A = tl.load(A_ptr + lanes * N + n, mask=own, other=0.0)
             weight_T = tl.load(weight_ptr + line_T * N + n, mask=inside_T, other=0.0).to(tl.float32)
-            more = tl.sum(tl.exp2(far * A[None, :]) * value * weight_T[:, None], 0)
-            before = tl.load(end_ptr + slot + n * E, mask=own & (i > 0), other=0.0)
-            tl.store(end_ptr + slot + n * E, before + more, mask=own)
+            _add(end_ptr + slot + n * E, tl.sum(_decay(far, A) * value * weight_T[:, None], 0), own, i)
         tl.debug_barrier()  # what one tile has stored the next one loads
         i += 1
     tl.store(total_ptr + (row * segments + segment) * E + lanes, passed, mask=own)
@@ -102,10 +131,9 @@ def _forward(
     TIME: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    lanes = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    row, segment = (tl.program_id(1) // segments).to(tl.int64), tl.program_id(1) % segments
+    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    row, segment = (tl.program_id(0) // segments).to(tl.int64), tl.program_id(0) % segments
     own = lanes < E
-    D = tl.load(D_ptr + lanes, mask=own, other=0.0)
     last = tl.arange(0, TIME)[:, None] == TIME - 1
     i = 0
     while i < tiles:
@@ -113,15 +141,12 @@ def _forward(
         line_T, inside_T, at, inside = _tile(tile, L, E, row, lanes, REVERSE, TIME)
         step = tl.load(step_ptr + at, mask=inside, other=0.0)
         x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        y = D[None, :] * x
+        y = _lanes(D_ptr, lanes, own) * x
         slot = (row * (segments * tiles + 1) + tile) * N * E + lanes
         for n in range(N):
-            A = tl.load(A_ptr + lanes * N + n, mask=own, other=0.0) * LOG2E
-            B_T = tl.load(B_ptr + line_T * N + n, mask=inside_T, other=0.0).to(tl.float32)
-            C_T = tl.load(C_ptr + line_T * N + n, mask=inside_T, other=0.0).to(tl.float32)
+            A, B_T, C_T = _weights(A_ptr, B_ptr, C_ptr, n, lanes, own, line_T, inside_T, N)
             before = tl.load(start_ptr + slot + n * E, mask=own, other=0.0)
-            decay, h = tl.associative_scan((tl.exp2(step * A[None, :]), step * x * B_T[:, None]), 0, _join)
-            h = decay * before[None, :] + h
+            h = _run(_decay(step, A), step * x * B_T[:, None], before, False)
             y += h * C_T[:, None]
             if i + 1 < tiles or segment + 1 == segments:  # another segment's start is there already
                 tl.store(start_ptr + slot + (N + n) * E, tl.sum(tl.where(last, h, 0.0), 0), mask=own)
@@ -151,20 +176,16 @@ def _backward(
     E,
     tiles,
     segments,
-    lines,
     N: tl.constexpr,
     REVERSE: tl.constexpr,
     TIME: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """after: the gradient by the state after each segment; afterwards by that before it. dB and dC: a part for each
-    program of channels."""
-    lanes = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    part = tl.program_id(0).to(tl.int64) * lines
-    row, segment = (tl.program_id(1) // segments).to(tl.int64), tl.program_id(1) % segments
+    """after: the gradient by the state after each segment, then by that before it. dB, dC: a part for each lanes."""
+    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    part = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // segments * L)
+    row, segment = (tl.program_id(0) // segments).to(tl.int64), tl.program_id(0) % segments
     own, place = lanes < E, (row * segments + segment) * N * E + lanes
-    D = tl.load(D_ptr + lanes, mask=own, other=0.0)
-    dD = tl.zeros([LANES], tl.float32)
     time = tl.arange(0, TIME)[:, None]
     i = 0
     while i < tiles:
@@ -175,42 +196,33 @@ def _backward(
         step_next = tl.load(step_ptr + at + (-E if REVERSE else E), mask=inside_next, other=0.0)
         x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        slot = (row * (segments * tiles + 1) + tile) * N * E + lanes
         u, du, dstep = step * x, tl.zeros([TIME, LANES], tl.float32), tl.zeros([TIME, LANES], tl.float32)
         for n in range(N):
-            A = tl.load(A_ptr + lanes * N + n, mask=own, other=0.0)
-            B_T = tl.load(B_ptr + line_T * N + n, mask=inside_T, other=0.0).to(tl.float32)
-            C_T = tl.load(C_ptr + line_T * N + n, mask=inside_T, other=0.0).to(tl.float32)
-            before = tl.load(start_ptr + slot + n * E, mask=own, other=0.0)
+            A, B_T, C_T = _weights(A_ptr, B_ptr, C_ptr, n, lanes, own, line_T, inside_T, N)
+            start_at = start_ptr + ((row * (segments * tiles + 1) + tile) * N + n) * E + lanes
             after = tl.load(after_ptr + place + n * E, mask=own, other=0.0)
-            decay = tl.exp2(step * (A * LOG2E)[None, :])
-            entered = u * B_T[:, None]
-            far, h = tl.associative_scan((decay, entered), 0, _join)
-            h = far * before[None, :] + h
-            decay_next = tl.exp2(step_next * (A * LOG2E)[None, :])
-            far, g = tl.associative_scan((decay_next, dy * C_T[:, None]), 0, _join, reverse=True)
-            g = far * after[None, :] + g
+            decay, entered = _decay(step, A), u * B_T[:, None]
+            h = _run(decay, entered, tl.load(start_at, mask=own, other=0.0), False)
+            g = _run(_decay(step_next, A), dy * C_T[:, None], after, True)
             du += g * B_T[:, None]
-            by_exponent = g * (h - entered)  # h - entered: what is left of the state before
-            dstep += by_exponent * A[None, :]
+            left = g * (h - entered)  # of the state before
+            dstep += left * A[None, :]
             tl.store(dB_ptr + (part + line_T) * N + n, tl.sum(g * u, 1), mask=inside_T)
             tl.store(dC_ptr + (part + line_T) * N + n, tl.sum(h * dy, 1), mask=inside_T)
-            dA = tl.load(dA_ptr + place + n * E, mask=own & (i > 0), other=0.0)
-            tl.store(dA_ptr + place + n * E, dA + tl.sum(by_exponent * step, 0), mask=own)
+            _add(dA_ptr + place + n * E, tl.sum(left * step, 0), own, i)
             tl.store(after_ptr + place + n * E, tl.sum(tl.where(time == 0, decay * g, 0.0), 0), mask=own)
-        dD += tl.sum(dy * x, 0)
-        tl.store(dx_ptr + at, (du * step + D[None, :] * dy).to(dx_ptr.dtype.element_ty), mask=inside)
+        _add(dD_ptr + (row * segments + segment) * E + lanes, tl.sum(dy * x, 0), own, i)
+        tl.store(dx_ptr + at, (du * step + _lanes(D_ptr, lanes, own) * dy).to(dx_ptr.dtype.element_ty), mask=inside)
         tl.store(dstep_ptr + at, dstep + du * x, mask=inside)
         tl.debug_barrier()
         i += 1
-    tl.store(dD_ptr + (row * segments + segment) * E + lanes, dD, mask=own)
 
 
 def cut(B: int, L: int, E: int, *, time: int = TIME, lanes: int = LANES, programs: int = PROGRAMS) -> tuple[int, int]:
     """How many segments of how many tiles a row has.
 
     >>> cut(256, 1024, 256), cut(1, 131072, 256)
-    ((1, 16), (128, 16))
+    ((1, 32), (128, 32))
     """
     tiles = triton.cdiv(L, time)
     wanted = min(triton.cdiv(programs, B * triton.cdiv(E, lanes)), tiles // LEAST_TILES)
@@ -270,12 +282,11 @@ def scan_grad(
             decay_BNE = torch.exp(total[:, k].unsqueeze(1) * A.T)
             torch.addcmul(ends[:, k], decay_BNE, after[:, k], out=after[:, k - 1])
     dx, dstep, dA = torch.empty_like(x), torch.empty_like(step), torch.empty_like(after)
-    dB, dC = (step.new_empty(how.grid[0], *B.shape) for _ in range(2))
+    dB, dC = (step.new_empty(how.grid[1], *B.shape) for _ in range(2))
     dD = step.new_empty(len(x), how.segments, x.shape[2])
     made = (dx, dstep, dA, dB, dC, dD)
-    lines = x.shape[0] * x.shape[1]
     inputs = (dy, x, step, A, B, C, D_E.contiguous(), starts, after)
-    _backward[how.grid](*inputs, *made, *how.sizes, lines, **how.constants)
+    _backward[how.grid](*inputs, *made, *how.sizes, **how.constants)
     dA_EN = dA.sum(dim=(0, 1)).T.contiguous()
     return dx, dstep, dA_EN, dB.sum(0).to(B.dtype), dC.sum(0).to(C.dtype), dD.sum(dim=(0, 1)), after[:, 0].contiguous()
 
@@ -287,7 +298,7 @@ class _Shape:
         B, L, E = x.shape
         time, lanes = shape.get("time", TIME), shape.get("lanes", LANES)
         self.segments, self.tiles = cut(B, L, E, **shape)
-        self.grid = (triton.cdiv(E, lanes), B * self.segments)
+        self.grid = (B * self.segments, triton.cdiv(E, lanes))
         self.sizes = (L, E, self.tiles, self.segments)
         self.constants: dict[str, Any] = {"N": A.shape[1], "REVERSE": reverse, "TIME": time, "LANES": lanes}
         self.constants["num_warps"] = 4

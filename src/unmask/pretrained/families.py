@@ -13,7 +13,7 @@ from unmask.pretrained.base import Pretrained, Source
 from unmask.pretrained.source import open_source
 from unmask.storage.untrusted import printable
 
-FAMILIES = ("encoders", "llama")  # modules of this package
+FAMILIES = ("caduceus", "encoders", "hyena", "llama", "mamba")  # modules of this package
 DECODERS = ("falcon", "gemma", "gpt2", "gpt_neox", "mistral", "opt", "phi")
 
 

@@ -1,4 +1,4 @@
-"""What recurrent and convolutional denoisers share: residual blocks around a mixer, what conditions them, their trunk."""
+"""What recurrent and convolutional denoisers share: residual blocks, what conditions them, their trunk."""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ class Sizes(NamedTuple):
     cond_dim: int = 128
     classes: int = 0
     label_dropout: float = 0.0
+    begin: int | None = None
 
 
 def check_sizes(*, conditioning: str, cond_dim: int, classes: int, label_dropout: float, **sizes: int) -> None:
@@ -97,9 +98,14 @@ def check_sizes(*, conditioning: str, cond_dim: int, classes: int, label_dropout
         if value < 1:
             raise UsageError(f"{name} must be at least 1, got {value}")
     if classes < 0 or not 0 <= label_dropout < 1:
-        raise UsageError(
-            f"classes must be 0 or more and label_dropout in [0, 1), got {classes} and {label_dropout}"
-        )
+        raise UsageError(f"classes must be 0 or more and label_dropout in [0, 1), got {classes} and {label_dropout}")
+
+
+def check_begin(begin: int | None, num_ids: int) -> int | None:
+    """Refuse a beginning that is no id."""
+    if begin is not None and not 0 <= begin < num_ids:
+        raise UsageError(f"begin must be an id below {num_ids}, or none for the mask; got {begin}")
+    return begin
 
 
 class Layered(Network):
@@ -111,6 +117,7 @@ class Layered(Network):
     def __init__(self, name: str, sizes: Sizes, blocks: list[Block], norm: nn.Module) -> None:
         super().__init__()
         self.name, self.num_ids, self.mask_id, self.width = name, sizes.num_ids, sizes.mask_id, sizes.hidden
+        self.begin = sizes.mask_id if sizes.begin is None else sizes.begin
         self.conditioning, self.uses_level = sizes.conditioning, sizes.conditioning != "none"
         self.num_classes, self.label_dropout = sizes.classes, sizes.label_dropout
         self.embed = Embedding(sizes.num_ids, sizes.hidden)
@@ -168,7 +175,7 @@ class Layered(Network):
     def read(self, z: Tensor, level: Tensor | None, valid_BL: Tensor | None, cond: Tensor | None) -> Tensor:
         """The residual stream after the last block."""
         c = self.condition(z, level, cond)
-        x_BLD = self.embed(self.shift(z) if self.causal else z)
+        x_BLD: Tensor = self.embed(self.shift(z) if self.causal else z)
         for block in self.blocks:
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x_BLD = checkpoint(block, x_BLD, c, valid_BL, use_reentrant=False)
@@ -203,10 +210,10 @@ class Layered(Network):
         }
 
     def shift(self, z: Tensor) -> Tensor:
-        """Position l is predicted from what stands before it; before the first stands the mask, which no text holds."""
+        """Position l is predicted from what stands before it; before the first stands `begin`."""
         if not z.is_floating_point():
-            return F.pad(z[:, :-1], (1, 0), value=self.mask_id)
-        first_B1E = self.embed(torch.full((len(z), 1), self.mask_id, device=z.device))
+            return F.pad(z[:, :-1], (1, 0), value=self.begin)
+        first_B1E = self.embed(torch.full((len(z), 1), self.begin, device=z.device))
         return torch.cat([first_B1E.to(z.dtype), z[:, :-1]], dim=1)
 
     def condition(self, z: Tensor, level: Tensor | None, label_B: Tensor | None) -> Tensor | None:

@@ -1,8 +1,8 @@
 """The selective scan of Mamba: h_t = exp(step_t A) h_{t-1} + step_t B_t x_t, y_t = C_t h_t + D x_t (arXiv 2312.00752).
 
-A row is cut into chunks that are read beside each other, each from the state that the chunks before it leave: exactly the
-recurrence, in fewer and larger steps. Kept for the gradient are the states between chunks alone; those inside of one are
-computed again, some chunks at a time, so that memory grows with L as that of any other layer.
+A row is cut into chunks that are read beside each other, each from the state that the chunks before it leave: exactly
+the recurrence, in fewer and larger steps. Kept for the gradient are the states between chunks alone; those inside of
+one are computed again, some chunks at a time, so that memory grows with L as that of any other layer.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def selective_scan(
 
     >>> one, A = torch.ones(1, 3, 1), torch.full((1, 1), -math.log(2.0))
     >>> y, state = selective_scan(one, one, A, one, one, torch.zeros(1))
-    >>> y.flatten().tolist(), state.flatten().tolist()
-    ([1.0, 1.5, 1.75], [1.75])
+    >>> y.flatten(), state.flatten()
+    (tensor([1.0000, 1.5000, 1.7500]), tensor([1.7500]))
     """
     wide = torch.promote_types(x_BLE.dtype, torch.float32)
     step_BLE, A_EN, D_E = step_BLE.to(wide), A_EN.to(wide), D_E.to(wide)
@@ -115,7 +115,9 @@ def plain_scan(
             own = [t[:, :, k].contiguous() for t in (u_TBKE, step_TBKE, B_TBKN, C_TBKN)]
             start_BKNE, total_BKE = h0_BNE.unsqueeze(1), own[1].sum(dim=0)
             if total_BKE.shape[1] > 1:
-                local_BKNE = _run(torch.zeros_like(h0_BNE).unsqueeze(1).expand(-1, total_BKE.shape[1], -1, -1), A_NE, *own)
+                local_BKNE = _run(
+                    torch.zeros_like(h0_BNE).unsqueeze(1).expand(-1, total_BKE.shape[1], -1, -1), A_NE, *own
+                )
                 start_BKNE = _carried(h0_BNE, total_BKE, A_NE, local_BKNE)
             end_BKNE = _run(start_BKNE, A_NE, *own, y=y_TBKE[:, :, k])
             starts.append(start_BKNE)
@@ -125,7 +127,14 @@ def plain_scan(
 
 
 def _run(
-    h_BKNE: Tensor, A_NE: Tensor, u_TBKE: Tensor, step_TBKE: Tensor, B_TBKN: Tensor, C_TBKN: Tensor, *, y: Tensor | None = None
+    h_BKNE: Tensor,
+    A_NE: Tensor,
+    u_TBKE: Tensor,
+    step_TBKE: Tensor,
+    B_TBKN: Tensor,
+    C_TBKN: Tensor,
+    *,
+    y: Tensor | None = None,
 ) -> Tensor:
     """All steps of chunks beside each other; what they put out goes to y. The states after the last."""
     h_BKNE = h_BKNE.clone(memory_format=torch.contiguous_format)
@@ -167,12 +176,20 @@ def plain_scan_grad(
         made = [torch.empty_like(stacked[i]) for i in (0, 1, 2, 3)]  # by u = step x, step, B, C
         dA_NE, q_BNE = torch.zeros_like(A_NE), dstate.to(wide)
         for k in reversed(list(cut.groups())):
-            one = Group(*(t[:, :, k].contiguous() for t in stacked), A_NE, starts[:, k])
+            one = Group._make([*(t[:, :, k].contiguous() for t in stacked), A_NE, starts[:, k]])
             q_BNE = one.backward(q_BNE, [t[:, :, k] for t in made], dA_NE)
         du, dstep, dB, dC = (cut.unstack(t, reverse).contiguous() for t in made)
         dx = torch.addcmul(D * dy_wide, du, step)
         dD = (dy_wide * x_wide).sum(dim=(0, 1))
-        return dx.to(x.dtype), torch.addcmul(dstep, du, x_wide), dA_NE.T.contiguous(), dB.to(B.dtype), dC.to(C.dtype), dD, q_BNE.contiguous()
+        return (
+            dx.to(x.dtype),
+            torch.addcmul(dstep, du, x_wide),
+            dA_NE.T.contiguous(),
+            dB.to(B.dtype),
+            dC.to(C.dtype),
+            dD,
+            q_BNE.contiguous(),
+        )
 
 
 class Group(NamedTuple):
@@ -231,7 +248,7 @@ class Chunks(NamedTuple):
     """How rows of L positions are cut: into `num` chunks of `steps`, of which `together` are read beside each other.
 
     >>> Chunks.of(torch.zeros(1, 1000, 64), 16)
-    Chunks(length=1000, steps=16, num=63, together=63)
+    Chunks(length=1000, steps=16, num=63, together=64)
     """
 
     length: int
@@ -255,8 +272,8 @@ class Chunks(NamedTuple):
     def stack(self, t_BLX: Tensor, reverse: bool) -> Tensor:
         """[T, B, chunks, X]; nothing follows the last position."""
         t_BLX = t_BLX.flip(1) if reverse else t_BLX
-        t_BLX = F.pad(t_BLX, (0, 0, 0, self.num * self.steps - self.length))
-        return t_BLX.unflatten(1, (self.num, self.steps)).permute(2, 0, 1, 3)
+        t_BLX = F.pad(t_BLX, (0, 0, 0, self.num * self.steps - self.length)).contiguous()
+        return t_BLX.view(len(t_BLX), self.num, self.steps, -1).permute(2, 0, 1, 3)
 
     def unstack(self, t_TBKX: Tensor, reverse: bool) -> Tensor:
         t_BLX = t_TBKX.permute(1, 2, 0, 3).flatten(1, 2)[:, : self.length]
