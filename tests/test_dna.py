@@ -287,3 +287,53 @@ def test_a_model_of_dna_learns_writes_and_obeys(tmp_path: Path) -> None:
     texts = model.generate(8, 24, seed=1, constraint=Excludes(phrases=("GAATTC", "AA")))
     assert not any("AA" in text or "N" in text for text in texts)
     assert model.fill("ACNN[MASK:4]", seed=0)[0].startswith("ACNN")
+
+
+# --- the recipes and tools of benchmarks/dna --------------------------------------------------------------------------
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks" / "dna"
+RECIPES = sorted(path.stem for path in BENCHMARKS.glob("*.toml") if path.stem not in ("common", "queue"))
+
+
+def random_genome(tmp_path: Path) -> str:
+    rng = random.Random(3)
+    path = tmp_path / "genome.fa"
+    path.write_text(">chr20\n" + "\n".join("".join(rng.choice("ACGT") for _ in range(60)) for _ in range(40)) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_recipe_trains_on_a_split(name: str, tmp_path: Path) -> None:
+    from unmask.training.loop import train
+
+    genome = random_genome(tmp_path)
+    beds = {part: bed(tmp_path, f"chr20\t{span}\n", f"{part}.bed") for part, span in SPLITS.items()}
+    options = {"out": str(tmp_path / "run"), "steps": "2", "valid_every": "2", "valid_rows": "4", "batch": "2"}
+    options |= {"data.train.path": genome, "data.train.bed": beds["train"], "data.train.exclude": beds["tasks"]}
+    options |= {"data.valid.path": genome, "data.valid.bed": beds["test"], "data.length": "32"}
+    options |= {"denoiser.hidden": "16", "denoiser.blocks": "1", "data.cache": str(tmp_path / "cache")}
+    model = train(load_config(BENCHMARKS / f"{name}.toml", options), device="cpu")
+    text = model.generate(1, 12, seed=1)[0]
+    assert set(text) <= set("ACGT")
+    assert 1.0 < unmask.evaluate(model, ["ACGTTGCAACGT"], num_samples=2).value < 60
+
+
+SPLITS = {"train": "0\t1200", "test": "1300\t2400", "tasks": "100\t140"}
+
+
+def test_counting_says_what_there_is_to_know(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import importlib
+
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    markov, locate = importlib.import_module("markov"), importlib.import_module("locate")
+    rng = np.random.default_rng(0)
+    cycle_N = np.tile([0, 1, 2, 3], 500)
+    assert markov.perplexity(cycle_N, cycle_N, 1)[0] < 1.01
+    random_N = rng.integers(0, 4, 20_000)
+    assert markov.perplexity(random_N[:10_000], random_N[10_000:], 2)[0] == pytest.approx(4.0, abs=0.02)
+    before_N, base_N = markov.contexts(np.array([0, 1, 4, 2, 3, 1]), 2)
+    assert (before_N.tolist(), base_N.tolist()) == ([4 * 2 + 3], [1])  # none that an unknown base touches
+    genome = random_genome(tmp_path)
+    text = "".join(document.text for document in Fasta(path=genome).documents())
+    assert list(locate.places(text, text[77:130])) == [77]
+    assert list(locate.places(text, reverse_complement(text[200:260]))) == [200]
