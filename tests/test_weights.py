@@ -15,8 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from unmask.data.batch import make_batch
 from unmask.denoisers.dit import DiT
 from unmask.errors import ModelFolderError, UnmaskError, UsageError
+from unmask.objectives.ar import AR
+from unmask.objectives.sedd import SEDD
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.query import ask_about
 from unmask.storage.published import published_names, read_published, write_published
 
 V, D, C, H, N, L = 11, 24, 16, 3, 2, 10  # ids, width, conditioning width, heads, blocks, length
@@ -60,8 +65,11 @@ def published_weights(seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-def published_forward(w: dict[str, Tensor], tokens: Tensor, sigma: Tensor) -> Tensor:
-    """Logits of the published network, one head and one position pair at a time where that is plainer."""
+def published_forward(w: dict[str, Tensor], tokens: Tensor, sigma: Tensor | None) -> Tensor:
+    """Logits of the published network, one head and one position pair at a time where that is plainer.
+
+    Without a sigma it is the autoregressive one: causal, and nothing is modulated.
+    """
 
     def linear(x: Tensor, name: str) -> Tensor:
         y = x @ w[f"{name}.weight"].T
@@ -93,27 +101,59 @@ def published_forward(w: dict[str, Tensor], tokens: Tensor, sigma: Tensor) -> Te
         heads = []
         for h in range(H):
             q, k, v = rotated(packed[:, 0, h]), rotated(packed[:, 1, h]), packed[:, 2, h]
-            heads.append(torch.softmax(q @ k.T / math.sqrt(D // H), dim=-1) @ v)
+            scores = q @ k.T / math.sqrt(D // H)
+            if sigma is None:
+                scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
+            heads.append(torch.softmax(scores, dim=-1) @ v)
         return linear(torch.cat(heads, dim=-1), f"{name}.attn_out")
 
+    def modulation(c: Tensor | None, name: str, parts: int) -> list[Tensor]:
+        if c is None:  # shifts of 0; scales are 1 + 0 and gates 1
+            return [torch.zeros(D), torch.zeros(D), torch.ones(D)] * (parts // 3) or [torch.zeros(D)] * parts
+        return list(linear(c, f"{name}.adaLN_modulation").split(D))
+
     rows = []
-    for row, s in zip(tokens, sigma, strict=True):
-        angles = [s.item() * math.exp(-math.log(10000) * i / 128) for i in range(128)]
-        waves = torch.tensor([math.cos(a) for a in angles] + [math.sin(a) for a in angles])
-        c = silu(linear(silu(linear(waves, "sigma_map.mlp.0")), "sigma_map.mlp.2"))
+    for number, row in enumerate(tokens):
+        c = None
+        if sigma is not None:
+            angles = [sigma[number].item() * math.exp(-math.log(10000) * i / 128) for i in range(128)]
+            waves = torch.tensor([math.cos(a) for a in angles] + [math.sin(a) for a in angles])
+            c = silu(linear(silu(linear(waves, "sigma_map.mlp.0")), "sigma_map.mlp.2"))
         x = w["vocab_embed.embedding"][row]
         for n in range(N):
             b = f"blocks.{n}"
-            shift1, scale1, gate1, shift2, scale2, gate2 = linear(c, f"{b}.adaLN_modulation").split(D)
+            shift1, scale1, gate1, shift2, scale2, gate2 = modulation(c, b, 6)
             x = x + gate1 * attention(norm(x, f"{b}.norm1") * (1 + scale1) + shift1, b)
             h = norm(x, f"{b}.norm2") * (1 + scale2) + shift2
             x = x + gate2 * linear(gelu_tanh(linear(h, f"{b}.mlp.0")), f"{b}.mlp.2")
-        shift, scale = linear(c, "output_layer.adaLN_modulation").split(D)
+        shift, scale = modulation(c, "output_layer", 2)
         x = norm(x, "output_layer.norm_final") * (1 + scale) + shift
         rows.append(linear(x, "output_layer.linear"))
     return torch.stack(rows)
 
 
+def without_conditioning(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the published autoregressive network has."""
+    return {name: t for name, t in weights.items() if "sigma_map" not in name and "adaLN" not in name}
+
+
+SEDD_CONFIG: dict[str, Any] = {
+    "ngpus": 8,
+    "tokens": V - 1,
+    "graph": {"type": "absorb", "file": "data", "report_all": False},
+    "noise": {"type": "loglinear", "sigma_min": 1e-4, "sigma_max": 20},
+    "model": {
+        "name": "small",
+        "type": "ddit",
+        "hidden_size": D,
+        "cond_dim": C,
+        "length": L,
+        "n_blocks": N,
+        "n_heads": H,
+        "scale_by_sigma": True,
+        "dropout": 0.1,
+    },
+}
 CONFIG: dict[str, Any] = {
     "model_type": "mdlm",
     "vocab_size": V,
@@ -132,6 +172,14 @@ def folder(path: Path, weights: dict[str, Tensor], prefix: str = "backbone.", **
     path.mkdir()
     (path / "config.json").write_text(json.dumps({**CONFIG, "return_dict": False, **changes}))
     save_file({prefix + name: t for name, t in weights.items()}, path / "model.safetensors")
+    return path
+
+
+def sedd_folder(path: Path, weights: dict[str, Tensor], **changes: Any) -> Path:
+    path.mkdir()
+    config = SEDD_CONFIG | {key: SEDD_CONFIG[key] | value for key, value in changes.items()}
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(weights, path / "model.safetensors")
     return path
 
 
@@ -154,6 +202,122 @@ def test_logits_are_the_published_ones(tmp_path: Path, time_conditioning: bool) 
     assert theirs.std() > 0.3  # not equal because all is zero
     if time_conditioning:  # nor because the noise level does not matter
         assert (published_forward(weights, tokens, torch.zeros_like(sigma)) - theirs)[3].abs().max() > 0.01
+
+
+def test_the_score_is_the_published_one(tmp_path: Path) -> None:
+    """log s = l - log(e^sigma - 1) - log V, and ours but for what the process knows, alpha / (1 - alpha)."""
+    weights = published_weights(3)
+    published = read_published(sedd_folder(tmp_path / "sedd", weights))
+    assert (published.kind, published.num_ids, published.mask_id, published.length) == ("sedd", V, V - 1, L)
+    network, objective = published.build(), SEDD()
+    tokens = torch.randint(0, V - 1, (3, L), generator=torch.Generator().manual_seed(5))
+    tokens[:, ::2] = V - 1
+    for t in (0.1, 0.5, 0.9):
+        level = objective.noise.level(torch.tensor([t], dtype=torch.float64)).expand(3)
+        sigma = -torch.log1p(-level)
+        theirs = published_forward(weights, tokens, sigma.float())
+        theirs = theirs - torch.expm1(sigma).log().float()[:, None, None] - math.log(V - 1)
+        where_BL = tokens == V - 1
+        canvas = Canvas(tokens, V - 1, torch.arange(3))
+        query = ask_about(canvas, tokens, where_BL, level)
+        assert query is not None
+        ours = objective.predictor(network)(query)
+        ours = ours + (torch.log1p(-level) - level.log()).float()[where_BL.nonzero()[:, 0], None]
+        torch.testing.assert_close(ours[:, : V - 1], theirs[where_BL][:, : V - 1], rtol=1e-4, atol=1e-4)
+
+
+def test_autoregression_is_the_published_one(tmp_path: Path) -> None:
+    weights, begin = without_conditioning(published_weights(4)), 2
+    save_file({"backbone." + name: t for name, t in weights.items()}, tmp_path / "ar.safetensors")
+    options = {"n_heads": H, "model_length": L}
+    published = read_published(tmp_path / "ar.safetensors", overrides=options, begin_id=begin)
+    assert (published.kind, published.denoiser.causal, published.denoiser.conditioning) == ("ar", True, "none")
+    tokens = torch.randint(0, V - 1, (3, L), generator=torch.Generator().manual_seed(6))
+    read = torch.cat([torch.full((3, 1), begin), tokens[:, :-1]], dim=1)
+    logits = published_forward(weights, read, None)
+    logits[..., V - 1] = -math.inf
+    theirs = -logits.log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)
+    batch = make_batch(tokens, seed=0, step=0)
+    torch.testing.assert_close(AR().position_nats(published.build(), batch).float(), theirs, rtol=1e-4, atol=1e-4)
+    with pytest.raises(UsageError, match="say which id its rows begin with"):
+        read_published(tmp_path / "ar.safetensors", overrides=options)
+
+
+def test_a_checkpoint_of_sedd_is_said_to_be_one(tmp_path: Path) -> None:
+    weights = published_weights(1)
+    shadow = [weights[name] + 1 for name in published_names(N)]
+    state = {"backbone." + name: t for name, t in weights.items()}
+    torch.save({"state_dict": state, "ema": {"shadow_params": shadow}}, tmp_path / "last.ckpt")
+    flags = {"n_heads": H, "model_length": L}
+    published = read_published(tmp_path / "last.ckpt", overrides=flags, ema=True, kind="sedd")
+    assert (published.kind, published.denoiser.conditioning) == ("sedd", "sigma")
+    assert torch.equal(published.state["output.bias"], weights["output_layer.linear.bias"] + 1)
+    causal = without_conditioning(weights)
+    shadow = [causal[name] + 1 for name in published_names(N, "ar")]
+    torch.save({"state_dict": causal, "ema": {"shadow_params": shadow}}, tmp_path / "ar.ckpt")
+    published = read_published(tmp_path / "ar.ckpt", overrides=flags, ema=True, begin_id=0)
+    assert torch.equal(published.state["blocks.1.out.weight"], weights["blocks.1.attn_out.weight"] + 1)
+
+
+def test_a_score_network_is_written_and_read(tmp_path: Path) -> None:
+    dit = DiT(hidden=D, blocks=N, heads=H, cond_dim=C, conditioning="sigma", qk_norm=False)
+    network = dit.build(num_ids=V, mask_id=V - 1)
+    write_published(network, tmp_path / "out", length=L, kind="sedd")
+    names = load_file(tmp_path / "out" / "model.safetensors")
+    assert "vocab_embed.embedding" in names
+    again = read_published(tmp_path / "out")
+    assert again.kind == "sedd"
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(again.state[name], tensor)
+    constant = DiT(hidden=D, blocks=1, heads=H, conditioning="constant", qk_norm=False).build(num_ids=V, mask_id=V - 1)
+    with pytest.raises(UsageError, match="conditioning 'sigma'"):
+        write_published(constant, tmp_path / "no", length=L, kind="sedd")
+    with pytest.raises(UsageError, match="no published form that is read without its code"):
+        write_published(network, tmp_path / "no", length=L, kind="ar")
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "sentence"),
+    [
+        ({"graph": {"type": "uniform"}}, None, "the network gives the score itself"),
+        ({"noise": {"type": "geometric"}}, None, "only 'loglinear' is read"),
+        ({"model": {"scale_by_sigma": False}}, None, "without scale_by_sigma"),
+        ({"model": {"n_blocks": 3}}, None, "was said to have n_blocks 3, its tensors have 2"),
+        ({}, "mdlm", "says that it is sedd, not mdlm"),
+        ({}, "sed", "unknown kind 'sed'"),
+    ],
+)
+def test_what_is_no_sedd_of_ours(tmp_path: Path, changes: Any, kind: Any, sentence: str) -> None:
+    source = sedd_folder(tmp_path / "sedd", published_weights(), **changes)
+    with pytest.raises(UnmaskError, match=sentence):
+        read_published(source, kind=kind)
+
+
+def test_sedd_and_ar_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from unmask import cli, load
+
+    ids = {f"t{i}": i for i in range(V - 2)} | {"<|endoftext|>": V - 2}
+    data = {"model": {"type": "WordLevel", "vocab": ids, "unk_token": "t0"}, "pre_tokenizer": {"type": "Whitespace"}}
+    spec = str(tmp_path / "tokenizer.json")
+    Path(spec).write_text(json.dumps(data))
+    sedd = sedd_folder(tmp_path / "sedd", published_weights())
+    assert cli.run(["import", str(sedd), str(tmp_path / "a"), "--tokenizer", spec, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "sedd"
+    assert load(str(tmp_path / "a")).objective == SEDD()
+    assert cli.run(["export", str(tmp_path / "a"), str(tmp_path / "back")]) == 0
+    exported = load_file(tmp_path / "back" / "model.safetensors")
+    assert all(torch.equal(tensor, exported[name]) for name, tensor in published_weights().items())
+    save_file(without_conditioning(published_weights()), tmp_path / "ar.safetensors")
+    words = ["import", str(tmp_path / "ar.safetensors"), str(tmp_path / "b"), "--tokenizer", spec]
+    assert cli.run([*words, "--model-length", str(L), "--n-heads", str(H)]) == 0
+    model = load(str(tmp_path / "b"))
+    assert model.objective == AR()
+    embed = model.denoiser.embed.weight  # type: ignore[union-attr]
+    assert torch.equal(embed[V - 1], embed[V - 2])  # it begins as its rows began
+    assert len(model.generate(1, 4, seed=0)) == 1
+    capsys.readouterr()
+    assert cli.run(["export", str(tmp_path / "b"), str(tmp_path / "c")]) == 2
 
 
 def test_what_is_read(tmp_path: Path) -> None:

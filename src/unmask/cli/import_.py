@@ -1,9 +1,9 @@
-"""Turn a published model into a model folder: of the authors of MDLM, or of transformers.
+"""Turn a published model into a model folder: of the authors of MDLM or SEDD, or of transformers.
 
-SOURCE is a folder with config.json and safetensors files, or one .safetensors, .ckpt or .bin file, of MDLM's authors. A
-bare file does not say everything about the network: sizes are read off its tensors, the rest is given with the flags,
-which also go before config.json. A .ckpt or .bin file that holds more than tensors is refused unread, since reading it
-could run code.
+SOURCE is a folder with config.json and safetensors files, or one .safetensors, .ckpt or .bin file, of MDLM's authors:
+their MDLM, SEDD (--kind sedd) or AR; or a folder of SEDD's authors. A bare file does not say everything about the
+network: sizes are read off its tensors, the rest is given with the flags, which also go before config.json. A .ckpt or
+.bin file that holds more than tensors is refused unread, since reading it could run code.
 
 hf:SOURCE is a folder of transformers or a name on the hub, FILE.gguf a model of the Llama family. They come with their
 tokenizer and are what they are there, autoregressive models or encoders. Training goes on from them without an import,
@@ -32,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="model folder to write; must be new or empty")
     parser.add_argument(
         "--tokenizer", metavar="SPEC", help="the tokenizer that a model of MDLM's authors was trained with"
+    )
+    parser.add_argument(
+        "--kind", choices=("mdlm", "sedd", "ar"), help="what a file of theirs holds, where that is not said (sedd)"
     )
     parser.add_argument("--ema", action="store_true", help="take the averaged weights of a .ckpt file")
     parser.add_argument("--vocab-size", type=int, metavar="N", help="number of ids, the mask included")
@@ -76,8 +79,9 @@ def _pretrained(args: argparse.Namespace, out: Path) -> int:
     from unmask.storage.published import SETTINGS
 
     given = [key for key in ("tokenizer", *SETTINGS) if key != "model_length" and getattr(args, key) is not None]
-    if given or args.ema:
-        flag = "--" + (given[0] if given else "ema").replace("_", "-")
+    given += [key for key in ("ema", "kind") if getattr(args, key)]
+    if given:
+        flag = "--" + given[0].replace("_", "-")
         raise UsageError(f"{args.source} says all of its network itself: leave out {flag}")
     read = read_pretrained(args.source)
     length = args.model_length or read.length
@@ -101,12 +105,17 @@ def _published(args: argparse.Namespace, out: Path) -> int:
     from unmask.data.tokenizers import load_tokenizer
     from unmask.errors import UsageError
     from unmask.model import Model
-    from unmask.objectives.mdlm import MDLM
-    from unmask.storage.published import SETTINGS, read_published
+    from unmask.storage.published import OBJECTIVES, SETTINGS, read_published
 
     tokenizer = load_tokenizer(args.tokenizer)
     settings = {key: getattr(args, key) for key in SETTINGS}
-    published = read_published(Path(args.source), overrides=settings, ema=args.ema)
+    published = read_published(
+        Path(args.source),
+        overrides=settings,
+        ema=args.ema,
+        kind=args.kind,
+        begin_id=tokenizer.eot_id if tokenizer.bos_id is None else tokenizer.bos_id,
+    )
     if tokenizer.num_ids != published.num_ids:
         raise UsageError(
             f"the tokenizer {args.tokenizer} has {tokenizer.num_ids} ids, the model {published.num_ids}, the mask "
@@ -120,8 +129,10 @@ def _published(args: argparse.Namespace, out: Path) -> int:
     for note in published.notes:
         print(note, file=sys.stderr)
     network = published.build()
-    Model(denoiser=network, tokenizer=tokenizer, objective=MDLM(), length=published.length).save(out)
+    objective = OBJECTIVES[published.kind]()
+    Model(denoiser=network, tokenizer=tokenizer, objective=objective, length=published.length).save(out)
     about = {
+        "kind": published.kind,
         "num_ids": published.num_ids,
         "mask_id": published.mask_id,
         "conditioning": published.denoiser.conditioning,
