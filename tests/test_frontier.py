@@ -14,12 +14,12 @@ import pytest
 from tiny import WORDS, Trained
 from unmask.cli import run
 from unmask.errors import DataError, UsageError
-from unmask.evaluation import frontier as frontiers
-from unmask.evaluation.frontier import Frontier, Point, line_of, points_of, read_points, write_texts
-from unmask.evaluation.frontier_chart import draw
-from unmask.evaluation.frontier_report import as_csv, table
-from unmask.evaluation.generated_text import describe
-from unmask.evaluation.judge import OwnJudge
+from unmask.evaluation.judging import frontier as frontiers
+from unmask.evaluation.judging.frontier import Frontier, Point, line_of, points_of, read_points, write_texts
+from unmask.evaluation.judging.frontier_chart import draw
+from unmask.evaluation.judging.frontier_report import as_csv, table
+from unmask.evaluation.judging.generated_text import describe
+from unmask.evaluation.judging.judge import OwnJudge
 from unmask.model import Model
 from unmask.samplers import Ancestral, Confidence
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from unmask.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from unmask.evaluation.judge import Judge
+    from unmask.evaluation.judging.judge import Judge
 
 NUM = 200  # texts: so many are judged on a CPU in minutes
 
@@ -49,7 +49,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def judge_of(args: argparse.Namespace) -> Judge:
-    from unmask.evaluation.judge import load_judge
+    from unmask.evaluation.judging.judge import load_judge
 
     return load_judge(
         args.judge, device=args.device, context=args.context, features=args.features, score_end=args.score_end

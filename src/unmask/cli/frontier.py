@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from unmask.cli._terminal import progress_bar, stderr
     from unmask.corpora.sources import existing
-    from unmask.evaluation.frontier import BATCH, Frontier, points_of
+    from unmask.evaluation.judging.frontier import BATCH, Frontier, points_of
     from unmask.model import load
 
     _judging.check(args)
@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace, lines: list[dict[str, object]]) -> None:
-    from unmask.evaluation.frontier_chart import draw
-    from unmask.evaluation.frontier_report import as_csv, table
+    from unmask.evaluation.judging.frontier_chart import draw
+    from unmask.evaluation.judging.frontier_report import as_csv, table
     from unmask.storage.atomic import atomic_text
 
     folder = Path(args.out)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from unmask.errors import DataError, Stopped, UnmaskError, UsageError, did_you_mean
-from unmask.evaluation.generated_text import Described, describe
+from unmask.evaluation.judging.generated_text import Described, describe
 from unmask.rng import row_keys
 from unmask.samplers import Sampler
 from unmask.sampling.factory import UnknownOption
@@ -35,7 +35,7 @@ from unmask.text.bulk import identity
 from unmask.text.prompts import until_end
 
 if TYPE_CHECKING:
-    from unmask.evaluation.judge import Judge
+    from unmask.evaluation.judging.judge import Judge
     from unmask.model import Model
 
 FORMAT_VERSION = 1
