@@ -12,6 +12,7 @@ from chains import World
 
 import unmask
 from unmask.errors import UsageError
+from unmask.evaluation.against import difference
 from unmask.evaluation.bound import Bound
 from unmask.metrics.perplexity import Perplexity, until_narrow
 from unmask.model import Model
@@ -24,8 +25,8 @@ class Repeats:
 
     rows, num = 12, 1000
 
-    def __init__(self) -> None:
-        self.world = World.random(V=2, L=3, seed=9)
+    def __init__(self, world: World | None = None) -> None:
+        self.world = world or World.random(V=2, L=3, seed=9)
         generator = torch.Generator().manual_seed(1)
         self.chosen_RB = torch.randint(0, len(self.world.texts), (self.num, self.rows), generator=generator)
         self.bound_X = torch.tensor([self.world.count_bound(x) for x in self.world.texts], dtype=torch.float64)
@@ -87,6 +88,28 @@ def test_the_interval_covers_where_its_width_decides_when_to_stop(repeats: Repea
         ended.add(draws.num)
     assert len(ended) > 1  # it did decide
     assert 0.93 <= given / repeats.num <= 0.97, (given, ended)
+
+
+def test_the_interval_of_a_difference_covers(repeats: Repeats) -> None:
+    """Of two models on the same texts with the same draws; and pairing makes it narrower than two intervals are."""
+    other = World.random(V=2, L=3, seed=10)
+    other.logits = 0.8 * repeats.world.logits + 0.2 * other.logits
+    theirs = Repeats(other)
+    apart_X = repeats.bound_X - theirs.bound_X
+    draws = Draws.of(8, Repeats.rows)
+    given = over = narrower = 0
+    for repeat in range(repeats.num):
+        ours, second = repeats.measured(repeat, draws), theirs.measured(repeat, draws)
+        found = difference(ours, second, "nats per token")
+        lo, hi = found.value - found.draws_half, found.value + found.draws_half
+        given += lo <= float(apart_X[repeats.chosen_RB[repeat]].mean()) / repeats.world.L <= hi
+        assert found.interval.ci95 is not None
+        lo, hi = found.interval.ci95
+        over += lo <= float(apart_X.mean()) / repeats.world.L <= hi
+        narrower += found.draws_half < math.hypot(ours.draws_half, second.draws_half)
+    assert 0.93 <= given / repeats.num <= 0.97, given
+    assert 0.93 <= over / repeats.num <= 0.97, over
+    assert narrower > 0.99 * repeats.num
 
 
 def test_groups_grow_and_keep_what_they_have() -> None:
