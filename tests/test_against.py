@@ -71,7 +71,7 @@ def test_a_model_is_as_good_as_itself(trained: Trained, capsys: pytest.CaptureFi
 def test_other_tokens_are_compared_in_bits_per_byte_of_whole_texts(
     trained: Trained, model: Model, corpus_file: Path, tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spells = load_tokenizer("chars", unmask.corpora.Text(path=str(corpus_file)))
+    spells = load_tokenizer("bpe:280", unmask.corpora.Text(path=str(corpus_file)))
     network = unmask.denoisers.DiT(hidden=16, blocks=1, heads=2).build(num_ids=spells.num_ids, mask_id=spells.mask_id)
     other = Model(denoiser=network, tokenizer=spells, objective=model.objective, length=model.length)
     other.save(tmp_path / "other")
