@@ -15,11 +15,12 @@ from tiny import WORDS, Trained
 from unmask.cli import run
 from unmask.errors import DataError, UsageError
 from unmask.evaluation.judging import frontier as frontiers
-from unmask.evaluation.judging.frontier import Frontier, Point, line_of, points_of, read_points, write_texts
+from unmask.evaluation.judging.frontier import Frontier, Point, line_of, points_of, read_points
 from unmask.evaluation.judging.frontier_chart import draw
 from unmask.evaluation.judging.frontier_report import as_csv, table
 from unmask.evaluation.judging.generated_text import describe
 from unmask.evaluation.judging.judge import OwnJudge
+from unmask.evaluation.judging.written_text import write_texts
 from unmask.model import Model
 from unmask.samplers import Ancestral, Confidence
 

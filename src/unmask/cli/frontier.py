@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from unmask.cli._terminal import progress_bar, stderr
     from unmask.corpora.sources import existing
-    from unmask.evaluation.judging.frontier import BATCH, Frontier, points_of
+    from unmask.evaluation.judging.frontier import Frontier, points_of
+    from unmask.evaluation.judging.written_text import BATCH
     from unmask.model import load
 
     _judging.check(args)

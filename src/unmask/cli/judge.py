@@ -21,7 +21,7 @@ from unmask.cli import _judging
 from unmask.errors import UnmaskError, UsageError
 
 if TYPE_CHECKING:
-    from unmask.evaluation.judging.frontier import Written
+    from unmask.evaluation.judging.written_text import Written
 
 TAKES_OVERRIDES = True  # a sampler's own options
 
@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _written(args: argparse.Namespace, name: str, real: list[str], *, by_model: bool) -> Written:
-    from unmask.evaluation.judging.frontier import Point, Written, points_of, write_texts
+    from unmask.evaluation.judging.frontier import Point, points_of
+    from unmask.evaluation.judging.written_text import Written, write_texts
     from unmask.model import load
 
     if not by_model:
