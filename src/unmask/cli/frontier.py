@@ -3,6 +3,7 @@
 Each --over is an option of the sampler with its values, or sampler with names; all combinations are points, of every
 model. --out holds the texts of each point, points.jsonl with all numbers and intervals, frontier.csv and frontier.svg.
 The same call goes on where it was stopped or killed, and no finished point is repeated; another --over adds points.
+With --length beyond a model's window texts are written window by window (semi-autoregressive).
 With --write-only texts are written, on a GPU say, and judged by the same call without it, on another machine.
 
 Example:
@@ -10,6 +11,8 @@ Example:
   unmask frontier runs/a runs/ar --judge gpt2-large --real valid.txt --over steps=16,64,256 --top-p 0.9 --out steps
   unmask frontier runs/a --judge runs/ar --real valid.txt --over steps=16,64 --over sampler=ancestral,confidence \
 --over noise=log_linear,cosine --out ablation
+  unmask frontier runs/mdlm runs/ssd_lm runs/ar --judge gpt2-large --real owt.txt --length 2048 --full --warm \
+--num 20 --batch 1 --quote table-5 --out table5
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="the frontier's folder, begun or gone on with")
     parser.add_argument("--write-only", action="store_true", help="write the texts and do not judge them")
+    parser.add_argument("--quote", choices=["table-5"], help="a table of the MDLM paper beside ours, marked as quoted")
     parser.add_argument("--json", action="store_true", help="print one JSON object, with the protocol")
 
 
@@ -52,10 +56,11 @@ def run(args: argparse.Namespace) -> int:
     real = _judging.texts_in(args.real, args.num, args.field)
     models = {name: load(name, device=args.device, dtype=args.dtype) for name in dict.fromkeys(args.models)}
     note = partial(stderr().print, soft_wrap=True, markup=False, highlight=False)
-    frontier = Frontier(args.out, real, length=args.length, seed=args.seed)
+    frontier = Frontier(args.out, real, length=args.length, full=args.full, seed=args.seed)
     points = points_of(models, over, note)
     with progress_bar("write") as bar:
-        wrong = frontier.write(points, models, batch=args.batch or BATCH, note=note, progress=bar)
+        timed = {"batch": args.batch or BATCH, "warm": args.warm}
+        wrong = frontier.write(points, models, **timed, note=note, progress=bar)
     if judge is not None:
         with progress_bar("judge") as bar:
             wrong += frontier.judge(judge, list(points), note=note, progress=bar)
@@ -69,16 +74,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace, lines: list[dict[str, object]]) -> None:
     from unmask.evaluation.judging.frontier_chart import draw
-    from unmask.evaluation.judging.frontier_report import as_csv, table
+    from unmask.evaluation.judging.frontier_report import as_csv, table, timing
+    from unmask.evaluation.judging.quoted import CAVEAT, quoted_lines
     from unmask.storage.atomic import atomic_text
 
     folder = Path(args.out)
+    beside = [] if args.quote is None else quoted_lines(args.quote)
+    notes = [note for note in (timing(lines), CAVEAT if beside else "") if note]
+    shown = "\n\n".join([table([*lines, *beside]), *notes])
+    atomic_text(folder / "frontier.md", shown + "\n")
     atomic_text(folder / "frontier.csv", as_csv(lines))
     atomic_text(folder / "frontier.svg", draw(lines))
     if args.json:
         print(json.dumps({"out": args.out, "real": lines[0], "points": lines[1:]}))
     else:
-        print(table(lines))
+        print(shown)
         print(f"\n{folder / 'frontier.svg'}")
 
 

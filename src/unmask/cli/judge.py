@@ -85,5 +85,6 @@ def _written(args: argparse.Namespace, name: str, real: list[str], *, by_model: 
     points = points_of({name: model}, {key: [value] for key, value in args.overrides.items()})
     sizes: dict[str, Any] = {} if args.batch is None else {"batch": args.batch}
     (_, sampler) = next(iter(points.items())) if points else (Point(name), model.sampler)
+    sizes |= {"full": args.full, "warm": args.warm}
     written = write_texts(model, sampler, real, length=args.length, seed=args.seed, **sizes)
     return Written(written.texts, {"source": name} | written.how)

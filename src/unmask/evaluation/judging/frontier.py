@@ -127,13 +127,23 @@ class Frontier:
     >>> frontier.write(points_of(models, over), models); frontier.judge(judge)  # doctest: +SKIP
     """
 
-    def __init__(self, folder: str | Path, real: Sequence[str], *, length: int | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        real: Sequence[str],
+        *,
+        length: int | None = None,
+        full: bool = False,
+        seed: int = 0,
+    ) -> None:
         if not real:
             raise DataError("there is no real text to compare with: give a file that holds some")
-        self.folder, self.real, self.length, self.seed = Path(folder), list(real), length, seed
+        self.folder, self.real = Path(folder), list(real)
+        self.how: dict[str, Any] = {"length": length, "seed": seed} | ({"full": True} if full else {})
+        self.seed = seed
         digest = hashlib.sha256(json.dumps(self.real).encode()).hexdigest()
         self.manifest: dict[str, Any] = {"format_version": FORMAT_VERSION, "real": digest, "num": len(self.real)}
-        self.manifest |= {"length": length, "seed": seed, "models": {}}
+        self.manifest |= self.how | {"models": {}}
         names = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
         if MANIFEST in names:
             self._check(read_json(self.folder / MANIFEST))
@@ -141,9 +151,9 @@ class Frontier:
             raise UsageError(f"{self.folder} holds other things and no {MANIFEST}: give a folder of its own")
 
     def _check(self, earlier: dict[str, Any]) -> None:
-        for key in ("format_version", "real", "num", "length", "seed"):
-            if earlier.get(key) != self.manifest[key]:
-                what = {"real": "real texts", "num": "number of texts"}.get(key, key)
+        for key in ("format_version", "real", "num", "length", "seed", "full"):
+            if earlier.get(key) != self.manifest.get(key):
+                what = {"real": "real texts", "num": "number of texts", "full": "answer to --full"}.get(key, key)
                 raise UsageError(f"{self.folder} was begun with another {what}: give the same, or another folder")
         self.manifest = earlier
 
@@ -171,6 +181,7 @@ class Frontier:
         models: Mapping[str, Model],
         *,
         batch: int = BATCH,
+        warm: bool = False,
         note: Note | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[str]:
@@ -186,7 +197,7 @@ class Frontier:
             if path.exists():
                 continue
             try:
-                how: dict[str, Any] = {"length": self.length, "seed": self.seed, "batch": batch, "progress": progress}
+                how: dict[str, Any] = self.how | {"batch": batch, "warm": warm, "progress": progress}
                 written = write_texts(models[point.model], sampler, self.real, **how)
             except Stopped:
                 raise
