@@ -32,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL", help="model folders, runs' or built-in models' names")
     _judging.add_arguments(parser, judge_needed=False)
     parser.add_argument(
-        "--over", action="append", default=[], metavar="OPTION=A,B,C", help="values of an option; may be repeated"
+        "--over",
+        action="append",
+        default=[],
+        metavar="OPTION=A,B,C",
+        help="values of an option of the sampler, names of samplers, or dtypes; may be repeated",
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="the frontier's folder, begun or gone on with")
     parser.add_argument("--write-only", action="store_true", help="write the texts and do not judge them")
@@ -43,27 +47,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from unmask.cli._terminal import progress_bar, stderr
     from unmask.corpora.sources import existing
-    from unmask.evaluation.judging.frontier import Frontier, points_of
+    from unmask.evaluation.judging.frontier import Frontier, Point, points_of
     from unmask.evaluation.judging.written_text import BATCH
     from unmask.model import load
 
     _judging.check(args)
     over = _over(args)
+    dtypes = _dtypes(args, over)
     if args.judge is None and not args.write_only:
         raise UsageError("say who judges: give --judge, or --write-only to have the texts written alone")
     existing(args.real)
     judge = None if args.write_only else _judging.judge_of(args)
     real = _judging.texts_in(args.real, args.num, args.field)
-    models = {name: load(name, device=args.device, dtype=args.dtype) for name in dict.fromkeys(args.models)}
     note = partial(stderr().print, soft_wrap=True, markup=False, highlight=False)
     frontier = Frontier(args.out, real, length=args.length, full=args.full, seed=args.seed)
-    points = points_of(models, over, note)
-    with progress_bar("write") as bar:
-        timed = {"batch": args.batch or BATCH, "warm": args.warm}
-        wrong = frontier.write(points, models, **timed, note=note, progress=bar)
+    points: list[Point] = []
+    wrong: list[str] = []
+    for dtype in dtypes:  # models in another dtype are other models
+        models = {name: load(name, device=args.device, dtype=dtype) for name in dict.fromkeys(args.models)}
+        found = points_of(models, over, note)
+        how = {"batch": args.batch or BATCH, "warm": args.warm, "variant": ""}
+        if len(dtypes) > 1:
+            found = {Point(one.model, (*one.options, ("dtype", dtype))): sampler for one, sampler in found.items()}
+            how["variant"] = f" in {dtype}"
+        with progress_bar("write") as bar:
+            wrong += frontier.write(found, models, **how, note=note, progress=bar)
+        points += found
     if judge is not None:
         with progress_bar("judge") as bar:
-            wrong += frontier.judge(judge, list(points), note=note, progress=bar)
+            wrong += frontier.judge(judge, points, note=note, progress=bar)
         _report(args, frontier.lines())
     else:
         print(json.dumps({"out": args.out, "points": [point.name for point in points]}) if args.json else args.out)
@@ -90,6 +102,19 @@ def _report(args: argparse.Namespace, lines: list[dict[str, object]]) -> None:
     else:
         print(shown)
         print(f"\n{folder / 'frontier.svg'}")
+
+
+def _dtypes(args: argparse.Namespace, over: dict[str, list[str]]) -> list[str]:
+    """In what the models compute: --dtype, or several among what is varied."""
+    from unmask.devices import pick_device, pick_dtype
+
+    if "dtype" not in over:
+        return [args.dtype]
+    if args.dtype is not None:
+        raise UsageError("--dtype stands by itself and in --over: give it once")
+    for dtype in over["dtype"]:
+        pick_dtype(dtype, pick_device(args.device))
+    return over.pop("dtype")
 
 
 def _over(args: argparse.Namespace) -> dict[str, list[str]]:

@@ -164,8 +164,9 @@ class Frontier:
         """
         return read_points(self.folder / POINTS) if (self.folder / POINTS).exists() else []
 
-    def _begin(self, models: Mapping[str, Model]) -> None:
+    def _begin(self, models: Mapping[str, Model], variant: str) -> None:
         for name, model in models.items():
+            name += variant
             found = json.loads(json.dumps(identity(model)))
             if self.manifest["models"].setdefault(name, found) != found:
                 raise UsageError(f"{self.folder} was begun with another model {name}: give another folder")
@@ -182,15 +183,18 @@ class Frontier:
         *,
         batch: int = BATCH,
         warm: bool = False,
+        variant: str = "",
         note: Note | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[str]:
         """Write the texts of the points that have none yet; what went wrong, a sentence each.
 
+        variant: what is said of the models where they come in several, as in " in bf16".
+
         >>> frontier.write(points_of(models, over), models)  # doctest: +SKIP
         []
         """
-        self._begin(models)
+        self._begin(models, variant)
         wrong = []
         for point, sampler in points.items():
             path = self._path(point)

@@ -88,6 +88,7 @@ def as_csv(lines: Iterable[Line]) -> str:
     """
     lines = list(lines)
     options = list(dict.fromkeys(key for line in lines for key in line.get("options", {})))
+    options = [key for key in options if key != "dtype"]  # in what a text was written has a column in any case
     names = list(dict.fromkeys(name for line in lines for name in line["numbers"]))
     how = ["calls", "seconds_per_text", "batch", "device", "dtype"]
     ends = [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
