@@ -52,6 +52,9 @@ def adopt_plugins(value: Any) -> None:
     >>> from unmask.noise import Polynomial
     >>> adopt_plugins(Polynomial(power=3.0))
     """
+    if isinstance(value, tuple):
+        for part in value:
+            adopt_plugins(part)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         if hasattr(type(value), "room"):
             check_class(type(value))

@@ -61,11 +61,7 @@ def evaluate(
     metric = make_metric(metric, options)
     rows, source = _packed(model, data, packing, length)
     rows = rows.classed(model.labels) if model.denoiser.num_classes else rows
-    # Only a metric with a parameter for it gets the other processes.
-    takes = inspect.signature(metric.measure).parameters
-    shared = {"world": world, "progress": progress}
-    supported: dict[str, Any] = {name: value for name, value in shared.items() if name in takes}
-    measured = metric.measure(model, rows, seed=seed, **supported)
+    measured = measure(metric, model, rows, seed=seed, world=world, progress=progress)
     exact = measured.kind == "exact"
     protocol = {
         "metric": repr(metric),
@@ -84,6 +80,25 @@ def evaluate(
         "unmask": unmask.__version__,
     }
     return dataclasses.replace(measured, protocol=protocol | dict(measured.protocol) | dict(about or {}))
+
+
+def measure(
+    metric: Metric,
+    model: Model,
+    rows: Rows,
+    *,
+    seed: int,
+    world: World | None = None,
+    progress: Progress | None = None,
+) -> Measurement:
+    """A metric on packed rows; only one with a parameter for it gets the other processes and the bar.
+
+    >>> measure(Perplexity(), model, rows, seed=0).value  # doctest: +SKIP
+    """
+    takes = inspect.signature(metric.measure).parameters
+    shared = {"world": world, "progress": progress}
+    supported: dict[str, Any] = {name: value for name, value in shared.items() if name in takes}
+    return metric.measure(model, rows, seed=seed, **supported)
 
 
 def make_metric(metric: Metric | str | None, options: Mapping[str, Any]) -> Metric:

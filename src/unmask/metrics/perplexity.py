@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from unmask.errors import UsageError
 from unmask.metrics import Metric
@@ -36,6 +36,8 @@ class Perplexity(Metric):
     precision: draws go on until the 95% interval of nats per token given the texts reaches no farther than this to each
     side; num_samples, or 8 where that is less, is what it begins with. See `until_narrow`.
     """
+
+    best_is: ClassVar[Literal["least", "most"]] = "least"
 
     num_samples: int = 4
     precision: float | None = None
