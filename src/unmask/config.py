@@ -329,6 +329,8 @@ def option_paths(config: RunConfig | dict[str, Any]) -> dict[str, Any]:
                 if "name" in value:
                     flat[prefix + key] = value["name"]
                 flat |= walk({k: v for k, v in value.items() if k not in ("name", CLASS)}, f"{prefix}{key}.")
+            elif isinstance(value, list) and all(isinstance(part, dict) and "name" in part for part in value):
+                flat[prefix + key] = [part["name"] for part in value]  # a recipe says more of them than a word can
             else:
                 flat[prefix + key] = value
         return flat

@@ -261,8 +261,10 @@ def _dataclass(kind: type, data: Any, where: str, saved: bool) -> Any:
 
 
 def _tuple(kind: Any, data: Any, where: str) -> tuple[Any, ...]:
-    parts = [Word(part) for part in data.split(",")] if isinstance(data, Word) else data
     args = typing.get_args(kind)
+    if isinstance(data, Word) and args[-1] is Ellipsis and (data == "" or (data == "none" and args[0] is not str)):
+        return ()
+    parts = [Word(part) for part in data.split(",")] if isinstance(data, Word) else data
     if isinstance(parts, str) and args == (str, ...):
         parts = [parts]  # one text is a list of one
     if not isinstance(parts, list | tuple):

@@ -76,7 +76,7 @@ def test_intervals_cover(repeats: Repeats, draws: Draws) -> None:
     assert abs(float(off.mean())) < 4.5 * float(off.std()) / math.sqrt(repeats.num)
 
 
-@pytest.mark.parametrize("precision", [0.08, 0.05, 0.03])
+@pytest.mark.parametrize("precision", [0.08, 0.05, 0.04])
 def test_the_interval_covers_where_its_width_decides_when_to_stop(repeats: Repeats, precision: float) -> None:
     given, ended = 0, set()
     for repeat in range(repeats.num):
@@ -128,7 +128,7 @@ def test_groups_grow_and_keep_what_they_have() -> None:
 
 
 def test_every_number_of_draws_is_drawn_and_spread_evenly() -> None:
-    for num, rows in itertools.product(range(1, 130), (1, 3, 1000)):
+    for num, rows in itertools.product([*range(1, 26), 31, 32, 64, 100], (1, 1000)):
         draws = Draws.of(num, rows)
         groups = [[float(time) for _, (time,) in group] for group in bound_draws(torch.tensor([7]), draws)]
         assert sum(map(len, groups)) == num
