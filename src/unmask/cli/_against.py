@@ -38,6 +38,10 @@ def length_of(args: argparse.Namespace, model: Model, other: Model | None) -> in
     """Tokens of a row: the option's, else the window of the model, or the smaller one of both."""
     windows = {"the model": model.length} if other is None else {args.model: model.length, args.against: other.length}
     name, window = min(windows.items(), key=lambda pair: pair[1])
+    if args.data is None and window < model.length:
+        raise UsageError(
+            f"{name} reads {window} tokens at once, fewer than a row that {args.model} held out: give --data"
+        )
     if args.length is not None and args.length > window:
         whose = "the model's window" if other is None else f"the window of {name}"
         raise UsageError(f"--length {args.length} is beyond {whose} of {window} tokens")

@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     _judging.check(args)
     over = _over(args)
+    varied = "dtype" in over
     dtypes = _dtypes(args, over)
     if args.judge is None and not args.write_only:
         raise UsageError("say who judges: give --judge, or --write-only to have the texts written alone")
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         models = {name: load(name, device=args.device, dtype=dtype) for name in dict.fromkeys(args.models)}
         found = points_of(models, over, note)
         how = {"batch": args.batch or BATCH, "warm": args.warm, "variant": ""}
-        if len(dtypes) > 1:
+        if varied:
             found = {Point(one.model, (*one.options, ("dtype", dtype))): sampler for one, sampler in found.items()}
             how["variant"] = f" in {dtype}"
         with progress_bar("write") as bar:
