@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from unmask.config import load_config
-from unmask.evaluation.frontier import read_points
-from unmask.evaluation.frontier_report import table
+from unmask.evaluation.judging.frontier import read_points
+from unmask.evaluation.judging.frontier_report import table
 from unmask.model import Model, load
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.drawing import Drawing

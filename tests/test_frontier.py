@@ -10,17 +10,20 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from tiny import WORDS, Trained
 from unmask.cli import run
 from unmask.errors import DataError, UsageError
-from unmask.evaluation import frontier as frontiers
-from unmask.evaluation.frontier import Frontier, Point, line_of, points_of, read_points, write_texts
-from unmask.evaluation.frontier_chart import draw
-from unmask.evaluation.frontier_report import as_csv, table
-from unmask.evaluation.generated_text import describe
-from unmask.evaluation.judge import OwnJudge
+from unmask.evaluation.judging import frontier as frontiers
+from unmask.evaluation.judging.frontier import Frontier, Point, line_of, points_of, read_points
+from unmask.evaluation.judging.frontier_chart import draw
+from unmask.evaluation.judging.frontier_report import as_csv, table
+from unmask.evaluation.judging.generated_text import describe
+from unmask.evaluation.judging.judge import OwnJudge
+from unmask.evaluation.judging.written_text import write_texts
 from unmask.model import Model
+from unmask.rng import row_keys
 from unmask.samplers import Ancestral, Confidence
 
 REAL = [f"{WORDS[i % 4]}\n" for i in range(8)]
@@ -77,6 +80,50 @@ def test_texts_have_the_lengths_of_real_ones(model: Model, ar_model: Model) -> N
     assert all(len(text) <= 5 for text in write_texts(model, sampler, REAL, length=5).texts)
     own = write_texts(ar_model, ar_model.sampler, REAL[:2])
     assert own.how["calls"] == ar_model.length
+
+
+def test_texts_beyond_the_window_are_of_the_length_that_is_asked(model: Model, ar_model: Model) -> None:
+    """Written window by window: what the sampler gives by itself, with nothing that ends a text before."""
+    sampler, length = model.make_sampler(steps=4), 3 * model.length + 5
+    written = write_texts(model, sampler, REAL[:3], length=length, full=True, batch=2, seed=4)
+    ids = [model.tokenizer.mask_id] * length
+    keys = row_keys(4, torch.arange(3))
+    canvas = model.canvas([ids] * 3, may_end=False, key_B=keys)
+    rows = model.run(canvas, sampler)
+    assert [len(row) for row in rows] == [length] * 3
+    assert written.texts == [model.tokenizer.decode(row) for row in rows]
+    assert written.how["sampler"].startswith("SemiAR(")
+    assert written.how["calls"] == model.fit_sampler(sampler, length).max_calls(length) > 4
+    assert written.how["lengths"] == f"exactly {length} tokens"
+    ended = write_texts(model, sampler, REAL[:3], length=length, seed=4)
+    assert ended.how["lengths"] == f"at most {length} tokens"
+    with pytest.raises(UsageError, match="--full"):
+        write_texts(model, sampler, REAL, full=True)
+    # an autoregressive model cannot go beyond its window, nor needs it where it ends by itself
+    with pytest.raises(UsageError, match="window"):
+        write_texts(ar_model, ar_model.sampler, REAL[:1], length=length, full=True)
+    assert write_texts(ar_model, ar_model.sampler, REAL[:1], length=length).how["calls"] == ar_model.length
+
+
+def test_what_is_timed_is_warm_and_the_sampler_alone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, ran = iter(range(100)), []
+    run_it = Model.run
+
+    def counted(self: Model, canvas: Any, sampler: Any) -> Any:
+        ran.append(len(canvas.tokens))
+        return run_it(self, canvas, sampler)
+
+    monkeypatch.setattr(Model, "run", counted)
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    how: dict[str, Any] = {"batch": 3, "length": 4}
+    cold = write_texts(model, model.make_sampler(steps=2), REAL, **how)
+    assert (ran, cold.how["batch"]) == ([3, 3, 2], 3)
+    assert cold.how["seconds_per_text"] == 3 / 8
+    warm = write_texts(model, model.make_sampler(steps=2), REAL, warm=True, **how)
+    assert ran[3:] == [3, 3, 3, 2]
+    assert warm.texts == cold.texts
+    assert warm.how["seconds_per_text"] == 3 / 8
+    assert "first batch" in warm.how["timed"]
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
@@ -215,3 +262,77 @@ def test_frontier_on_the_command_line(
     assert run([*words, "--judge", str(trained_ar.folder)]) == 1
     assert spoilt.name in capsys.readouterr().err
     assert len(read_points(tmp_path / "f" / "points.jsonl")) == 6
+
+
+def test_table_5_in_one_command(
+    trained: Trained, trained_ar: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two systems beyond their windows, one that cannot: it costs a sentence; the paper's figures are marked."""
+    real = tmp_path / "real.txt"
+    real.write_text("".join(REAL), encoding="utf-8")
+    one, ar = str(trained.folder), str(trained_ar.folder)
+    words = [
+        "frontier",
+        one,
+        ar,
+        "--real",
+        str(real),
+        "--length",
+        "70",
+        "--full",
+        "--warm",
+        "--steps",
+        "3",
+        "--batch",
+        "1",
+    ]
+    words += ["--device", "cpu", "--out", str(tmp_path / "t5")]
+    assert run([*words, "--write-only"]) == 1
+    assert "length 70 is beyond" in capsys.readouterr().err
+    before = {path.name: path.read_bytes() for path in (tmp_path / "t5" / "texts").iterdir()}
+    assert run([*words, "--judge", ar, "--quote", "table-5"]) == 1
+    out = capsys.readouterr().out
+    assert {path.name: path.read_bytes() for path in (tmp_path / "t5" / "texts").iterdir()} == before
+    assert out.startswith((tmp_path / "t5" / "frontier.md").read_text(encoding="utf-8").rstrip())
+    rows = [line.split(" | ") for line in out.splitlines() if line.startswith("| ")]
+    assert rows[0][-1] == "seconds a text |"
+    assert [row[0] for row in rows[-2:]] == ["| SSD-LM (quoted)", "| MDLM, semi-autoregressive (quoted)"]
+    assert [(row[1], row[-1]) for row in rows[-2:]] == [("35.43", "2,473.9 |"), ("27.18", "89.3 |")]
+    assert float(rows[-3][-1].strip(" |")) > 0
+    assert "1 at a time on cpu in float32" in out
+    assert "Quoted from MDLM" in out
+    words.remove("--full")
+    assert run([*words, "--judge", ar]) == 2
+    assert "another answer to --full" in capsys.readouterr().err
+    assert run(["frontier", one, "--real", str(real), "--full", "--write-only", "--out", str(tmp_path / "x")]) == 2
+    assert "give --length" in capsys.readouterr().err
+
+
+def test_an_ablation_is_one_command(trained: Trained, trained_ar: Trained, tmp_path: Path) -> None:
+    """steps × order × schedule × draw × dtype: every combination that is something, each in the table once."""
+    real = tmp_path / "real.txt"
+    real.write_text("".join(REAL[:4]), encoding="utf-8")
+    words = ["frontier", str(trained.folder), "--judge", str(trained_ar.folder), "--real", str(real), "--device", "cpu"]
+    words += [f"--over={over}" for over in ("steps=1,3", "sampler=ancestral,confidence", "noise=log_linear,cosine")]
+    words += [f"--over={over}" for over in ("draw=sample,argmax", "dtype=fp32,bf16")]
+    assert run([*words, "--out", str(tmp_path / "a")]) == 0
+    rows = list(csv.DictReader((tmp_path / "a" / "frontier.csv").read_text(encoding="utf-8").splitlines()))[1:]
+    keys = ("steps", "sampler", "noise", "draw", "dtype")
+    found = {tuple(row[key] for key in keys) for row in rows}
+    assert len(found) == len(rows) == (2 * 2 * 2 + 2 * 2) * 2
+    assert {row["dtype"] for row in rows} == {"float32", "bfloat16"}  # what they were written in, not what was asked
+    assert run([*words, "--out", str(tmp_path / "a"), "--dtype", "fp32"]) == 2
+    assert run([*words[:-1], "--over=dtype=fp3", "--out", str(tmp_path / "b")]) == 2
+
+
+def test_texts_of_one_word_are_in_the_picture() -> None:
+    def line(name: str, entropy: float) -> dict[str, Any]:
+        numbers = {
+            key: {"value": value, "ci95": None, "n": 4} for key, value in (("judge_ppl", 9.0), ("entropy", entropy))
+        }
+        own = {} if name == "real" else {"model": name, "options": {"steps": "4"}}
+        return {"name": name, "less_varied": [], "numbers": numbers} | own
+
+    picture = draw([line("real", 3.0), line("varied", 2.9), line("dull", 0.0)])
+    marks = [e for e in ElementTree.fromstring(picture).iter() if e.attrib.get("class") == "mark"]
+    assert len(marks) == 2 + 2  # in the legend, and in the field

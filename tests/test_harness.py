@@ -16,8 +16,8 @@ import pytest
 
 from tiny import Trained
 from unmask.errors import UsageError
-from unmask.evaluation.harness import HarnessModel
-from unmask.evaluation.lm_eval_adapter import harness_model
+from unmask.evaluation.harness.lm_eval_adapter import harness_model
+from unmask.evaluation.harness.model import HarnessModel
 from unmask.model import Model
 from unmask.objectives.mdlm import MDLM
 

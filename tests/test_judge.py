@@ -17,8 +17,8 @@ from torch import Tensor
 from tiny import WORDS, Trained
 from unmask.cli import run
 from unmask.errors import DataError, UsageError
-from unmask.evaluation import judge as judges
-from unmask.evaluation.generated_text import (
+from unmask.evaluation.judging import judge as judges
+from unmask.evaluation.judging.generated_text import (
     describe,
     distinct,
     entropy,
@@ -27,7 +27,7 @@ from unmask.evaluation.generated_text import (
     repeated,
     self_bleu,
 )
-from unmask.evaluation.judge import Judge, OwnJudge, load_judge
+from unmask.evaluation.judging.judge import Judge, OwnJudge, load_judge
 from unmask.model import Model
 
 

@@ -60,7 +60,7 @@ def test_it_writes_what_it_wrote_before_there_were_anchors(stories: Model) -> No
     text = stories.generate(1, 24, sampler=Ancestral(steps=24), seed=3)[0]
     assert text == GENERATED
     assert stories.fill("Tom had a [MASK:2]. He [MASK:4].", seed=5) == ["Tom had a rare brain. He could use his brain."]
-    assert stories.score("Tom had a red ball.", num_samples=4).nats == pytest.approx(35.47994, rel=1e-4)
+    assert stories.score("Tom had a red ball.", num_samples=4).nats == pytest.approx(32.94319, rel=1e-4)
 
 
 def test_its_card_says_what_a_card_should() -> None:

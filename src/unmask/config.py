@@ -22,6 +22,8 @@ from unmask.data.rows import Anchor, Windows
 from unmask.denoisers import Denoiser
 from unmask.denoisers.dit import DiT
 from unmask.errors import ConfigError, did_you_mean
+from unmask.metrics import Metric
+from unmask.metrics.base import metric_names
 from unmask.objectives import Objective
 from unmask.objectives.mdlm import MDLM
 from unmask.reader import CLASS, overlay
@@ -32,6 +34,7 @@ from unmask.registry import came_later, check_fields
 from unmask.samplers.drawing import Drawing
 
 RECIPE_FILE = "recipe.json"  # what a run writes into its folder
+OF_A_BOUND = ("nats_per_token", "bits_per_byte", "ppl", "pseudo_ppl", "nats")  # what every validation measures
 BASE = "base"  # the recipe that a recipe is laid over; a run's own names none, it says everything
 
 
@@ -126,8 +129,10 @@ class RunConfig:
     valid_every: int = 250
     valid_rows: int = 256
     sample_every: int = 1000  # 0: none
-    best: str = "valid_nats_per_token"  # the metric by which RUN/model is kept; any that a callback logs at validations
+    valid_metrics: tuple[Metric, ...] = ()  # measured at each validation, too: valid_masked_accuracy, say
+    best: str = "valid_nats_per_token"  # the metric by which RUN/model is kept; of a validation, or a callback's own
     best_is: Literal["least", "most"] = "least"
+    wandb: str | None = None  # the project of Weights & Biases that gets the metrics, too
     save_every: int = 250  # steps that a kill costs at most
     keep: int = 2  # last checkpoints kept, beside the best
     keep_every: int = 0  # and those at multiples of this many steps; 0: none
@@ -158,8 +163,7 @@ class RunConfig:
         for name in ("sample_every", "keep_every", "max_nonfinite"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be 0 (none) or more, got {getattr(self, name)}")
-        if self.best == "valid_nats_per_token" and self.best_is == "most":
-            raise ConfigError("the best valid_nats_per_token is the least: leave out best_is, or name another best")
+        self._check_best()
         if self.save_as == "sharded" and self.async_save:
             raise ConfigError("sharded checkpoints are not written in the background: set save_as = whole or auto")
         self.objective.check(self.denoiser)
@@ -173,6 +177,22 @@ class RunConfig:
             )
         if self.denoiser.causal and self.data.anchor == "both":
             raise ConfigError("data.anchor = both tells where a text ends, which autoregression must learn: use begin")
+
+    def _check_best(self) -> None:
+        """What a validation measures is known beforehand, and mostly which of it is better; all else callbacks log."""
+        better: dict[str, str | None] = dict.fromkeys((f"valid_{name}" for name in OF_A_BOUND), "least")
+        if self.best not in better and self.best.startswith("valid_"):
+            names = [f"valid_{name}" for name in metric_names(self.valid_metrics)]
+            better |= {name: metric.best_is for name, metric in zip(names, self.valid_metrics, strict=True)}
+        if self.best.startswith("valid_") and self.best not in better:
+            hint = did_you_mean(self.best, better)
+            raise ConfigError(f"best: no validation measures {self.best!r}; {hint}; valid_metrics may add it")
+        known = better.get(self.best)
+        if known is not None and known != self.best_is:
+            change = "leave out best_is" if known == "least" else "set best_is = most"
+            raise ConfigError(f"the best {self.best} is the {known}: {change}, or name another best")
+        if self.wandb is not None and not self.wandb.strip():
+            raise ConfigError("wandb names a project: give it a name, or leave it out")
 
     @property
     def anchor(self) -> Anchor:
@@ -317,6 +337,8 @@ def option_paths(config: RunConfig | dict[str, Any]) -> dict[str, Any]:
                 if "name" in value:
                     flat[prefix + key] = value["name"]
                 flat |= walk({k: v for k, v in value.items() if k not in ("name", CLASS)}, f"{prefix}{key}.")
+            elif isinstance(value, list) and all(isinstance(part, dict) and "name" in part for part in value):
+                flat[prefix + key] = [part["name"] for part in value]  # a recipe says more of them than a word can
             else:
                 flat[prefix + key] = value
         return flat

@@ -67,7 +67,13 @@ def versions() -> Iterator[Finding]:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
     yield Finding("versions", "ok", f"Python {platform.python_version()}, {versions}, {platform.system()}")
     extras = {"pyarrow": "data", "zstandard": "data", "outlines_core": "constrain", "datasets": "hf"}
-    extras |= {"uvicorn": "serve", "fastapi": "serve", "prometheus_client": "serve", "tensorboard": "log"}
+    extras |= {
+        "uvicorn": "serve",
+        "fastapi": "serve",
+        "prometheus_client": "serve",
+        "tensorboard": "log",
+        "wandb": "log",
+    }
     extras |= {"transformers": "eval"}
     missing = sorted({extra for module, extra in extras.items() if importlib.util.find_spec(module) is None})
     if missing:

@@ -52,6 +52,9 @@ def adopt_plugins(value: Any) -> None:
     >>> from unmask.noise import Polynomial
     >>> adopt_plugins(Polynomial(power=3.0))
     """
+    if isinstance(value, tuple):
+        for part in value:
+            adopt_plugins(part)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         if hasattr(type(value), "room"):
             check_class(type(value))
@@ -258,8 +261,10 @@ def _dataclass(kind: type, data: Any, where: str, saved: bool) -> Any:
 
 
 def _tuple(kind: Any, data: Any, where: str) -> tuple[Any, ...]:
-    parts = [Word(part) for part in data.split(",")] if isinstance(data, Word) else data
     args = typing.get_args(kind)
+    if isinstance(data, Word) and args[-1] is Ellipsis and (data == "" or (data == "none" and args[0] is not str)):
+        return ()
+    parts = [Word(part) for part in data.split(",")] if isinstance(data, Word) else data
     if isinstance(parts, str) and args == (str, ...):
         parts = [parts]  # one text is a list of one
     if not isinstance(parts, list | tuple):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from unmask.evaluation.mauve import SCALE, area, mauve, quantise
+from unmask.evaluation.judging.mauve import SCALE, area, mauve, quantise
 
 
 def blobs(seed: int, num: int, at: list[float]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Likelihoods along an order: laws that add up to 1, mixtures that never fall below the truth, intervals that cover."""
+"""Likelihoods along an order: laws that add up to 1, mixtures that never fall below the truth."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from unmask.data.batch import make_batch
 from unmask.errors import UsageError
 from unmask.evaluation.orders import check_order, mixture_nats, order_nats
 from unmask.metrics.order_likelihood import OrderLikelihood
-from unmask.metrics.perplexity import Perplexity
 from unmask.model import Model
 from unmask.samplers import Sampler
 from unmask.sampling.canvas import Canvas
@@ -152,50 +151,3 @@ def test_a_network_that_predicts_the_mask_has_no_such_likelihood() -> None:
     predictor = unmask.objectives.D3PM(steps=3).predictor(World.random().denoiser())
     with pytest.raises(UsageError, match="clean tokens"):
         check_order(samplers.Confidence(), predictor)
-
-
-# --- intervals --------------------------------------------------------------------------------------------------------
-
-
-def test_intervals_cover() -> None:
-    """Over a thousand repeats: that of draws alone the bound of the texts, that of both the mean over all texts."""
-    world = World.random(V=2, L=3, seed=9)
-    rows, repeats, columns = 12, 1000, 4
-    texts = world.texts
-    bound_X = torch.tensor([world.count_bound(x) for x in texts], dtype=torch.float64)
-    generator = torch.Generator().manual_seed(1)
-    chosen_RB = torch.randint(0, len(texts), (repeats, rows), generator=generator)
-    made = unmask.objectives.MDLM().bound(
-        world.denoiser(), texts[chosen_RB.flatten()], num_samples=columns, seed=2, estimator="count"
-    )
-    draws_RBS = made.draws_BS.view(repeats, rows, -1)
-    tokens_B = torch.full((rows,), world.L)
-    given = over = 0
-    for draws_BS, chosen_B in zip(draws_RBS, chosen_RB, strict=True):
-        bound = unmask.evaluation.bound.Bound(draws_BS=draws_BS, tokens_B=tokens_B)
-        lo, hi = bound.draws_ci95
-        given += lo <= float(bound_X[chosen_B].mean()) / world.L <= hi
-        lo, hi = bound.ci95
-        over += lo <= float(bound_X.mean()) / world.L <= hi
-    assert 0.93 <= given / repeats <= 0.97, given
-    assert 0.93 <= over / repeats <= 0.97, over
-
-
-def test_precision_draws_until_the_interval_is_narrow(model: Model, ar_model: Model) -> None:
-    texts = ["the cat sat on the mat", "a dog ran"]
-    fine = unmask.evaluate(model, texts, metric=Perplexity(precision=0.08))
-    assert fine.bound is not None
-    lo, hi = fine.bound.draws_ci95
-    assert (hi - lo) / 2 <= 0.08
-    assert fine.protocol["precision_reached"] is True
-    half = fine.protocol["draws_per_row"] // 2
-    # with half of them it would not have been narrow, or not known to be
-    less = unmask.evaluate(model, texts, metric=Perplexity(num_samples=half)).bound
-    assert less is not None
-    assert 2 * (less.draws_BS.shape[1] - 1) < 30 or less.draws_ci95[1] - less.draws_ci95[0] > 0.16
-    # what is added is new: no column of draws comes twice
-    assert len({tuple(c) for c in fine.bound.draws_BS.T.tolist()}) == fine.bound.draws_BS.shape[1]
-    assert unmask.evaluate(ar_model, texts, metric=Perplexity(precision=0.08)).protocol["draws_per_row"] == 1
-    for wrong in (0.0, -1.0, math.nan):
-        with pytest.raises(UsageError, match="precision"):
-            Perplexity(precision=wrong)

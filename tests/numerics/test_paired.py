@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.comparison.paired import Interval, gap, level, seed_noise, slope
+from unmask.evaluation.paired import Interval, gap, level, seed_noise, slope
 
 T2 = 4.302652729911275  # Student's t, 97.5%, 2 degrees of freedom
 SIMULATIONS = 1500

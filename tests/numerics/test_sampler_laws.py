@@ -98,6 +98,31 @@ def test_prompts_condition_the_law() -> None:
     assert fits(world, tokens, law * agrees / (law * agrees).sum()) > P_MIN
 
 
+@pytest.mark.parametrize("level", [False, True], ids=["ignores level", "sees level"])
+def test_semi_ar_is_the_chain_of_each_window_given_what_it_keeps(level: bool) -> None:
+    """Beyond the window, of any network and in few steps: window 3, stride 2, five tokens, by enumeration."""
+    world = World.random(V=2, L=3, seed=6, level=level)
+    noise, steps = LogLinear(), 2
+    first = world.chain_law(noise, steps)
+    matrix = torch.eye(len(world.states), dtype=torch.double)
+    for i in range(steps, 0, -1):
+        matrix = matrix @ world.step_matrix(1 - (i - 1) / steps, 1 - i / steps)
+    canvas = Canvas.blank(num=NUM, length=5, mask_id=2, seed=3)
+    sampler = samplers.SemiAR(window=3, stride=2, inner=samplers.Ancestral(steps=steps))
+    tokens = sample(world.denoiser(), canvas, sampler).tokens
+    big = World.random(V=2, L=5)
+    law = torch.zeros(len(big.states), dtype=torch.double)
+    for i, x in enumerate(big.states):
+        if 2 not in x:
+            kept = world.index(torch.tensor([[x[2], 2, 2]]))
+            law[i] = (first[world.index(x[None, :3])] * matrix[kept, world.index(x[None, 2:])]).item()
+    assert law.sum() == pytest.approx(1.0)
+    assert fits(big, tokens, law) > P_MIN
+    # as a first window would go on, without what is kept, is another law
+    fresh = torch.tensor([first[world.index(x[None, 2:])].item() if 2 not in x else 0.0 for x in big.states])
+    assert fits(big, tokens, (law.sign() * fresh.double()) / fresh.sum()) < 1e-8
+
+
 def test_semi_ar_windows_follow_their_law() -> None:
     """Two tokens at a time, stride 1, with the conditionals of an order-1 chain: the law of the whole text is exact."""
     g = torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from unmask.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from unmask.evaluation.judge import Judge
+    from unmask.evaluation.judging.judge import Judge
 
 NUM = 200  # texts: so many are judged on a CPU in minutes
 
@@ -33,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, judge_needed: bool) -> Non
     parser.add_argument("--seed", type=int, default=0, help="of texts, resamples and k-means (default 0)")
     group = parser.add_argument_group("writing", "of models; all other options are the sampler's, as in --steps 64")
     group.add_argument("--length", type=int, help="tokens of a text at most (default: of the real texts, one each)")
+    group.add_argument("--full", action="store_true", help="each text has --length tokens: none ends before")
+    group.add_argument("--warm", action="store_true", help="write the first batch twice, and time the second")
     group.add_argument("--batch", type=int, help="texts written at a time (default 50)")
     group.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], help="of the model that writes (default fp32)")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
@@ -45,11 +47,13 @@ def check(args: argparse.Namespace) -> None:
     for name in ("num", "length", "batch"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise UsageError(f"--{name} must be at least 1, got {value}")
+    if args.full and args.length is None:
+        raise UsageError("--full needs the length that all texts have: give --length")
     pick_dtype(args.dtype, pick_device(args.device))
 
 
 def judge_of(args: argparse.Namespace) -> Judge:
-    from unmask.evaluation.judge import load_judge
+    from unmask.evaluation.judging.judge import load_judge
 
     return load_judge(
         args.judge, device=args.device, context=args.context, features=args.features, score_end=args.score_end

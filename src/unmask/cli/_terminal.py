@@ -18,6 +18,7 @@ from rich.text import Text
 from unmask.config import RunConfig
 from unmask.data.tokenizers import Tokenizer
 from unmask.evaluation.bound import Bound
+from unmask.evaluation.measurement import Measurement
 from unmask.samplers import Step
 from unmask.training.callbacks import Callback, Sample, StepReport
 
@@ -179,6 +180,10 @@ class TrainProgress(Callback):
         self.console.print(
             f"step {step:>6}  valid {bound.nats_per_token:.4f} nats/token, {bound.ppl_key} {bound.ppl:.2f}{bits}"
         )
+
+    def on_measured(self, step: int, name: str, measured: Measurement) -> None:
+        interval = "" if measured.ci95 is None else " ({:.4f} – {:.4f})".format(*measured.ci95)
+        self.console.print(f"step {step:>6}  valid {name} {measured.sign} {measured.value:.4f}{interval}")
 
     def on_sample(self, step: int, text: str) -> None:
         condition, written = "", text

@@ -7,6 +7,10 @@ Without --data a training run is measured on what it has held out; --data is rea
 --suite zero-shot measures several sets by one protocol, each with its detokenizer, from the files in --data-dir or by
 name from the Hugging Face hub. With --out a suite that was stopped goes on without repeating a finished set.
 
+--against OTHER measures another model with the same rows, masks and seeds, and tells how far apart the two are: paired
+text by text, so that a difference far smaller than both intervals can be seen. Models that spell texts in different
+tokens are compared in bits per byte, where both see the same texts.
+
 Several processes (--nproc, or torchrun) share the batches and give the numbers that one process gives.
 
 Example:
@@ -15,6 +19,7 @@ Example:
   unmask eval demo-model --data notes.txt --nproc 4
   unmask eval runs/pairs --data test.jsonl --field answer --prompt-field question
   unmask eval demo-model --data notes.txt --precision 0.01
+  unmask eval runs/a --against runs/b --data notes.txt --num-samples 16
   unmask eval demo-model --data notes.txt --metric '{"name": "masked_accuracy", "rate": 0.5}'
   unmask eval demo-model --suite zero-shot --data-dir sets --sets ptb wikitext --out results
   unmask eval demo-model --data notes.txt --metric '{"name": "order_likelihood", "sampler": {"name": "margin"}}'
@@ -29,7 +34,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from unmask.cli import _naming, _processes, _reading, _suite
+from unmask.cli import _against, _naming, _processes, _reading, _suite
 
 if TYPE_CHECKING:
     from unmask.config import DataConfig
@@ -54,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--precision", type=float, help="draw until the interval given the texts is ± this, in nats per token"
     )
     parser.add_argument("--estimator", help="count, time, T=<steps> or pseudo (default: the objective's own)")
+    parser.add_argument(
+        "--against", metavar="MODEL", help="another model on the same rows and draws, and the difference"
+    )
     parser.add_argument("--batch", type=int, help="rows at a time (default 16)")
     parser.add_argument("--seed", type=int, default=0, help="of times and masks (default 0)")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
@@ -91,6 +99,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
         flag = f"--{min(options).replace('_', '-')}"
         raise UsageError(f"what a run held out is read as it was: leave out {flag}, or give --data")
     metric = _metric(args)
+    _against.check(args, metric)
     if args.suite is not None:
         return _suite.run(args, cast("Perplexity", metric), world)
     if args.data is not None and args.data != "stdlib":
@@ -101,11 +110,13 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     trained = _reading.trained_on(args.model, needed=args.data is None)
     packing = args.packing or (model.packing if trained is None else trained.packing)
     anchor = model.anchor_of(packing)
-    length = args.length or model.length
-    if length > model.length:
-        raise UsageError(f"--length {length} is beyond the model's window of {model.length} tokens")
+    other = None if args.against is None else load(args.against, device=world.device)
+    length = _against.length_of(args, model, other)
     with reading_bar() if world.first else nullcontext() as bar:
         corpus, rows, name = _measured_on(args, model, trained, packing, length, anchor, bar)
+    seen = (
+        None if other is None else _against.seen_by(args, other, model, rows, corpus, getattr(metric, "max_rows", None))
+    )
     rows = rows.classed(model.labels) if model.denoiser.num_classes else rows
     about = {"data": name, "split": "all" if args.data is not None else "valid"}
     about |= _reading.treatment(corpus, rows, model, trained)
@@ -113,8 +124,22 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     with progress_bar("evaluate") if world.first else nullcontext() as progress:
         how: dict[str, Any] = {"seed": args.seed, "about": about, "world": world, "progress": progress}
         measured = evaluate(model, rows, metric=metric, **how)
-    if world.first:
-        _print(measured, as_json=args.json)
+        theirs = None if seen is None else evaluate(seen.model, seen.rows, metric=metric, **how)
+    if not world.first:
+        return 0
+    numbers = _numbers(measured)
+    if not args.json:
+        _print(measured)
+    if seen is not None and theirs is not None:
+        apart = _against.difference_of(measured, theirs, seen)
+        numbers["against"] = {"model": args.against} | _numbers(theirs)
+        numbers["difference"] = apart.summary()
+        if not args.json:
+            print(f"\nagainst     {args.against}")
+            _print(theirs)
+            print("\n" + "\n".join(_against.told(args, apart)))
+    if args.json:
+        print(json.dumps(numbers))
     return 0
 
 
@@ -146,12 +171,12 @@ def _metric(args: argparse.Namespace) -> Metric:
     return make_metric(name, data)
 
 
-def _print(measured: Measurement, *, as_json: bool) -> None:
+def _numbers(measured: Measurement) -> dict[str, Any]:
+    return ({} if measured.bound is None else measured.bound.summary()) | measured.summary()
+
+
+def _print(measured: Measurement) -> None:
     bound = measured.bound
-    if as_json:
-        likelihood = {} if bound is None else bound.summary()
-        print(json.dumps(likelihood | measured.summary()))
-        return
     if bound is None:
         print(measured)
     else:

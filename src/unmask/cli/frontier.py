@@ -3,6 +3,7 @@
 Each --over is an option of the sampler with its values, or sampler with names; all combinations are points, of every
 model. --out holds the texts of each point, points.jsonl with all numbers and intervals, frontier.csv and frontier.svg.
 The same call goes on where it was stopped or killed, and no finished point is repeated; another --over adds points.
+With --length beyond a model's window texts are written window by window (semi-autoregressive).
 With --write-only texts are written, on a GPU say, and judged by the same call without it, on another machine.
 
 Example:
@@ -10,6 +11,8 @@ Example:
   unmask frontier runs/a runs/ar --judge gpt2-large --real valid.txt --over steps=16,64,256 --top-p 0.9 --out steps
   unmask frontier runs/a --judge runs/ar --real valid.txt --over steps=16,64 --over sampler=ancestral,confidence \
 --over noise=log_linear,cosine --out ablation
+  unmask frontier runs/mdlm runs/ssd_lm runs/ar --judge gpt2-large --real owt.txt --length 2048 --full --warm \
+--num 20 --batch 1 --quote table-5 --out table5
 """
 
 from __future__ import annotations
@@ -29,35 +32,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL", help="model folders, runs' or built-in models' names")
     _judging.add_arguments(parser, judge_needed=False)
     parser.add_argument(
-        "--over", action="append", default=[], metavar="OPTION=A,B,C", help="values of an option; may be repeated"
+        "--over",
+        action="append",
+        default=[],
+        metavar="OPTION=A,B,C",
+        help="values of an option of the sampler, names of samplers, or dtypes; may be repeated",
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="the frontier's folder, begun or gone on with")
     parser.add_argument("--write-only", action="store_true", help="write the texts and do not judge them")
+    parser.add_argument("--quote", choices=["table-5"], help="a table of the MDLM paper beside ours, marked as quoted")
     parser.add_argument("--json", action="store_true", help="print one JSON object, with the protocol")
 
 
 def run(args: argparse.Namespace) -> int:
     from unmask.cli._terminal import progress_bar, stderr
     from unmask.corpora.sources import existing
-    from unmask.evaluation.frontier import BATCH, Frontier, points_of
+    from unmask.evaluation.judging.frontier import Frontier, Point, points_of
+    from unmask.evaluation.judging.written_text import BATCH
     from unmask.model import load
 
     _judging.check(args)
     over = _over(args)
+    varied = "dtype" in over
+    dtypes = _dtypes(args, over)
     if args.judge is None and not args.write_only:
         raise UsageError("say who judges: give --judge, or --write-only to have the texts written alone")
     existing(args.real)
     judge = None if args.write_only else _judging.judge_of(args)
     real = _judging.texts_in(args.real, args.num, args.field)
-    models = {name: load(name, device=args.device, dtype=args.dtype) for name in dict.fromkeys(args.models)}
     note = partial(stderr().print, soft_wrap=True, markup=False, highlight=False)
-    frontier = Frontier(args.out, real, length=args.length, seed=args.seed)
-    points = points_of(models, over, note)
-    with progress_bar("write") as bar:
-        wrong = frontier.write(points, models, batch=args.batch or BATCH, note=note, progress=bar)
+    frontier = Frontier(args.out, real, length=args.length, full=args.full, seed=args.seed)
+    points: list[Point] = []
+    wrong: list[str] = []
+    for dtype in dtypes:  # models in another dtype are other models
+        models = {name: load(name, device=args.device, dtype=dtype) for name in dict.fromkeys(args.models)}
+        found = points_of(models, over, note)
+        how = {"batch": args.batch or BATCH, "warm": args.warm, "variant": ""}
+        if varied:
+            found = {Point(one.model, (*one.options, ("dtype", dtype))): sampler for one, sampler in found.items()}
+            how["variant"] = f" in {dtype}"
+        with progress_bar("write") as bar:
+            wrong += frontier.write(found, models, **how, note=note, progress=bar)
+        points += found
     if judge is not None:
         with progress_bar("judge") as bar:
-            wrong += frontier.judge(judge, list(points), note=note, progress=bar)
+            wrong += frontier.judge(judge, points, note=note, progress=bar)
         _report(args, frontier.lines())
     else:
         print(json.dumps({"out": args.out, "points": [point.name for point in points]}) if args.json else args.out)
@@ -67,18 +86,36 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace, lines: list[dict[str, object]]) -> None:
-    from unmask.evaluation.frontier_chart import draw
-    from unmask.evaluation.frontier_report import as_csv, table
+    from unmask.evaluation.judging.frontier_chart import draw
+    from unmask.evaluation.judging.frontier_report import as_csv, table, timing
+    from unmask.evaluation.judging.quoted import CAVEAT, quoted_lines
     from unmask.storage.atomic import atomic_text
 
     folder = Path(args.out)
+    beside = [] if args.quote is None else quoted_lines(args.quote)
+    notes = [note for note in (timing(lines), CAVEAT if beside else "") if note]
+    shown = "\n\n".join([table([*lines, *beside]), *notes])
+    atomic_text(folder / "frontier.md", shown + "\n")
     atomic_text(folder / "frontier.csv", as_csv(lines))
     atomic_text(folder / "frontier.svg", draw(lines))
     if args.json:
         print(json.dumps({"out": args.out, "real": lines[0], "points": lines[1:]}))
     else:
-        print(table(lines))
+        print(shown)
         print(f"\n{folder / 'frontier.svg'}")
+
+
+def _dtypes(args: argparse.Namespace, over: dict[str, list[str]]) -> list[str]:
+    """In what the models compute: --dtype, or several among what is varied."""
+    from unmask.devices import pick_device, pick_dtype
+
+    if "dtype" not in over:
+        return [args.dtype]
+    if args.dtype is not None:
+        raise UsageError("--dtype stands by itself and in --over: give it once")
+    for dtype in over["dtype"]:
+        pick_dtype(dtype, pick_device(args.device))
+    return over.pop("dtype")
 
 
 def _over(args: argparse.Namespace) -> dict[str, list[str]]:

@@ -21,7 +21,7 @@ from unmask.cli import _judging
 from unmask.errors import UnmaskError, UsageError
 
 if TYPE_CHECKING:
-    from unmask.evaluation.frontier import Written
+    from unmask.evaluation.judging.written_text import Written
 
 TAKES_OVERRIDES = True  # a sampler's own options
 
@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from unmask.cli._terminal import progress_bar, stderr
     from unmask.corpora.sources import existing
-    from unmask.evaluation.frontier import line_of
-    from unmask.evaluation.frontier_report import table
-    from unmask.evaluation.generated_text import describe
+    from unmask.evaluation.judging.frontier import line_of
+    from unmask.evaluation.judging.frontier_report import table
+    from unmask.evaluation.judging.generated_text import describe
 
     _judging.check(args)
     models = {name for name in args.texts if _judging.is_model(name)}
@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _written(args: argparse.Namespace, name: str, real: list[str], *, by_model: bool) -> Written:
-    from unmask.evaluation.frontier import Point, Written, points_of, write_texts
+    from unmask.evaluation.judging.frontier import Point, points_of
+    from unmask.evaluation.judging.written_text import Written, write_texts
     from unmask.model import load
 
     if not by_model:
@@ -84,5 +85,6 @@ def _written(args: argparse.Namespace, name: str, real: list[str], *, by_model: 
     points = points_of({name: model}, {key: [value] for key, value in args.overrides.items()})
     sizes: dict[str, Any] = {} if args.batch is None else {"batch": args.batch}
     (_, sampler) = next(iter(points.items())) if points else (Point(name), model.sampler)
+    sizes |= {"full": args.full, "warm": args.warm}
     written = write_texts(model, sampler, real, length=args.length, seed=args.seed, **sizes)
     return Written(written.texts, {"source": name} | written.how)

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
             "unmask lm-eval needs the package {package}; install it with: pip install 'unmask[eval]'",
             package=e.name or "lm_eval",
         ) from None
-    from unmask.evaluation.lm_eval_adapter import NAME, register
+    from unmask.evaluation.harness.lm_eval_adapter import NAME, register
 
     model = register()
     words = [args.command, *args.options]

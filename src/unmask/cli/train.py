@@ -64,7 +64,7 @@ def _print_options(args: argparse.Namespace) -> None:
     choices = option_choices(config)
     for key, value in option_paths(config).items():
         values = value if isinstance(value, list) else [value]
-        spelled = ",".join("none" if v is None else json.dumps(v).strip('"') for v in values)
+        spelled = ",".join("none" if v is None else json.dumps(v).strip('"') for v in values) or "none"
         among = f"  ({', '.join(choices[key])})" if key in choices else ""
         print(f"--{key:<28} {spelled}{among}")
 

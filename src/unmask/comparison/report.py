@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from unmask.comparison import quoted
-from unmask.comparison.paired import Interval
 from unmask.comparison.picture import draw
 from unmask.comparison.table import Entry, Table
 from unmask.comparison.trial import Trial
 from unmask.evaluation.measurement import SIGN
+from unmask.evaluation.paired import Interval
 from unmask.storage.atomic import atomic_text
 
 MEANING = {

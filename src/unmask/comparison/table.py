@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from unmask.comparison import quoted
-from unmask.comparison.paired import Interval, SeedNoise, gap, level, seed_noise, slope
 from unmask.comparison.trial import Trial
 from unmask.evaluation.measurement import SIGN
+from unmask.evaluation.paired import Interval, SeedNoise, gap, level, seed_noise, slope
 
 # How a difference stands to the difference of what is measured, by the kinds of both sides: an upper bound minus an
 # exact value is an upper bound; of two bounds the difference bounds nothing.

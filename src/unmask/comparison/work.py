@@ -198,12 +198,8 @@ def _tokens(loader: Loader, steps: int) -> int:
 def _digest(rows: Rows, protocol: Protocol) -> str:
     """A hash of the tokens that are scored, text by text: anchors and prompts, which a system may lack, aside."""
     digest = hashlib.sha256()
-    indices = chosen_rows(rows, protocol.valid_rows)
-    for lo in range(0, len(indices), 1024):
-        part = rows.take(indices[lo : lo + 1024])
-        for x, valid, prefix in zip(part.x, part.valid_len, part.prefix_len, strict=True):
-            scored = x[prefix : valid - part.suffix]
-            digest.update(len(scored).to_bytes(8, "little") + np.ascontiguousarray(scored, dtype="<i8").tobytes())
+    for scored in rows.scored(chosen_rows(rows, protocol.valid_rows)):
+        digest.update(len(scored).to_bytes(8, "little") + np.ascontiguousarray(scored, dtype="<i8").tobytes())
     return digest.hexdigest()[:40]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal
 
@@ -220,6 +220,19 @@ class Rows:
         """UTF-8 bytes of the scored text in each of these rows: what bits per byte divides by."""
         counts: Ints = self._bytes[self._at(indices)].astype(np.int64)
         return counts
+
+    def scored(self, indices: Ints) -> Iterator[Ints]:
+        """The tokens of each of these rows that are scored: without prompt, anchors and padding.
+
+        >>> from unmask.data.packing import pack_texts
+        >>> from unmask.data.tokenizers import load_tokenizer
+        >>> [x.tolist() for x in pack_texts(["ab"], load_tokenizer("bytes"), "pad", 8).scored(np.array([0]))]
+        [[97, 98, 256]]
+        """
+        for lo in range(0, len(indices), 1024):
+            part = self.take(indices[lo : lo + 1024])
+            for x, valid, prefix in zip(part.x, part.valid_len, part.prefix_len, strict=True):
+                yield x[prefix : valid - part.suffix]
 
     @property
     def labelled(self) -> bool:

@@ -130,9 +130,13 @@ class Bound:
     @property
     def draws_ci95(self) -> tuple[float, float]:
         """A 95% interval of nats per token given the texts, over times and masks alone."""
+        return self.nats_per_token - self.draws_half, self.nats_per_token + self.draws_half
+
+    @property
+    def draws_half(self) -> float:
+        """How far `draws_ci95` reaches to each side: NaN after a single draw."""
         rows, columns = self.draws_BS.shape
-        half = student_975(rows * (columns - 1)) * self.draws_error
-        return self.nats_per_token - half, self.nats_per_token + half
+        return student_975(rows * (columns - 1)) * self.draws_error
 
     @property
     def ci95(self) -> tuple[float, float]:
@@ -161,7 +165,7 @@ class Bound:
 
 
 def more_draws(first: Bound, second: Bound) -> Bound:
-    """One bound of the same sequences with the draws of both.
+    """One bound of the same sequences with the estimates of both.
 
     >>> import torch
     >>> one = Bound(draws_BS=torch.ones(2, 1), tokens_B=torch.tensor([1, 1]))
@@ -169,6 +173,17 @@ def more_draws(first: Bound, second: Bound) -> Bound:
     torch.Size([2, 2])
     """
     return replace(first, draws_BS=torch.cat([first.draws_BS, second.draws_BS], dim=1))
+
+
+def larger_draws(first: Bound, second: Bound) -> Bound:
+    """One bound of the same sequences whose estimates are the means of both: of two halves of each group of draws.
+
+    >>> import torch
+    >>> one, two = (Bound(draws_BS=torch.full((1, 2), x), tokens_B=torch.tensor([1])) for x in (1.0, 2.0))
+    >>> larger_draws(one, two).draws_BS
+    tensor([[1.5000, 1.5000]])
+    """
+    return replace(first, draws_BS=(first.draws_BS + second.draws_BS) / 2)
 
 
 def join(bounds: list[Bound], num_bytes: int | None = None) -> Bound:

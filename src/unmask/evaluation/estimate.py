@@ -11,7 +11,7 @@ from unmask.data.batch import Batch
 from unmask.denoisers.network import Network, evaluating
 from unmask.errors import UsageError
 from unmask.evaluation.bound import Bound
-from unmask.objectives.draws import draws_of
+from unmask.objectives.draws import Draws, draws_of
 from unmask.rng import row_keys
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def estimate_bound(
     scored_BL: Tensor | None = None,
     seed: int = 0,
     first_row: int = 0,
-    num_samples: int = 8,
+    num_samples: int | Draws = 8,
     estimator: str | None = None,
     label_B: Tensor | None = None,
     key_B: Tensor | None = None,
@@ -41,7 +41,7 @@ def estimate_bound(
     """
     form = objective.with_estimator(estimator or objective.estimator(network))
     form.check(network)
-    if num_samples < 1:
+    if isinstance(num_samples, int) and num_samples < 1:
         raise UsageError(f"num_samples must be at least 1, got {num_samples}")
     if scored_BL is None:
         scored_BL = torch.ones_like(x_BL, dtype=torch.bool) if valid_BL is None else valid_BL

@@ -26,6 +26,7 @@ from unmask.evaluation.measurement import Measurement
 from unmask.metrics import Metric
 from unmask.metrics.perplexity import Perplexity
 from unmask.objectives import Objective
+from unmask.objectives.draws import Draws
 from unmask.reader import from_dict
 
 if TYPE_CHECKING:
@@ -60,11 +61,7 @@ def evaluate(
     metric = make_metric(metric, options)
     rows, source = _packed(model, data, packing, length)
     rows = rows.classed(model.labels) if model.denoiser.num_classes else rows
-    # Only a metric with a parameter for it gets the other processes.
-    takes = inspect.signature(metric.measure).parameters
-    shared = {"world": world, "progress": progress}
-    supported: dict[str, Any] = {name: value for name, value in shared.items() if name in takes}
-    measured = metric.measure(model, rows, seed=seed, **supported)
+    measured = measure(metric, model, rows, seed=seed, world=world, progress=progress)
     exact = measured.kind == "exact"
     protocol = {
         "metric": repr(metric),
@@ -83,6 +80,25 @@ def evaluate(
         "unmask": unmask.__version__,
     }
     return dataclasses.replace(measured, protocol=protocol | dict(measured.protocol) | dict(about or {}))
+
+
+def measure(
+    metric: Metric,
+    model: Model,
+    rows: Rows,
+    *,
+    seed: int,
+    world: World | None = None,
+    progress: Progress | None = None,
+) -> Measurement:
+    """A metric on packed rows; only one with a parameter for it gets the other processes and the bar.
+
+    >>> measure(Perplexity(), model, rows, seed=0).value  # doctest: +SKIP
+    """
+    takes = inspect.signature(metric.measure).parameters
+    shared = {"world": world, "progress": progress}
+    supported: dict[str, Any] = {name: value for name, value in shared.items() if name in takes}
+    return metric.measure(model, rows, seed=seed, **supported)
 
 
 def make_metric(metric: Metric | str | None, options: Mapping[str, Any]) -> Metric:
@@ -158,7 +174,7 @@ def evaluate_rows(
     rows: Rows,
     *,
     seed: int = 0,
-    num_samples: int = 4,
+    num_samples: int | Draws = 4,
     max_rows: int | None = None,
     batch: int = 16,
     estimator: str | None = None,
@@ -167,6 +183,8 @@ def evaluate_rows(
 ) -> Bound:
     """The bound over the rows, or over `max_rows` of them spread evenly; rows are scored on the denoiser's device.
 
+    num_samples: draws of each row, in the largest groups that leave an interval over all of them.
+
     Several processes take turns with the batches and each gets the whole bound, the same as one process gives.
 
     >>> evaluate_rows(model.denoiser, model.objective, rows, num_samples=4).ppl  # doctest: +SKIP
@@ -174,6 +192,7 @@ def evaluate_rows(
     indices = chosen_rows(rows, max_rows)
     if denoiser.num_classes and rows.labels_of(indices[:0]) is not None:
         rows.check_labels(denoiser.num_classes)
+    draws = Draws.of(num_samples, len(indices)) if isinstance(num_samples, int) else num_samples
     world = world or World()
     lows = range(0, len(indices), batch)
     parts: dict[int, Bound] = {}
@@ -189,7 +208,7 @@ def evaluate_rows(
             scored_BL=packed.scored_BL,
             seed=seed,
             first_row=lo,
-            num_samples=num_samples,
+            num_samples=draws,
             estimator=estimator,
             label_B=packed.label_B,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from unmask.errors import UsageError
 from unmask.metrics import Metric
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class MaskedAccuracy(Metric):
     """Every scored token is masked with probability `rate`; all masked tokens of a row are predicted in one call."""
+
+    best_is: ClassVar[Literal["least", "most"]] = "most"
 
     rate: float = 0.15
     max_rows: int | None = None

@@ -7,7 +7,7 @@ for each round of the sampler. Of a drawn order (ancestral) it is a mixture over
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from unmask.errors import UsageError
 from unmask.metrics import Metric
@@ -29,6 +29,8 @@ class OrderLikelihood(Metric):
     num_samples: so many independent mixtures, for an interval given the texts. max_rows: rows spread evenly over the
     data; None: all.
     """
+
+    best_is: ClassVar[Literal["least", "most"]] = "least"
 
     sampler: Sampler = Confidence()
     orders: int = 1

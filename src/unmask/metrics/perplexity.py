@@ -6,9 +6,9 @@ Where the number is neither (a pseudo-likelihood) its name is pseudo-perplexity:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from unmask.errors import UsageError
 from unmask.metrics import Metric
@@ -21,18 +21,23 @@ if TYPE_CHECKING:
     from unmask.evaluation.evaluate import Progress
     from unmask.evaluation.measurement import Measurement
     from unmask.model import Model
+    from unmask.objectives.draws import Draws
 
 MOST_DRAWS = 4096  # of a row, however fine a precision is asked for
-BELIEVED = 30  # degrees of freedom
+BELIEVED = (
+    30  # degrees of freedom: an interval from fewer is narrow by chance now and then, and stops the draws too soon
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity(Metric):
     """estimator: None: the objective's own. max_rows: rows spread evenly over the data; None: all.
 
-    precision: draws go on, twice as many each time, until the 95% interval of nats per token given the texts reaches no
-    farther than this to each side; num_samples is what it begins with.
+    precision: draws go on until the 95% interval of nats per token given the texts reaches no farther than this to each
+    side; num_samples, or 8 where that is less, is what it begins with. See `until_narrow`.
     """
+
+    best_is: ClassVar[Literal["least", "most"]] = "least"
 
     num_samples: int = 4
     precision: float | None = None
@@ -62,30 +67,55 @@ class Perplexity(Metric):
 
         world: several processes share the batches, and each gets the number that one process gives.
         """
-        from unmask.evaluation.bound import more_draws
-        from unmask.evaluation.evaluate import evaluate_rows
+        from unmask.evaluation.evaluate import chosen_rows, evaluate_rows
+        from unmask.objectives.draws import Draws
 
         estimator = self.estimator or model.objective.estimator(model.denoiser)
         how: dict[str, Any] = {"max_rows": self.max_rows, "batch": self.batch, "estimator": estimator}
-        how |= {"world": world, "progress": progress}
-        draws = self.num_samples if self.precision is None else max(8, self.num_samples)
-        bound = evaluate_rows(model.denoiser, model.objective, data, seed=seed, num_samples=draws, **how)
+        how |= {"world": world, "progress": progress, "seed": seed}
+
+        def measure(draws: Draws) -> Bound:
+            return evaluate_rows(model.denoiser, model.objective, data, num_samples=draws, **how)
+
+        rows = len(chosen_rows(data, self.max_rows))
+        draws = Draws.of(self.num_samples, rows)
         one_reading = model.objective.with_estimator(estimator).one_reading
-        while self.precision is not None and not one_reading and draws < MOST_DRAWS and self._wide(bound):
-            other = seed + (draws << 64)  # seeds are of any size: no seed that a user gives meets it
-            more = evaluate_rows(model.denoiser, model.objective, data, seed=other, num_samples=draws, **how)
-            bound, draws = more_draws(bound, more), 2 * draws
-        about = {"rows": len(bound.tokens_B), "estimator": estimator, "draws_per_row": 1 if one_reading else draws}
+        if self.precision is None or one_reading:
+            bound = measure(draws)
+        else:
+            bound, draws = until_narrow(measure, rows, self.precision, at_least=self.num_samples)
+        about = {"rows": rows, "estimator": estimator, "draws_per_row": 1 if one_reading else draws.num}
         if self.precision is not None:
-            about |= {"precision": self.precision, "precision_reached": one_reading or not self._wide(bound)}
+            reached = one_reading or bound.draws_half <= self.precision
+            about |= {"precision": self.precision, "precision_reached": reached}
         return measured_of(bound, about)
 
-    def _wide(self, bound: Bound) -> bool:
-        assert self.precision is not None
-        rows, columns = bound.draws_BS.shape
-        lo, hi = bound.draws_ci95
-        # An interval from a few numbers is narrow by chance now and then: who stops there stops too soon.
-        return rows * (columns - 1) < BELIEVED or not (hi - lo) / 2 <= self.precision
+
+def until_narrow(
+    measure: Callable[[Draws], Bound], rows: int, precision: float, *, at_least: int = 8
+) -> tuple[Bound, Draws]:
+    """Draw until the interval given the texts is narrow enough; the bound and its draws.
+
+    As few groups as their spread can be believed from, for they are the larger then: two where there are many rows.
+    They double while that helps most, keeping the draws that are there; then come as many further groups as seem due.
+    """
+    from unmask.evaluation.bound import larger_draws, more_draws
+    from unmask.objectives.draws import LARGEST, Draws
+
+    groups, size = max(2, 1 + math.ceil(BELIEVED / rows)), 1
+    while size < LARGEST and groups * size < max(8, at_least):
+        size *= 2
+    draws = Draws(max(groups, math.ceil(at_least / size)), size)
+    bound = measure(draws)
+    while precision < bound.draws_half < math.inf and draws.num < MOST_DRAWS:  # of no finite number nothing gets better
+        if draws.size < LARGEST:
+            draws = draws.doubled()
+            bound = larger_draws(bound, measure(draws))
+        else:
+            due = math.ceil(min(2.0, (bound.draws_half / precision) ** 2) * draws.groups)
+            draws = draws.joined_by(max(1, due - draws.groups))
+            bound = more_draws(bound, measure(draws))
+    return bound, draws
 
 
 def measured_of(bound: Bound, protocol: Mapping[str, Any]) -> Measurement:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from unmask.evaluation.bound import Bound
     from unmask.model import Model
     from unmask.objectives.chunked_loss import LossSum
+    from unmask.objectives.draws import Draws
     from unmask.objectives.score_queries import ScoreQuery
     from unmask.processes.base import Process
     from unmask.samplers import Sampler
@@ -154,11 +155,13 @@ class Objective(ABC):
         scored_BL: Tensor | None = None,
         seed: int = 0,
         first_row: int = 0,
-        num_samples: int = 8,
+        num_samples: int | Draws = 8,
         estimator: str | None = None,
         label_B: Tensor | None = None,
     ) -> Bound:
         """The bound of each sequence, given its class where it has one, from `num_samples` estimates (`row_nats`) each.
+
+        A `Draws` says in which groups, too.
 
         Row i is driven by (seed, first_row + i), so that a set of rows may be scored in batches of any size.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,25 +15,79 @@ from unmask.rng import fold, uniform
 if TYPE_CHECKING:
     from unmask.objectives import Objective
 
+LARGEST = 16  # draws of a group: beyond it what varies is which tokens are masked, no longer how many
 
-def draws_of(objective: Objective, key_B: Tensor, num_samples: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
+
+@dataclass(frozen=True)
+class Draws:
+    """The draws of a row: `groups` of `size` each, whose times are spread evenly inside a group.
+
+    Groups are independent of each other, so that their spread tells how far the estimate is off; in a larger group the
+    estimate itself varies less. first_group, first: those before are left out, because they are there already.
+    """
+
+    groups: int
+    size: int
+    first_group: int = 0
+    first: int = 0
+
+    @classmethod
+    def of(cls, num_samples: int, rows: int = 1) -> Draws:
+        """So many draws in the largest groups that still leave an interval: two groups at least, and, where few rows
+        are measured together, half as many groups of all rows as a group has draws.
+
+        >>> Draws.of(4), Draws.of(16)
+        (Draws(groups=2, size=2, first_group=0, first=0), Draws(groups=4, size=4, first_group=0, first=0))
+        >>> Draws.of(32, rows=100)
+        Draws(groups=2, size=16, first_group=0, first=0)
+        """
+        for size in range(min(LARGEST, num_samples // 2), 1, -1):
+            groups, rest = divmod(num_samples, size)
+            if not rest and size <= 2 * rows * groups:
+                return cls(groups, size)
+        return cls(num_samples, 1)
+
+    @property
+    def num(self) -> int:
+        """How many draws a row gets, those left out among them."""
+        return self.groups * self.size
+
+    def doubled(self) -> Draws:
+        """What makes each group twice as large: times in the middle between those that are there."""
+        return Draws(self.groups, 2 * self.size, first=self.size)
+
+    def joined_by(self, more: int) -> Draws:
+        """So many groups more."""
+        return Draws(self.groups + more, self.size, first_group=self.groups)
+
+
+def draws_of(objective: Objective, key_B: Tensor, num_samples: int | Draws) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """The keys and times of an objective's estimates; where nothing is random, as of a likelihood, one reading."""
     if objective.one_reading:
         return iter([[(key_B, torch.ones(key_B.shape, dtype=torch.float64, device=key_B.device))]])
     return bound_draws(key_B, num_samples)
 
 
-def bound_draws(key_B: Tensor, num_samples: int, strata: int | None = None) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The draws of a bound, in groups of `strata`: the rows' keys and times of each.
-
-    Times are spread evenly inside a group of a row's draws; groups and rows are independent of each other. None: four,
-    where that leaves two groups, since one has no spread.
+def bound_draws(key_B: Tensor, num_samples: int | Draws) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """The draws of a bound, group by group: the rows' keys and times of each.
 
     >>> [len(group) for group in bound_draws(torch.tensor([1]), 16)]
     [4, 4, 4, 4]
     """
-    if strata is None:
-        strata = 4 if num_samples % 4 == 0 and num_samples >= 8 else 1
-    for g in range(num_samples // strata):
+    draws = Draws.of(num_samples) if isinstance(num_samples, int) else num_samples
+    places = _spread(draws.size)
+    for g in range(draws.first_group, draws.groups):
         u_B = uniform(fold(key_B, g), DRAW_TIME)
-        yield [(fold(key_B, g, j + 1), 1 - (u_B + j / strata) % 1) for j in range(strata)]
+        yield [(fold(key_B, g, j + 1), 1 - (u_B + places[j]) % 1) for j in range(draws.first, draws.size)]
+
+
+def _spread(size: int) -> list[float]:
+    """0, 1/size, 2/size ..., those of half the size first: a group grows to twice its size and keeps what it has.
+
+    >>> _spread(4)
+    [0.0, 0.5, 0.25, 0.75]
+    """
+    if size % 2:
+        return [j / size for j in range(size)]
+    half = _spread(size // 2)
+    return half + [place + 1 / size for place in half]

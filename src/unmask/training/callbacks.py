@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unmask.config import RunConfig
     from unmask.evaluation.bound import Bound
+    from unmask.evaluation.measurement import Measurement
     from unmask.training.run_view import RunView
 
 
@@ -78,6 +79,9 @@ class Callback:
     def on_valid(self, step: int, bound: Bound) -> None:
         """After each validation, the one before the first step included."""
 
+    def on_measured(self, step: int, name: str, measured: Measurement) -> None:
+        """After each validation, for each of the recipe's `valid_metrics`; `RunView.metrics` has it as valid_NAME."""
+
     def on_log(self, step: int, name: str, value: float) -> None:
         """A metric that a callback has added by `RunView.log`."""
 
@@ -128,6 +132,10 @@ class MetricsFile(Callback):
         trained = {} if self.run is None else {"train_seconds": self.run.train_seconds}
         self._write({"step": step} | {f"valid_{k}": v for k, v in bound.summary().items()} | trained)
 
+    def on_measured(self, step: int, name: str, measured: Measurement) -> None:
+        told = measured.summary()
+        self._write({"step": step, f"valid_{name}": told["value"], f"valid_{name}_ci95": told["ci95"]})
+
     def on_log(self, step: int, name: str, value: float) -> None:
         self._write({"step": step, name: value if math.isfinite(value) else None})
 
@@ -136,6 +144,12 @@ class MetricsFile(Callback):
 
     def on_end(self) -> None:
         self.file.close()
+
+
+def valid_numbers(bound: Bound) -> dict[str, float]:
+    """What dashboards show of a validation."""
+    numbers = {"nats_per_token": bound.nats_per_token, bound.ppl_key: bound.ppl}
+    return numbers | ({} if bound.bits_per_byte is None else {"bits_per_byte": bound.bits_per_byte})
 
 
 class TensorBoard(Callback):
@@ -153,8 +167,11 @@ class TensorBoard(Callback):
                 self.writer.add_scalar(f"train/{name}", getattr(report, name), report.step)
 
     def on_valid(self, step: int, bound: Bound) -> None:
-        self.writer.add_scalar("valid/nats_per_token", bound.nats_per_token, step)
-        self.writer.add_scalar(f"valid/{bound.ppl_key}", bound.ppl, step)
+        for name, value in valid_numbers(bound).items():
+            self.writer.add_scalar(f"valid/{name}", value, step)
+
+    def on_measured(self, step: int, name: str, measured: Measurement) -> None:
+        self.writer.add_scalar(f"valid/{name}", measured.value, step)
 
     def on_log(self, step: int, name: str, value: float) -> None:
         self.writer.add_scalar(name, value, step)

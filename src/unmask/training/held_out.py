@@ -1,12 +1,20 @@
-"""What a run shows of its model: a text for the prompt and the class of a row that it does not train on."""
+"""What a run shows of its model on rows that it does not train on: its metrics, and a text for a prompt and class."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from unmask.data.packing import Rows
+from unmask.distributed.world import World
 from unmask.errors import UsageError
+from unmask.evaluation.evaluate import measure
+from unmask.evaluation.measurement import Measurement
+from unmask.metrics import Metric
 from unmask.model import Model
 from unmask.rng import row_keys
 from unmask.training.callbacks import Sample
@@ -32,3 +40,21 @@ def held_out_sample(model: Model, rows: Rows, seed: int) -> Sample:
         prompt, text = "", model.generate(1, seed=seed, label=label, separator="")[0]
     word = model.labels[label] if label is not None and label < len(model.labels) else label
     return Sample(text, prompt=prompt, label=word)
+
+
+def measure_all(
+    metrics: Sequence[Metric], model: Model, rows: Rows, *, max_rows: int, world: World
+) -> list[Measurement]:
+    """Each metric on the rows, or on `max_rows` of them where it does not say itself how many it measures.
+
+    >>> measure_all([MaskedAccuracy()], model, rows, max_rows=256, world=World())  # doctest: +SKIP
+    """
+    found = []
+    for metric in metrics:
+        if getattr(metric, "max_rows", 0) is None:
+            metric = replace(cast(Any, metric), max_rows=max_rows)
+        try:
+            found.append(measure(metric, model, rows, seed=0, world=world))
+        except UsageError as e:
+            raise UsageError("valid_metrics, {metric}: {reason}", metric=type(metric).__name__, reason=e) from None
+    return found

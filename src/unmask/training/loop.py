@@ -31,6 +31,7 @@ from unmask.training.optim import learning_rate
 from unmask.training.run_lock import one_writer
 from unmask.training.run_view import RunView
 from unmask.training.state import NATS_PER_TOKEN, RunState, Unread
+from unmask.training.weights_and_biases import check_installed
 
 
 def train(
@@ -56,6 +57,7 @@ def train(
     if wrong := [one for one in callbacks if not hasattr(one, "on_end")]:
         raise UsageError(f"a callback is an object of a subclass of unmask.Callback, got {str(wrong[0])[:60]!r}")
     adopt_plugins(config)
+    check_installed(config.wandb)
     config = replace(config, data=config.data.absolute())  # the run is read from elsewhere, too
     with join_world(device, timeout=timeout) as world, one_writer(Path(config.out), world) as note:
         run = Run(config, world, resume=resume, init=init)
@@ -227,7 +229,11 @@ class Run(RunState):
         bound = self.validate()
         numbers = {f"valid_{name}": value for name, value in bound.summary().items()}
         self.metrics |= {name: value for name, value in numbers.items() if isinstance(value, int | float)}
+        measured = self.measure()
+        self.metrics |= {f"valid_{name}": one.value for name, one in measured.items()}
         tell.on_valid(self.step, bound)
+        for name, one in measured.items():
+            tell.on_measured(self.step, name, one)
         return bound
 
     def ends(self, tell: Callback) -> bool:

@@ -83,7 +83,7 @@ class RunView:
         self._run.end_reason = self._run.end_reason or str(reason)
 
     def log(self, name: str, value: float) -> None:
-        """Add a number to the metrics: metrics.jsonl and TensorBoard get it, and the recipe's `best` can name it."""
+        """Add a number to the metrics: all loggers get it, and the recipe's `best` can name it."""
         metrics = self._run.metrics
         own = name in _OWN or name.startswith("valid_") or (name in metrics and name not in self._run.logged)
         if own or not _NAME.fullmatch(name):

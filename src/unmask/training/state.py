@@ -31,6 +31,8 @@ from unmask.distributed.world import World
 from unmask.errors import UsageError
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.evaluate import evaluate_rows
+from unmask.evaluation.measurement import Measurement
+from unmask.metrics.base import metric_names
 from unmask.model import Model, load
 from unmask.pretrained.base import Pretrained
 from unmask.pretrained.families import read_pretrained
@@ -45,11 +47,12 @@ from unmask.training.checkpoint.saving import make_saver
 from unmask.training.clock import Clock
 from unmask.training.compiling import compile_trunk
 from unmask.training.ema import Ema
-from unmask.training.held_out import held_out_sample
+from unmask.training.held_out import held_out_sample, measure_all
 from unmask.training.initial import adopted, is_pretrained
 from unmask.training.monitor import Guard
 from unmask.training.optim import Updater, empty_state, flatten_optimizer, make_optimizer, restore_optimizer
 from unmask.training.run_view import is_better
+from unmask.training.weights_and_biases import WandB
 
 
 @dataclass(frozen=True)
@@ -158,13 +161,28 @@ class RunState:
                 )
             )
 
+    def measure(self) -> dict[str, Measurement]:
+        """The recipe's `valid_metrics` of the averaged weights on held-out rows, by their names; always the same rows
+        and draws. All processes measure, since where weights are shared all must make the same calls."""
+        metrics = self.config.valid_metrics
+        if not metrics:
+            return {}
+        with self._averaged(), self._autocast():
+            found = self.parallel.look(
+                lambda network: measure_all(
+                    metrics, self._model(network), self.valid_rows, max_rows=self.config.valid_rows, world=self.world
+                )
+            )
+        self.network.train()
+        return dict(zip(metric_names(metrics), found, strict=True))
+
     def note_best(self, bound: Bound, *, last: bool) -> bool:
         """Whether the model is to be kept: the metric that the recipe calls `best` is better than ever before.
 
         A run that ends without ever having had that metric keeps what it ends with.
         """
         value: float | None = bound.nats_per_token
-        if self.config.best != NATS_PER_TOKEN:  # a callback's, known to the first process alone
+        if self.config.best != NATS_PER_TOKEN:  # a callback's is known to the first process alone
             value = self.world.from_first(lambda: self.metrics.get(self.config.best))
         better = is_better(value, self.best, self.config.best_is)
         if better and value is not None:
@@ -230,6 +248,8 @@ class RunState:
         listeners: list[Callback] = [MetricsFile(self.folder / "metrics.jsonl", every, self.resumed)]
         if importlib.util.find_spec("tensorboard"):
             listeners.append(TensorBoard(self.folder / "tensorboard", every, self.resumed))
+        if self.config.wandb is not None:
+            listeners.append(WandB(self.config.wandb, self.folder, every, self.resumed))
         return listeners
 
     # --- keeping and resuming ---

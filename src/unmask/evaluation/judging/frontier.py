@@ -16,31 +16,26 @@ import hashlib
 import itertools
 import json
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-
 from unmask.errors import DataError, Stopped, UnmaskError, UsageError, did_you_mean
-from unmask.evaluation.generated_text import Described, describe
-from unmask.rng import row_keys
+from unmask.evaluation.judging.generated_text import Described, describe
+from unmask.evaluation.judging.written_text import BATCH, save_texts, saved_texts, write_texts
 from unmask.samplers import Sampler
 from unmask.sampling.factory import UnknownOption
 from unmask.storage.atomic import atomic_text
 from unmask.storage.untrusted import read_json
 from unmask.text.bulk import identity
-from unmask.text.prompts import until_end
 
 if TYPE_CHECKING:
-    from unmask.evaluation.judge import Judge
+    from unmask.evaluation.judging.judge import Judge
     from unmask.model import Model
 
 FORMAT_VERSION = 1
 MANIFEST, POINTS, TEXTS = "frontier.json", "points.jsonl", "texts"
-BATCH = 50  # texts written at a time
 ONE_AT_A_TIME = ("sampler", "steps", "tokens", "random")  # options that an autoregressive model has no use for
 Note = Callable[[str], None]
 
@@ -64,14 +59,6 @@ class Point:
         whole = json.dumps([self.model, self.options])
         short = plain == spelled and Path(self.model).name == self.model
         return plain if short else f"{plain}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
-
-
-@dataclass(frozen=True)
-class Written:
-    """Texts and how they were written: seconds, network calls at most, device, dtype, seed."""
-
-    texts: list[str]
-    how: dict[str, Any]
 
 
 # --- which points -----------------------------------------------------------------------------------------------------
@@ -130,73 +117,6 @@ def _make(model: Model, options: Mapping[str, str]) -> Sampler:
     return model.make_sampler(options.get("sampler"), **rest)
 
 
-# --- texts ------------------------------------------------------------------------------------------------------------
-
-
-def write_texts(
-    model: Model,
-    sampler: Sampler,
-    real: Sequence[str],
-    *,
-    length: int | None = None,
-    seed: int = 0,
-    batch: int = BATCH,
-    progress: Callable[[int, int], None] | None = None,
-) -> Written:
-    """As many texts as there are real ones, each with room for the tokens of its real one and its end. length: room for
-    so many tokens instead, for all. An autoregressive model has its window, since it ends by itself.
-
-    Text i depends on the model, the sampler, the lengths in its batch and (seed, i) alone.
-
-    >>> write_texts(model, model.make_sampler(steps=64), real).how["seconds_per_text"]  # doctest: +SKIP
-    """
-    tokenizer, begin = model.tokenizer, model.begin
-    framed = len(begin) + len(model.end)
-    rows = [[0] * (model.length - framed)] * len(real) if model.process is None else tokenizer.encode_batch(list(real))
-    room = [min(length or len(row) + 1, model.length - framed) for row in rows]
-    texts: list[str] = []
-    began = time.perf_counter()
-    for lo in range(0, len(room), batch):
-        part = [[*begin, *[tokenizer.mask_id] * n, *model.end] for n in room[lo : lo + batch]]
-        canvas = model.canvas(part, may_end=True, key_B=row_keys(seed, torch.arange(lo, lo + len(part))))
-        finished = model.run(canvas, sampler)
-        texts += [tokenizer.decode(until_end(model.unframed(row), tokenizer)) for row in finished]
-        if progress is not None:
-            progress(len(texts), len(room))
-    seconds = time.perf_counter() - began
-    weights = next(model.denoiser.parameters(), torch.empty(0))
-    longest = max(room) + framed
-    how = {
-        "sampler": repr(sampler),
-        "calls": model.fit_sampler(sampler, longest).max_calls(longest),
-        "seconds_per_text": seconds / len(texts),
-        "batch": min(batch, len(texts)),
-        "lengths": f"at most {length} tokens" if length else _lengths(model),
-        "seed": seed,
-        "device": torch.cuda.get_device_name(weights.device) if weights.is_cuda else weights.device.type,
-        "dtype": str(weights.dtype).removeprefix("torch."),
-    }
-    return Written(texts, how)
-
-
-def _lengths(model: Model) -> str:
-    return "each ends by itself" if model.process is None else "each has room for the tokens of a real text"
-
-
-def _save(path: Path, written: Written) -> None:
-    lines = [{"index": i, "text": text} for i, text in enumerate(written.texts)]
-    lines[0]["how"] = written.how  # beside the first: the file stays one of texts alone
-    atomic_text(path, "".join(json.dumps(line) + "\n" for line in lines))
-
-
-def _saved(path: Path) -> Written:
-    try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return Written([line["text"] for line in lines], dict(lines[0]["how"]))
-    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
-        raise DataError(f"{path} does not hold the texts of a point: remove it, and it is written anew") from None
-
-
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
@@ -207,13 +127,23 @@ class Frontier:
     >>> frontier.write(points_of(models, over), models); frontier.judge(judge)  # doctest: +SKIP
     """
 
-    def __init__(self, folder: str | Path, real: Sequence[str], *, length: int | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        real: Sequence[str],
+        *,
+        length: int | None = None,
+        full: bool = False,
+        seed: int = 0,
+    ) -> None:
         if not real:
             raise DataError("there is no real text to compare with: give a file that holds some")
-        self.folder, self.real, self.length, self.seed = Path(folder), list(real), length, seed
+        self.folder, self.real = Path(folder), list(real)
+        self.how: dict[str, Any] = {"length": length, "seed": seed} | ({"full": True} if full else {})
+        self.seed = seed
         digest = hashlib.sha256(json.dumps(self.real).encode()).hexdigest()
         self.manifest: dict[str, Any] = {"format_version": FORMAT_VERSION, "real": digest, "num": len(self.real)}
-        self.manifest |= {"length": length, "seed": seed, "models": {}}
+        self.manifest |= self.how | {"models": {}}
         names = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
         if MANIFEST in names:
             self._check(read_json(self.folder / MANIFEST))
@@ -221,9 +151,9 @@ class Frontier:
             raise UsageError(f"{self.folder} holds other things and no {MANIFEST}: give a folder of its own")
 
     def _check(self, earlier: dict[str, Any]) -> None:
-        for key in ("format_version", "real", "num", "length", "seed"):
-            if earlier.get(key) != self.manifest[key]:
-                what = {"real": "real texts", "num": "number of texts"}.get(key, key)
+        for key in ("format_version", "real", "num", "length", "seed", "full"):
+            if earlier.get(key) != self.manifest.get(key):
+                what = {"real": "real texts", "num": "number of texts", "full": "answer to --full"}.get(key, key)
                 raise UsageError(f"{self.folder} was begun with another {what}: give the same, or another folder")
         self.manifest = earlier
 
@@ -234,8 +164,9 @@ class Frontier:
         """
         return read_points(self.folder / POINTS) if (self.folder / POINTS).exists() else []
 
-    def _begin(self, models: Mapping[str, Model]) -> None:
+    def _begin(self, models: Mapping[str, Model], variant: str) -> None:
         for name, model in models.items():
+            name += variant
             found = json.loads(json.dumps(identity(model)))
             if self.manifest["models"].setdefault(name, found) != found:
                 raise UsageError(f"{self.folder} was begun with another model {name}: give another folder")
@@ -251,29 +182,33 @@ class Frontier:
         models: Mapping[str, Model],
         *,
         batch: int = BATCH,
+        warm: bool = False,
+        variant: str = "",
         note: Note | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[str]:
         """Write the texts of the points that have none yet; what went wrong, a sentence each.
 
+        variant: what is said of the models where they come in several, as in " in bf16".
+
         >>> frontier.write(points_of(models, over), models)  # doctest: +SKIP
         []
         """
-        self._begin(models)
+        self._begin(models, variant)
         wrong = []
         for point, sampler in points.items():
             path = self._path(point)
             if path.exists():
                 continue
             try:
-                how: dict[str, Any] = {"length": self.length, "seed": self.seed, "batch": batch, "progress": progress}
+                how: dict[str, Any] = self.how | {"batch": batch, "warm": warm, "progress": progress}
                 written = write_texts(models[point.model], sampler, self.real, **how)
             except Stopped:
                 raise
             except UnmaskError as e:
                 wrong.append(f"{point.name} is not written: {e}")
                 continue
-            _save(path, written)
+            save_texts(path, written)
             if note is not None:
                 note(f"{point.name}: {len(written.texts)} texts, {written.how['seconds_per_text']:.3g} s each")
         return wrong
@@ -306,7 +241,7 @@ class Frontier:
         lines = [line_of("real", real), *lines[1:]]
         for point in missing:
             try:
-                written = _saved(self._path(point))
+                written = saved_texts(self._path(point))
                 found = describe(judge, written.texts, real, about=written.how, **how)
             except UnmaskError as e:
                 wrong.append(f"{point.name}: {e}")

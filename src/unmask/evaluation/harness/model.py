@@ -1,6 +1,6 @@
 """A model as lm-evaluation-harness asks it (https://github.com/EleutherAI/lm-evaluation-harness): the likelihood of a
 continuation given its context, the likelihood of a whole text, and texts up to a stop string. Nothing of the harness is
-imported here; `evaluation/lm_eval_adapter.py` is the class that it sees.
+imported here; `evaluation/harness/lm_eval_adapter.py` is the class that it sees.
 
 log p of a continuation is exact for an autoregressive model, and for a diffusion model in a fixed order
 (`evaluation/orders.py`); otherwise it is minus the objective's bound, with the context neither noised nor scored.

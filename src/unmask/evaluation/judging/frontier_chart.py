@@ -145,7 +145,12 @@ def _legend(found: list[Series], follow: list[str], real: Line) -> list[str]:
 def _panel(real: Line, found: list[Series], panel: Panel, corner: tuple[float, float]) -> list[str]:
     left, top = corner
     across, over_entropy = panel.across, not panel.log
-    lines = [line for one in found for line in one.lines if across(line)]
+
+    def there(line: Line) -> bool:
+        """An entropy of 0 is what must be seen; calls and seconds of 0 have no place on a logarithmic axis."""
+        return across(line) is not None and (over_entropy or across(line) > 0)
+
+    lines = [line for one in found for line in one.lines if there(line)]
     ppl = [end for line in [real, *lines] for end in _ends(line, "judge_ppl")]
     entropies = [end for line in [real, *lines] for end in _ends(line, "entropy")]
     x_of, x_reach = _scale(entropies if over_entropy else list(map(across, lines)), left, left + WIDTH, log=panel.log)
@@ -158,13 +163,22 @@ def _panel(real: Line, found: list[Series], panel: Panel, corner: tuple[float, f
     if over_entropy:
         x = x_of(across(real))
         out += [_stroke("real", x, top, x, top + HEIGHT, extra='stroke-dasharray="5 4"'), _cross(x, y)]
+    taken: list[tuple[float, float, float]] = []
     for number, one in enumerate(found):
-        for group in _joined([line for line in one.lines if across(line)], panel.key):
-            out += _curve(number, group, panel, x_of, y_of)
+        for group in _joined([line for line in one.lines if there(line)], panel.key):
+            out += _curve(number, group, panel, x_of, y_of, taken)
     return out
 
 
-def _curve(number: int, group: list[Line], panel: Panel, x_of: Scale, y_of: Scale) -> list[str]:
+def _curve(
+    number: int,
+    group: list[Line],
+    panel: Panel,
+    x_of: Scale,
+    y_of: Scale,
+    taken: list[tuple[float, float, float]],
+) -> list[str]:
+    """A line with its marks; a mark is named where its name does not lie over another one. taken: those that stand."""
     colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
     places = [(x_of(panel.across(line)), y_of(line["numbers"]["judge_ppl"]["value"]), line) for line in group]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in places)
@@ -177,9 +191,17 @@ def _curve(number: int, group: list[Line], panel: Panel, x_of: Scale, y_of: Scal
             ends = [x_of(end) for end in _ends(line, "entropy")]
             out.append(_stroke("bar", ends[0], y, ends[-1], y, extra=bar))
         out.append(_mark(number, x, y, hollow=bool(line["less_varied"])))
-        said = [line["options"][key] for key in dict.fromkeys(panel.said) if key in line["options"]]
-        out.append(f'<text class="note small" x="{x + 7:.1f}" y="{y - 7:.1f}">{escape(", ".join(said))}</text>')
+        said = ", ".join(line["options"][key] for key in dict.fromkeys(panel.said) if key in line["options"])
+        box = (x + 7, y - 7, 6.5 * len(said))
+        if said and not any(_overlap(box, other) for other in taken):
+            taken.append(box)
+            out.append(f'<text class="note small" x="{box[0]:.1f}" y="{box[1]:.1f}">{escape(said)}</text>')
     return out
+
+
+def _overlap(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
+    """Whether two names of 11 pixels' height lie over each other: left, bottom, width."""
+    return abs(one[1] - other[1]) < 11 and one[0] < other[0] + other[2] and other[0] < one[0] + one[2]
 
 
 def _ends(line: Line, name: str) -> list[float]:

@@ -22,7 +22,7 @@ COLUMNS = {
 
 def table(lines: Iterable[Line]) -> str:
     """Markdown: each number with its interval, the perplexity also as a multiple of the real texts'; the first line is
-    of the real texts. A star: less variety than theirs, the intervals apart.
+    of the real texts. A star: less variety than theirs, the intervals apart. Seconds stand where texts were written.
 
     >>> one = {"name": "real", "numbers": {"judge_ppl": {"value": 8.0, "ci95": [7.5, 8.5], "n": 9}}, "less_varied": []}
     >>> print(table([one]).splitlines()[-1])
@@ -31,16 +31,40 @@ def table(lines: Iterable[Line]) -> str:
     lines = list(lines)
     shown = [name for name in COLUMNS if any(name in line["numbers"] for line in lines)]
     heads = [head for name in shown for head in ([COLUMNS[name]] + (["to real"] if name == "judge_ppl" else []))]
+    timed = [_seconds(line) for line in lines]
+    heads += ["seconds a text"] if any(timed) else []
     out = ["| texts | " + " | ".join(heads) + " |", "|" + " --- |" * (len(heads) + 1)]
-    for line in lines:
+    for line, seconds in zip(lines, timed, strict=True):
         cells = [line["name"]]
         for name in shown:
             cells.append(_cell(line, name))
             if name == "judge_ppl":
                 mine, real = (of["numbers"][name]["value"] for of in (line, lines[0]))
-                cells.append(f"{mine / real:.2f}" if mine and real else "")
+                cells.append(f"{mine / real:.2f}" if mine and real and not line.get("quoted") else "")
+        cells += [seconds] if any(timed) else []
         out.append("| " + " | ".join(cells) + " |")
     return "\n".join(out)
+
+
+def _seconds(line: Line) -> str:
+    """Of texts that were written for it, or that a paper reports."""
+    seconds = line.get("protocol", {}).get("seconds_per_text") if "model" in line or "quoted" in line else None
+    return "" if seconds is None else f"{seconds:,.3g}" if seconds < 100 else f"{seconds:,.1f}"
+
+
+def timing(lines: Iterable[Line]) -> str:
+    """What the seconds of the table are, in a sentence; nothing where no texts were timed.
+
+    >>> how = {"seconds_per_text": 2.0, "timed": "the sampler alone", "batch": 8, "device": "cpu", "dtype": "float32"}
+    >>> timing([{"name": "a", "model": "a", "protocol": how}])
+    'Seconds a text: the sampler alone, 8 at a time on cpu in float32.'
+    """
+    said = []
+    for line in lines:
+        how = line.get("protocol", {})
+        if "model" in line and "timed" in how:
+            said.append(f"{how['timed']}, {how['batch']} at a time on {how['device']} in {how['dtype']}")
+    return f"Seconds a text: {'; '.join(dict.fromkeys(said))}." if said else ""
 
 
 def _cell(line: Line, name: str) -> str:
@@ -60,12 +84,13 @@ def as_csv(lines: Iterable[Line]) -> str:
 
     >>> one = {"name": "real", "numbers": {"entropy": {"value": 4.1, "ci95": None, "n": 9}}, "less_varied": []}
     >>> as_csv([one]).splitlines()[0]
-    'texts,model,calls,seconds_per_text,device,dtype,entropy,entropy_low,entropy_high,less_varied,lost'
+    'texts,model,calls,seconds_per_text,batch,device,dtype,entropy,entropy_low,entropy_high,less_varied,lost'
     """
     lines = list(lines)
     options = list(dict.fromkeys(key for line in lines for key in line.get("options", {})))
+    options = [key for key in options if key != "dtype"]  # in what a text was written has a column in any case
     names = list(dict.fromkeys(name for line in lines for name in line["numbers"]))
-    how = ["calls", "seconds_per_text", "device", "dtype"]
+    how = ["calls", "seconds_per_text", "batch", "device", "dtype"]
     ends = [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

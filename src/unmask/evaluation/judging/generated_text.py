@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from unmask.errors import DataError
-from unmask.evaluation.judge import Judge, Reading
-from unmask.evaluation.mauve import mauve
+from unmask.evaluation.judging.judge import Judge, Reading
+from unmask.evaluation.judging.mauve import mauve
 from unmask.evaluation.measurement import Measurement, student_975
 from unmask.rng import row_keys, uniform
 

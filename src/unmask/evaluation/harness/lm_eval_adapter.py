@@ -9,7 +9,7 @@ import functools
 from typing import Any
 
 from unmask.errors import UsageError
-from unmask.evaluation.harness import HarnessModel
+from unmask.evaluation.harness.model import HarnessModel
 
 NAME = "unmask"
 BATCH = 32  # of batch_size=auto
@@ -19,7 +19,7 @@ BATCH = 32  # of batch_size=auto
 def register() -> Any:
     """Make `unmask` known among the harness's models; returns its class, whose `latest` is the last one made.
 
-    >>> from unmask.evaluation.lm_eval_adapter import register  # doctest: +SKIP
+    >>> from unmask.evaluation.harness.lm_eval_adapter import register  # doctest: +SKIP
     >>> register()  # doctest: +SKIP
     >>> lm_eval.simple_evaluate(model="unmask", model_args="pretrained=stories", tasks=["lambada"])  # doctest: +SKIP
     """

@@ -1,0 +1,1 @@
+"""Generated texts: judges, what is counted beside a perplexity, and samplers as curves."""

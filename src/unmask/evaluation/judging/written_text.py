@@ -1,0 +1,117 @@
+"""Texts that a model writes to be judged: as many and as long as asked, with how they were written."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unmask.errors import DataError, UsageError
+from unmask.rng import row_keys
+from unmask.samplers import Sampler
+from unmask.storage.atomic import atomic_text
+from unmask.text.prompts import until_end
+
+if TYPE_CHECKING:
+    from unmask.model import Model
+
+BATCH = 50  # texts written at a time
+
+
+@dataclass(frozen=True)
+class Written:
+    """Texts and how they were written: seconds, network calls at most, device, dtype, seed."""
+
+    texts: list[str]
+    how: dict[str, Any]
+
+
+def write_texts(
+    model: Model,
+    sampler: Sampler,
+    real: Sequence[str],
+    *,
+    length: int | None = None,
+    full: bool = False,
+    seed: int = 0,
+    batch: int = BATCH,
+    warm: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Written:
+    """As many texts as there are real ones, each with room for the tokens of its real one and its end. An
+    autoregressive model has its window, since it ends by itself.
+
+    length: room for so many tokens instead, for all; beyond the model's window it is written window by window. full:
+    all of that is written, since no text may end before. warm: the first batch is written once before, untimed.
+    Text i depends on the model, the sampler, the lengths in its batch and (seed, i) alone.
+
+    >>> write_texts(model, model.make_sampler(steps=64), real).how["seconds_per_text"]  # doctest: +SKIP
+    """
+    if full and length is None:
+        raise UsageError("texts that do not end by themselves need a length: give --length with --full")
+    tokenizer, begin = model.tokenizer, model.begin
+    framed = len(begin) + len(model.end)
+    room = _room(model, real, length, full=full)
+    texts: list[str] = []
+    seconds = 0.0
+    for lo in range(0, len(room), batch):
+        part = [[*begin, *[tokenizer.mask_id] * n, *model.end] for n in room[lo : lo + batch]]
+        canvas = model.canvas(part, may_end=not full, key_B=row_keys(seed, torch.arange(lo, lo + len(part))))
+        if warm and not lo:
+            model.run(canvas, sampler)
+        began = time.perf_counter()
+        finished = model.run(canvas, sampler)
+        seconds += time.perf_counter() - began
+        texts += [tokenizer.decode(until_end(model.unframed(row), tokenizer)) for row in finished]
+        if progress is not None:
+            progress(len(texts), len(room))
+    weights = next(model.denoiser.parameters(), torch.empty(0))
+    longest = max(room) + framed
+    fitted = model.fit_sampler(sampler, longest)
+    how = {
+        "sampler": repr(fitted),
+        "calls": fitted.max_calls(longest),
+        "seconds_per_text": seconds / len(texts),
+        "timed": f"the sampler alone{', after a first batch that is not counted' if warm else ''}",
+        "batch": min(batch, len(texts)),
+        "lengths": _lengths(model, length, full=full),
+        "seed": seed,
+        "device": torch.cuda.get_device_name(weights.device) if weights.is_cuda else weights.device.type,
+        "dtype": str(weights.dtype).removeprefix("torch."),
+    }
+    return Written(texts, how)
+
+
+def _room(model: Model, real: Sequence[str], length: int | None, *, full: bool) -> list[int]:
+    """Tokens of each text at most, its end among them."""
+    window = model.length - len(model.begin) - len(model.end)
+    if length is not None:  # what writes from left to right and ends by itself needs no more than its window
+        return [length if full or model.process is not None else min(length, window)] * len(real)
+    if model.process is None:
+        return [window] * len(real)
+    return [min(len(row) + 1, window) for row in model.tokenizer.encode_batch(list(real))]
+
+
+def _lengths(model: Model, length: int | None, *, full: bool) -> str:
+    if length is not None:
+        return f"{'exactly' if full else 'at most'} {length} tokens"
+    return "each ends by itself" if model.process is None else "each has room for the tokens of a real text"
+
+
+def save_texts(path: Path, written: Written) -> None:
+    lines = [{"index": i, "text": text} for i, text in enumerate(written.texts)]
+    lines[0]["how"] = written.how  # beside the first: the file stays one of texts alone
+    atomic_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def saved_texts(path: Path) -> Written:
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return Written([line["text"] for line in lines], dict(lines[0]["how"]))
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+        raise DataError(f"{path} does not hold the texts of a point: remove it, and it is written anew") from None

@@ -1,0 +1,128 @@
+"""Two models on the same texts: the difference is theirs, paired, and what cannot be compared is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import unmask
+from tiny import Trained
+from unmask.cli import run
+from unmask.data.packing import pack_texts
+from unmask.data.tokenizers import load_tokenizer
+from unmask.errors import UsageError
+from unmask.evaluation.against import difference, unit_of
+from unmask.evaluation.bound import Bound
+from unmask.model import Model
+
+TEXTS = ["the cat sat on the mat", "a dog ran", "no rat ate the oat cake", "the sun set"]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), encoding="utf-8")
+    return path
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert run(["eval", *words, "--json", "--device", "cpu"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_it_is_the_difference_of_what_each_gives_alone(
+    trained: Trained, trained_ar: Trained, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, other = str(trained.folder), str(trained_ar.folder)
+    how = ["--data", str(texts), "--packing", "pad", "--num-samples", "8"]
+    found = told(capsys, mine, "--against", other, *how)
+    alone = [told(capsys, name, *how) for name in (mine, other)]
+    apart = found["difference"]
+    assert found["ppl"] == alone[0]["ppl"]
+    assert {key: found["against"][key] for key in alone[1]} == alone[1]
+    assert apart["value"] == pytest.approx(alone[0]["nats_per_token"] - alone[1]["nats_per_token"])
+    assert (apart["unit"], apart["kinds"]) == ("nats per token", ["upper bound", "exact"])
+    # of the exact value nothing is drawn: given the texts all of the spread is the bound's own
+    width = apart["ci95_given_texts"][1] - apart["ci95_given_texts"][0]
+    lo, hi = alone[0]["nats_per_token_ci95_given_texts"]
+    assert width == pytest.approx(hi - lo)
+    back = told(capsys, other, "--against", mine, *how)["difference"]
+    assert back["value"] == pytest.approx(-apart["value"])
+    assert run(["eval", mine, "--against", other, *how, "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert f"against     {other}" in said
+    assert f"difference  {apart['value']:+.4f} nats/token" in said
+    assert "an upper bound, of" in said
+
+
+def test_a_model_is_as_good_as_itself(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
+    name = str(trained.folder)
+    apart = told(capsys, name, "--against", name, "--max-rows", "4")["difference"]
+    assert (apart["value"], apart["ci95"], apart["visible"]) == (0.0, [0.0, 0.0], False)
+    assert apart["ci95_given_texts"] == [0.0, 0.0]
+
+
+def test_other_tokens_are_compared_in_bits_per_byte_of_whole_texts(
+    trained: Trained, model: Model, corpus_file: Path, tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spells = load_tokenizer("bpe:280", unmask.corpora.Text(path=str(corpus_file)))
+    network = unmask.denoisers.DiT(hidden=16, blocks=1, heads=2).build(num_ids=spells.num_ids, mask_id=spells.mask_id)
+    other = Model(denoiser=network, tokenizer=spells, objective=model.objective, length=model.length)
+    other.save(tmp_path / "other")
+    mine, theirs = str(trained.folder), str(tmp_path / "other")
+    found = told(capsys, mine, "--against", theirs, "--data", str(texts), "--packing", "pad")
+    apart = found["difference"]
+    assert apart["unit"] == "bits per byte"
+    assert apart["value"] == pytest.approx(found["bits_per_byte"] - found["against"]["bits_per_byte"])
+    for words, sentence in (
+        (["--data", str(texts), "--packing", "wrap", "--length", "8"], "does not hold the same text"),
+        ([], "give both the same --data"),
+    ):
+        assert run(["eval", mine, "--against", theirs, *words, "--device", "cpu"]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_rows_that_differ_are_refused(model: Model) -> None:
+    one, two = (pack_texts(texts, model.tokenizer, "pad", 32) for texts in (TEXTS, TEXTS[:3]))
+    three = pack_texts(TEXTS[::-1], model.tokenizer, "pad", 32)
+    assert unit_of((one, model.tokenizer), (one, model.tokenizer)) == ("nats per token", None)
+    for other, row in ((two, 4), (three, 1)):
+        with pytest.raises(UsageError, match=f"row {row} does not hold"):
+            unit_of((one, model.tokenizer), (other, model.tokenizer))
+
+
+def test_numbers_that_are_not_finite_have_no_interval() -> None:
+    tokens_B = torch.tensor([2, 2])
+    fine = Bound(draws_BS=torch.ones(2, 2), tokens_B=tokens_B)
+    broken = Bound(draws_BS=torch.full((2, 2), math.inf), tokens_B=tokens_B)
+    told = difference(fine, broken, "nats per token").summary()
+    assert (told["value"], told["ci95"], told["ci95_given_texts"], told["visible"]) == (None, None, None, False)
+    one = difference(
+        *(Bound(draws_BS=torch.tensor([[x]]), tokens_B=tokens_B[:1]) for x in (1.0, 2.0)), "nats per token"
+    )
+    assert (one.summary()["ci95"], one.summary()["ci95_given_texts"], one.visible) == (None, None, False)
+    guess = Bound(draws_BS=torch.ones(2, 2), tokens_B=tokens_B, kind="pseudo")
+    with pytest.raises(UsageError, match="pseudo"):
+        difference(fine, guess, "nats per token")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--precision", "0.1"], "leave out --precision"),
+        (["--metric", "masked_accuracy"], "leave out --metric"),
+        (["--suite", "zero-shot"], "leave out --suite"),
+        (["--length", "33", "--data", "stdlib"], "beyond the window of"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    trained: Trained, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["eval", str(trained.folder), "--against", str(trained.folder), *words]) == 2
+    assert said in capsys.readouterr().err
