@@ -42,7 +42,7 @@ class DataConfig:
     train: Corpus = Stdlib()
     valid: Corpus | None = None  # None: a part of train's documents is held out, chosen by their content
     held_out: float = 0.02
-    packing: Literal["wrap", "pad", "sentence"] = "wrap"
+    packing: Literal["wrap", "pad", "fill", "sentence"] = "wrap"
     windows: Windows = "fixed"  # shifted: from the second epoch on, wrap's stream is cut into rows at other places
     # Fixed tokens that frame each row of pad and sentence; auto: both, where the denoiser sees both sides of a token.
     anchor: Literal["auto", "none", "begin", "both"] = came_later("auto", before="none")

@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _naming.add_model(parser)
     parser.add_argument("--data", help=f"{_reading.DATA} (default: what a run has held out)")
     parser.add_argument("--metric", help="its name, or a JSON object with its name and options (default: perplexity)")
-    parser.add_argument("--packing", choices=["wrap", "pad", "sentence"], help="default: as the model was trained")
+    parser.add_argument(
+        "--packing", choices=["wrap", "pad", "fill", "sentence"], help="default: as the model was trained"
+    )
     parser.add_argument("--length", type=int, help="row length in tokens (default: the model's window)")
     parser.add_argument("--max-rows", type=int, help="evaluate this many rows, spread evenly (default: all)")
     parser.add_argument("--num-samples", type=int, help="draws of time and masks for each row (default 4)")

@@ -1,8 +1,9 @@
 """Documents → rows of a fixed length, cached on disk as a memory map.
 
-Three policies: `wrap` chains all documents, each with end-of-text after it, and cuts the chain into rows; `pad` gives
-each document a row; `sentence` gives each line one. What does not fit a row is cut, and counted, or goes on in further
-rows (`go_on`).
+Four policies: `wrap` chains all documents, each with end-of-text after it, and cuts the chain into rows; `pad` gives
+each document a row of its own length; `fill` fills that row up with end-of-text, which is noised and scored, so that a
+model learns where a text ends; `sentence` gives each line a row. What does not fit a row is cut, and counted, or goes
+on in further rows (`go_on`).
 """
 
 from __future__ import annotations
@@ -106,13 +107,15 @@ class _Packer:
         if not documents:
             return
         self._documents += len(documents)
-        if self._policy != "pad" and any(document.prompt for document in documents):
-            raise UsageError(f"documents with a prompt need the packing 'pad', not {self._policy!r}: one row each")
+        if self._policy not in ("pad", "fill") and any(document.prompt for document in documents):
+            raise UsageError(
+                f"documents with a prompt need the packing 'pad' or 'fill', not {self._policy!r}: one row each"
+            )
         if self._policy == "wrap" and any(document.label is not None for document in documents):
             raise UsageError(
-                "documents with a label need the packing 'pad' or 'sentence', not 'wrap': a row has one label"
+                "documents with a label need the packing 'pad', 'fill' or 'sentence', not 'wrap': a row has one label"
             )
-        pack = {"wrap": self._wrap, "pad": self._pad, "sentence": self._sentences}[self._policy]
+        pack = {"wrap": self._wrap, "pad": self._pad, "fill": self._pad, "sentence": self._sentences}[self._policy]
         pack(documents)
 
     def _wrap(self, documents: list[Document]) -> None:
@@ -168,11 +171,14 @@ class _Packer:
         """A text's row, or its rows: each with the head before and the end after its part of the text."""
         chain, reach = np.append(ids, self._tokenizer.eot_id), np.append(ends, ends[-1])
         room = self._length - len(head) - len(self._end)
+        if self._policy == "fill" and (left := -len(chain) % room):
+            chain = np.append(chain, np.full(left, self._tokenizer.eot_id))
+            reach = np.append(reach, np.full(left, reach[-1]))
         for lo in range(0, len(chain) if self._go_on else 1, room):
             part = chain[lo : lo + room]
             num_bytes = int(reach[lo + len(part) - 1]) - (int(reach[lo - 1]) if lo else 0)
             self._writer.add(np.concatenate([head, part, self._end]), prefix, num_bytes, label)
-        self._cut += 0 if self._go_on else max(0, len(chain) - room)
+        self._cut += 0 if self._go_on else max(0, len(ids) + 1 - room)
 
 
 def anchor_ids(tokenizer: Tokenizer, anchor: Anchor) -> tuple[list[int], list[int]]:

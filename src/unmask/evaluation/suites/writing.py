@@ -28,7 +28,8 @@ class Writing:
     """sampler and options: as in `Model.make_sampler`; the likeliest tokens are taken unless they say otherwise.
 
     lengths: try so many lengths of the target, around the source's own number of tokens, and keep the one of the least
-    bound; None: the canvas goes to the window's end, and end-of-text decides. draws: of each bound.
+    bound (draws: of each); None: the canvas goes to the window's end, and end-of-text decides, as the packing `fill`
+    teaches.
     max_rows: texts, spread evenly over the set; None: all.
 
     >>> Writing(sampler="confidence", options={"tokens": 1}).batch
@@ -77,12 +78,18 @@ class Writing:
         return [i * (num - 1) // max(1, most - 1) for i in range(most)]
 
 
-def check_prompts(model: Model) -> None:
-    """Refuse a model that was trained without prompts: nothing tells it where a source ends and a target begins."""
-    if model.packing != "pad" or not model.separator:
+def check_prompts(model: Model, way: Writing) -> None:
+    """Refuse a model that was trained without prompts, for nothing tells it where a source ends and a target begins;
+    and one that cannot tell where a target ends."""
+    if model.packing not in ("pad", "fill") or not model.separator:
         raise UsageError(
             "this model was trained without prompts (its folder names no separator), so it cannot write a target for "
-            'a source: train it on pairs, as in benchmarks/conditional, with packing = "pad" and a separator'
+            'a source: train it on pairs, as in benchmarks/conditional, with packing = "fill" and a separator'
+        )
+    if model.packing == "pad" and model.process is not None and way.lengths is None:
+        raise UsageError(
+            'this model was trained on rows of their own length (packing = "pad"), so it writes as many tokens as '
+            'there is room for: train it with packing = "fill", or give --lengths'
         )
 
 
@@ -142,7 +149,11 @@ def _of_least_bound(model: Model, way: Writing, prompt: str, number: int, seed: 
     room = model.length - len(model.begin) - len(ids) - len(model.end) - 1
     first = len(tokenizer.encode(prompt)) - way.lengths // 2
     sizes = list(dict.fromkeys(min(max(1, size), room) for size in range(first, first + way.lengths)))
-    rows = [[*model.begin, *ids, *[tokenizer.mask_id] * n, tokenizer.eot_id, *model.end] for n in sizes]
+    ends = [1 + (room - n if model.packing == "fill" else 0) for n in sizes]
+    rows = [
+        [*model.begin, *ids, *[tokenizer.mask_id] * n, *[tokenizer.eot_id] * end, *model.end]
+        for n, end in zip(sizes, ends, strict=True)
+    ]
     key = row_keys(seed, torch.tensor(number))
     key_B = torch.stack([fold(key, size) for size in sizes])
     finished = write(model, rows, key_B, list(range(len(rows))), constraint=None, **how)

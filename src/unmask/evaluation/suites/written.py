@@ -95,7 +95,7 @@ class PromptSuite(WrittenSuite):
     """Suites of sources and targets: a record's `prompt` is given, never noised, and a target written after it."""
 
     def common(self, model: Model, run: SuiteRun) -> Identity:
-        check_prompts(model)
+        check_prompts(model, run.writing)
         return super().common(model, run)
 
     @abstractmethod
