@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,10 +31,15 @@ def bootstrap_ci95(
     if num < 2:
         return None
     stats_NK = np.asarray(stats_NK, dtype=np.float64)
-    position_N = torch.arange(num)
-    numbers = []
-    for key in row_keys(seed, torch.arange(resamples)):
-        drawn_N = (uniform(key, position_N).double() * num).long().numpy()
-        numbers.append(number(stats_NK[drawn_N].sum(axis=0)))
+    numbers = [number(stats_NK[drawn_N].sum(axis=0)) for drawn_N in _drawn(num, seed, resamples)]
     low, high = np.quantile(numbers, (0.025, 0.975))
     return float(low), float(high)
+
+
+@functools.lru_cache(maxsize=2)
+def _drawn(num: int, seed: int, resamples: int) -> NDArray[np.int32]:
+    """[S, N] which texts each resample has; the numbers of a set share them."""
+    key_S1, position_N = row_keys(seed, torch.arange(resamples))[:, None], torch.arange(num)
+    parts = [(uniform(some, position_N).double() * num).int() for some in key_S1.split(max(1, (1 << 22) // num))]
+    drawn: NDArray[np.int32] = torch.cat(parts).numpy()
+    return drawn

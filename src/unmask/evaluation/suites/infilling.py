@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from unmask.corpora.sources import existing, from_path
 from unmask.errors import DataError
@@ -87,21 +88,17 @@ class Infilling(WrittenSuite):
         if not long_enough:
             raise DataError(f"{found.source}: no text has {LEAST} tokens, there is nothing to hide")
         plan = [(i, k, way) for k in range(len(SHARES)) for way in WAYS for i in long_enough]
-        sampler, begin, end = run.writing.make(model), model.begin, model.end
+        sampler = run.writing.make(model)
+        how: dict[str, Any] = {"sampler": sampler, "guidance": run.writing.guidance, "constraint": None}
 
         def gaps(some: list[int]) -> list[list[Gap]]:
-            rows, masks, keys = [], list[Mask](), []
+            texts, masks, keys = [], list[Mask](), list[Tensor]()
             for i, k, way in (plan[number] for number in some):
-                key = fold(row_keys(run.seed, torch.tensor(i)), k, list(WAYS).index(way))
-                mask = WAYS[way](len(all_ids[i]), SHARES[k], key)
-                ids = [model.tokenizer.mask_id if hidden else id for id, hidden in zip(all_ids[i], mask, strict=True)]
-                rows.append([*begin, *ids, *end])
-                masks.append(mask)
-                keys.append(key)
-            how: dict[str, Any] = {"sampler": sampler, "guidance": run.writing.guidance, "constraint": None}
-            done = write(model, rows, torch.stack(keys), list(range(len(rows))), **how)
-            pairs = zip(some, masks, done, strict=True)
-            return [gaps_of(m, all_ids[plan[n][0]], model.unframed(cast(list[int], row))) for n, m, row in pairs]
+                keys.append(fold(row_keys(run.seed, torch.tensor(i)), k, list(WAYS).index(way)))
+                masks.append(WAYS[way](len(all_ids[i]), SHARES[k], keys[-1]))
+                texts.append(all_ids[i])
+            fill = _between if model.process is not None else _from_the_left
+            return [*map(gaps_of, masks, texts, fill(model, texts, masks, torch.stack(keys), how))]
 
         written = in_batches(run.world, range(len(plan)), run.writing.batch, gaps, progress)
         made = [_record(model, i, SHARES[k], way, one) for (i, k, way), one in zip(plan, written, strict=True)]
@@ -110,6 +107,39 @@ class Infilling(WrittenSuite):
         told = [f"{short:,} texts of fewer than {LEAST} tokens"] * bool(short)
         told += [f"what {cut:,} texts have beyond the window"] * bool(cut)
         return Written(records=made, scores=_scores(made, run.seed), left_out=", ".join(told))
+
+
+def _between(
+    model: Model, texts: list[list[int]], masks: list[Mask], key_B: Tensor, how: dict[str, Any]
+) -> list[list[int]]:
+    """Every gap written with what stands on both sides of it."""
+    masked = [_masked(model, ids, mask) for ids, mask in zip(texts, masks, strict=True)]
+    rows = [[*model.begin, *ids, *model.end] for ids in masked]
+    return [model.unframed(row or []) for row in write(model, rows, key_B, list(range(len(rows))), **how)]
+
+
+def _from_the_left(
+    model: Model, texts: list[list[int]], masks: list[Mask], key_B: Tensor, how: dict[str, Any]
+) -> list[list[int]]:
+    """One gap after the other, each after what stands before it: given tokens, earlier gaps as they were written."""
+    written = [_masked(model, ids, mask) for ids, mask in zip(texts, masks, strict=True)]
+    mask_id = model.tokenizer.mask_id
+    while open_rows := [i for i, ids in enumerate(written) if mask_id in ids]:
+        heads = []
+        for ids in (written[i] for i in open_rows):
+            stop = ids.index(mask_id)
+            while stop < len(ids) and ids[stop] == mask_id:
+                stop += 1
+            heads.append([*model.begin, *ids[:stop]])
+        done = write(model, heads, key_B[open_rows], list(range(len(heads))), **how)
+        for i, head in zip(open_rows, done, strict=True):
+            ids = (head or [])[len(model.begin) :]
+            written[i] = [*ids, *written[i][len(ids) :]]
+    return written
+
+
+def _masked(model: Model, ids: list[int], mask: Mask) -> list[int]:
+    return [model.tokenizer.mask_id if hidden else id for id, hidden in zip(ids, mask, strict=True)]
 
 
 def _record(model: Model, text: int, hidden: float, way: str, gaps: list[Gap]) -> Record:
