@@ -22,6 +22,7 @@ STYLES = ("negative", "positive")
 FILES = ("yelp/sentiment.dev.{}", "yelp/sentiment.test.{}")  # 0: negative, 1: positive
 REFERENCES = "lijuncen/yelp_reference.{}"  # a sentence, a tab, what a person made of it
 MAX_WORDS = 4  # of what marks a style
+Run = tuple[str, ...]  # words in a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +30,8 @@ class Restyle(Corpus):
     """Yelp's sentences in the folder `path`, each a text; its prompt is its style and the words that do not mark it.
 
     Words in a row mark a style where they are `salience` times as frequent in it as in the other, counts smoothed by
-    one. Sentences that are among the 1,000 human references, the sentence itself or its rewrite, are taken out; what
-    is compared is letters alone.
+    one, and no part of them does by itself. Sentences that are among the 1,000 human references, the sentence itself or
+    its rewrite, are taken out; what is compared is letters alone.
 
     >>> Restyle(path="style_transfer").documents()  # doctest: +SKIP
     """
@@ -89,17 +90,24 @@ class Restyle(Corpus):
                 found.append((source.strip(), rewrite.strip(), style))
         return found
 
-    def markers(self, sentences: Sequence[tuple[str, int]]) -> tuple[frozenset[tuple[str, ...]], ...]:
+    def markers(self, sentences: Sequence[tuple[str, int]]) -> tuple[frozenset[Run], ...]:
         """Of each style the runs of words that mark it."""
-        counts: tuple[Counter[tuple[str, ...]], ...] = (Counter(), Counter())
+        counts: tuple[Counter[Run], ...] = (Counter(), Counter())
         for text, style in sentences:
             words = text.split()
             for size in range(1, MAX_WORDS + 1):
                 counts[style].update(tuple(words[i : i + size]) for i in range(len(words) - size + 1))
-        return tuple(
-            frozenset(run for run, count in mine.items() if count + 1 >= self.salience * (theirs.get(run, 0) + 1))
-            for mine, theirs in (counts, counts[::-1])
-        )
+        return tuple(self._marking(mine, theirs) for mine, theirs in (counts, counts[::-1]))
+
+    def _marking(self, mine: Counter[Run], theirs: Counter[Run]) -> frozenset[Run]:
+        """The shortest runs that mark a style: what holds a shorter one has it from there."""
+        often = (run for run, count in mine.items() if count + 1 >= self.salience * (theirs[run] + 1))
+        marking: set[Run] = set()
+        for run in sorted(often, key=len):
+            parts = (run[i:j] for i in range(len(run)) for j in range(i + 1, len(run) + 1) if j - i < len(run))
+            if not any(part in marking for part in parts):
+                marking.add(run)
+        return frozenset(marking)
 
     def _files(self, style: int) -> list[Path]:
         return [self._file(name.format(style)) for name in FILES]
@@ -121,7 +129,7 @@ def prompt_of(style: str, content: str) -> str:
     return f"{style}: {content}"
 
 
-def without(text: str, markers: frozenset[tuple[str, ...]]) -> str:
+def without(text: str, markers: frozenset[Run]) -> str:
     """A sentence without the runs of words that mark its style, the longest first; all of it where nothing is left.
 
     >>> without("the food was really bad .", frozenset({("really", "bad"), ("bad",)}))
