@@ -7,6 +7,8 @@ Without --data a training run is measured on what it has held out; --data is rea
 --suite zero-shot measures several sets by one protocol, each with its detokenizer, from the files in --data-dir or by
 name from the Hugging Face hub. With --out a suite that was stopped goes on without repeating a finished set.
 
+--suite translation, style, infilling, last-word and planning measure what a model writes: see docs/conditional.md.
+
 Several processes (--nproc, or torchrun) share the batches and give the numbers that one process gives.
 
 Example:
@@ -17,6 +19,8 @@ Example:
   unmask eval demo-model --data notes.txt --precision 0.01
   unmask eval demo-model --data notes.txt --metric '{"name": "masked_accuracy", "rate": 0.5}'
   unmask eval demo-model --suite zero-shot --data-dir sets --sets ptb wikitext --out results
+  unmask eval runs/translation --suite translation --data-dir sets --out results
+  unmask eval demo-model --suite infilling --data notes.txt --max-rows 50
   unmask eval demo-model --data notes.txt --metric '{"name": "order_likelihood", "sampler": {"name": "margin"}}'
 """
 

@@ -229,9 +229,10 @@ def _suite_command(run: Run, results: Results) -> list[str]:
     words = ["unmask", "eval", run.given, "--suite", results.suite.name, "--sets", *results.numbers]
     identity = next(iter(results.numbers.values())).get("identity")
     kept = identity if isinstance(identity, dict) else {}
-    for key in ("length", "estimator", "num_samples", "precision", "max_rows", "guidance", "lengths", "seed"):
+    flags = {"asked": "sampler", "draws": "num_samples"}  # what a suite of written texts calls them
+    for key in ("length", "estimator", "num_samples", "precision", "max_rows", *flags, "guidance", "lengths", "seed"):
         if kept.get(key) is not None:
-            words += [f"--{key.replace('_', '-')}", str(kept[key])]
+            words += [f"--{flags.get(key, key).replace('_', '-')}", str(kept[key])]
     return [*words, "--out", str(results.folder)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unmask.distributed.world import World
-from unmask.errors import UsageError
+from unmask.errors import DataError, UnmaskError, UsageError
 from unmask.evaluation.suites.base import Identity
 from unmask.rng import fold, row_keys
 from unmask.samplers import Sampler
@@ -63,8 +64,10 @@ class Writing:
         if self.lengths is not None and model.process is None:
             raise UsageError("an autoregressive model ends its texts itself: leave out --lengths")
         ranked = {} if self.lengths is None else {"lengths": self.lengths, "draws": self.draws}
-        sampler = self.make(model)
-        return {"sampler": repr(sampler), "guidance": self.guidance, "max_rows": self.max_rows, **ranked}
+        given = {} if self.sampler is None else {"name": self.sampler}
+        asked = json.dumps(given | dict(self.options)) if given or self.options else None
+        sampler = repr(self.make(model))
+        return {"sampler": sampler, "asked": asked, "guidance": self.guidance, "max_rows": self.max_rows, **ranked}
 
     def chosen(self, num: int) -> list[int]:
         """The numbers of the texts that are taken, of so many.
@@ -106,8 +109,12 @@ def in_batches(
     for turn in range(0, len(parts), world.size):
         place = turn + world.rank
         mine = partial(work, parts[place]) if place < len(parts) else list[Any]
-        for part in world.agree(mine):
-            made += part
+        try:
+            made += [one for part in world.agree(mine) for one in part]
+        except UnmaskError as e:
+            if type(e) is not UnmaskError:
+                raise
+            raise DataError(str(e)) from None  # another process's failure costs this set, here as there
         if progress is not None:
             progress(min(len(numbers), len(made)), len(numbers))
     return made
