@@ -372,6 +372,8 @@ def test_planning_measures_the_direction_that_the_model_knows(tmp_path: Path, mo
     with pytest.raises(UsageError, match="this model's prompts end in"):
         measure("planning", small_model(), None, ["forward"])
 
+    assert "the other direction" in measure("planning", forward, None, ["reversed"])["reversed"].failure
+
     def answers(model: Any, num: int, length: int, prompts: Any, *, only: list[int], **how: Any) -> list[str]:
         """Right, but for the first digit of every fourth sum."""
         made = [f"{sum(map(int, prompts[i].split('+'))):07d}" for i in only]
@@ -382,7 +384,7 @@ def test_planning_measures_the_direction_that_the_model_knows(tmp_path: Path, mo
     assert score(found, "exact match") == 75
     assert score(found, "right digits") == pytest.approx(100 * (1 - 1 / 28))
     assert score(found, "wrong digits", "wrong answers") == pytest.approx(100 / 7)
-    chains = [one for one in found["scores"] if one["of"].startswith("a carry runs")]
+    chains = [one for one in found["scores"] if one["of"].startswith("carries over")]
     assert sum(one["n"] for one in chains) == found["texts"] == 1000
     assert min(one["n"] for one in chains) > 50
 

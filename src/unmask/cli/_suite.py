@@ -25,7 +25,9 @@ OPTIONS |= {"sampler", "guidance", "lengths"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("suites", "a table of several sets by one protocol; see docs/evaluation.md")
+    group = parser.add_argument_group(
+        "suites", "a table of several sets by one protocol; see docs/evaluation.md and conditional.md"
+    )
     group.add_argument("--suite", metavar="NAME", help="zero-shot, translation, style, infilling, last-word, planning")
     group.add_argument("--data-dir", metavar="DIR", help="the sets' files (default: by name from the Hugging Face hub)")
     group.add_argument("--sets", nargs="+", metavar="SET", help="only these, such as ptb wikitext (default: all)")

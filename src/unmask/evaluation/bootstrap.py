@@ -40,6 +40,6 @@ def bootstrap_ci95(
 def _drawn(num: int, seed: int, resamples: int) -> NDArray[np.int32]:
     """[S, N] which texts each resample has; the numbers of a set share them."""
     key_S1, position_N = row_keys(seed, torch.arange(resamples))[:, None], torch.arange(num)
-    parts = [(uniform(some, position_N).double() * num).int() for some in key_S1.split(max(1, (1 << 22) // num))]
+    parts = [(uniform(some, position_N).double() * num).int() for some in torch.split(key_S1, max(1, (1 << 22) // num))]
     drawn: NDArray[np.int32] = torch.cat(parts).numpy()
     return drawn

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unmask.corpora.addition import PROMPT_END, Addition, Direction, longest_chain
-from unmask.errors import UsageError
+from unmask.errors import DataError, UsageError
 from unmask.evaluation.overlap import Score, share
 from unmask.evaluation.suites.base import Entry, Identity
 from unmask.evaluation.suites.scores import ScoreTable
@@ -61,6 +61,11 @@ class Planning(PromptSuite):
             )
         return identity
 
+    def of_set(self, model: Model, one: Entry, run: SuiteRun) -> Identity:
+        if isinstance(one, Sums) and PROMPT_END[one.direction] != model.separator:
+            raise DataError(f"this model was trained on sums of the other direction: leave out --sets {one.name}")
+        return {}
+
     def usual(self, model: Model, sets: Sequence[Entry]) -> Sequence[Entry]:
         return [one for one in sets if isinstance(one, Sums) and PROMPT_END[one.direction] == model.separator] or sets
 
@@ -78,7 +83,7 @@ class Planning(PromptSuite):
         for low, high in CHAINS:
             some = [good for good, one in zip(right, records, strict=True) if low <= one["chain"] <= high]
             if some:
-                of = f"a carry runs {low} to {high} digits" if high < 99 else f"a carry runs {low} or more"
+                of = f"carries over {low} to {high}" if high < 99 else f"carries over {low} or more"
                 made.append(share("exact match", some, of=of, seed=seed))
         return made
 
