@@ -88,18 +88,19 @@ def test_sums_are_right(direction: Any, digits: int, terms: int) -> None:
     made = list(corpus.documents())
     assert len(made) == 300
     for one in made:
-        numbers = one.prompt.removesuffix(corpus.prompt_end).split("+")
+        step = 1 if direction == "forward" else -1
+        numbers = [number[::step] for number in one.prompt.removesuffix(corpus.prompt_end).split("+")]
         assert [len(number) for number in numbers] == [digits] * terms
-        answer = one.text if direction == "forward" else one.text[::-1]
-        assert len(answer) == digits + 1
-        assert int(answer) == sum(map(int, numbers))
+        assert len(one.text) == digits + 1
+        assert int(one.text[::step]) == sum(map(int, numbers))
 
 
 def test_both_directions_are_the_same_sums() -> None:
     forward, backward = (Addition(num=50, direction=one) for one in ("forward", "reversed"))  # type: ignore[arg-type]
     for one, other in zip(forward.documents(), backward.documents(), strict=True):
         assert one.text == other.text[::-1]
-        assert one.prompt + "<" == other.prompt
+        terms = [term[::-1] for term in other.prompt.removesuffix("=<").split("+")]
+        assert one.prompt == "+".join(terms) + "="
     assert forward.fingerprint() != backward.fingerprint()
 
 

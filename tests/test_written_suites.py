@@ -376,14 +376,14 @@ def test_planning_measures_the_direction_that_the_model_knows(tmp_path: Path, mo
 
     def answers(model: Any, num: int, length: int, prompts: Any, *, only: list[int], **how: Any) -> list[str]:
         """Right, but for the first digit of every fourth sum."""
-        made = [f"{sum(map(int, prompts[i].split('+'))):07d}" for i in only]
+        made = [f"{sum(map(int, prompts[i].split('+'))):09d}" for i in only]
         return [text if i % 4 else f"{9 - int(text[0])}{text[1:]}" for i, text in zip(only, made, strict=True)]
 
     monkeypatch.setattr(Model, "generate", answers)
     found = numbers(measure("planning", forward, None, ["forward"])["forward"])
     assert score(found, "exact match") == 75
-    assert score(found, "right digits") == pytest.approx(100 * (1 - 1 / 28))
-    assert score(found, "wrong digits", "wrong answers") == pytest.approx(100 / 7)
+    assert score(found, "right digits") == pytest.approx(100 * (1 - 1 / 36))
+    assert score(found, "wrong digits", "wrong answers") == pytest.approx(100 / 9)
     chains = [one for one in found["scores"] if one["of"].startswith("carries over")]
     assert sum(one["n"] for one in chains) == found["texts"] == 1000
     assert min(one["n"] for one in chains) > 50

@@ -16,7 +16,7 @@ from unmask.rng import fold, row_keys, uniform
 
 Direction = Literal["forward", "reversed"]
 Part = Literal["train", "test"]
-PROMPT_END = {"forward": "=", "reversed": "=<"}  # < says that the answer is written from its last digit on
+PROMPT_END = {"forward": "=", "reversed": "=<"}  # < says that numbers are written from their last digit on
 TEST_SHARE = 0.1  # of all pairs of numbers, by a hash of the pair
 _CHUNK = 4096
 _MAX_DIGITS = 17  # int64 holds the sum of ten
@@ -28,8 +28,9 @@ class Addition(Corpus):
     """`num` sums of `terms` numbers of `digits` digits; the sum is the text, the numbers are its prompt.
 
     A column whose digits end in nine hands a carry on; `chains` is the share of columns that are made to, so that
-    chains of carries are long. What comes first in `forward` writing depends on what comes last; `reversed` writes the
-    answer from its last digit on, as carries run. The answer has digits + 1 digits, zeros at its head among them.
+    chains of carries are long. What comes first in `forward` writing depends on what comes last; `reversed` writes all
+    numbers from their last digit on, as carries run, so that digits that belong together stand equally far apart in
+    both. The answer has digits + 1 digits, zeros at its head among them.
 
     Of all sums a tenth, by a hash, is only ever in the part `test`, whatever the seed.
 
@@ -38,8 +39,8 @@ class Addition(Corpus):
     """
 
     num: int = 200_000
-    digits: int = 6
-    terms: int = 3
+    digits: int = 8
+    terms: int = 2
     direction: Direction = "forward"
     part: Part = "train"
     chains: float = 0.5
@@ -78,8 +79,10 @@ class Addition(Corpus):
 
     def _document(self, numbers: list[int]) -> Document:
         answer = f"{sum(numbers):0{self.digits + 1}d}"
-        prompt = "+".join(f"{number:0{self.digits}d}" for number in numbers)
-        return Document(answer if self.direction == "forward" else answer[::-1], prompt + self.prompt_end)
+        terms = [f"{number:0{self.digits}d}" for number in numbers]
+        if self.direction == "reversed":
+            answer, terms = answer[::-1], [term[::-1] for term in terms]
+        return Document(answer, "+".join(terms) + self.prompt_end)
 
     def _sums(self, start: int) -> list[list[int]]:
         """The numbers to be added of those sums of this part that are among a chunk of draws."""

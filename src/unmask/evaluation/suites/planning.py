@@ -42,7 +42,8 @@ class Sums(Entry):
         records: list[Record] = []
         for one in corpus.documents():
             prompt = one.prompt.removesuffix(corpus.prompt_end)
-            chain = longest_chain([int(number) for number in prompt.split("+")])
+            step = -1 if self.direction == "reversed" else 1
+            chain = longest_chain([int(number[::step]) for number in prompt.split("+")])
             records.append({"prompt": prompt, "reference": one.text, "chain": chain})
         first = "last" if self.direction == "reversed" else "first"
         what = f"{NUM:,} sums of {corpus.terms} numbers of {corpus.digits} digits, made; {first} digit first"
