@@ -212,6 +212,25 @@ def test_results_of_a_suite(copied: Path, tmp_path: Path) -> None:
     assert f"{find_suite('zero-shot').sets['ptb'].quoted['MDLM']:.2f}" in page
 
 
+def test_results_of_a_suite_of_written_texts(copied: Path, tmp_path: Path) -> None:
+    fingerprint = model_fingerprint(load(copied, device="cpu"))
+    protocol = {"asked": "The source is given", "source": "a.de → a.en", "sampler": "Ancestral(steps=4)", "seed": 0}
+    protocol |= {"device": "cpu", "dtype": "float32", "unmask": "0", "notes": ["A note on style"]}
+    score = {"of": "all", "name": "BLEU", "value": 31.25, "ci95": [30.0, 32.5], "n": 1000, "signature": "nrefs:1"}
+    identity = {"model": fingerprint, "asked": '{"name": "ancestral"}', "lengths": 3, "draws": 8, "seed": 0}
+    kept = {"suite": "translation", "texts": 1000, "left_out": "", "scores": [score], "protocol": protocol}
+    (copied / "bleu").mkdir()
+    (copied / "bleu/flickr2016.json").write_text(json.dumps(kept | {"identity": identity}))
+    (copied / "bleu/flickr2017.json").write_text(json.dumps({"suite": "translation", "scores": 3}))
+    assert report(str(copied), "--samples", "0", "--format", "md") == 0
+    page = (copied / "report.md").read_text()
+    assert "| Flickr 2016 | all | BLEU | 31.25 | 30.00 – 32.50 | 1,000 |" in page
+    assert "BLEU is sacrebleu's: nrefs:1" in page
+    assert "A note on style." in page
+    assert "flickr2017.json is damaged" in page
+    assert """--sampler '{"name": "ancestral"}' --num-samples 8 --lengths 3 --seed 0""" in page
+
+
 def test_the_replay_plays_in_a_browser(copied: Path) -> None:
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
     if chromium is None:

@@ -24,8 +24,8 @@ from unmask.data.packing import pack_texts
 from unmask.data.tokenizers import load_tokenizer
 from unmask.errors import UsageError
 from unmask.evaluation.suites import find_suite
-from unmask.evaluation.suites.run import Outcome, SuiteRun
-from unmask.evaluation.suites.table import line, markdown
+from unmask.evaluation.suites.base import Outcome
+from unmask.evaluation.suites.run import SuiteRun
 from unmask.metrics.perplexity import Perplexity
 from unmask.model import Model
 from unmask.objectives.mlm import MLM
@@ -194,7 +194,7 @@ def test_a_pseudo_likelihood_stands_in_no_ppl_column(model: Model, data: Path) -
     assert got["sign"] == "≈"
     bound = measure(model, data, ["pubmed"])["pubmed"]
     for outcomes in ([outcome], [outcome, bound]):
-        rows = markdown(SUITE, "m", outcomes).split("\n")[2:]
+        rows = SUITE.layout.markdown(SUITE, "m", outcomes).split("\n")[2:]
         columns = [cell.strip() for cell in rows[0].split("|")]
         cells = [cell.strip() for cell in rows[2].split("|")]
         assert cells[columns.index("pseudo-PPL")] == f"≈ {got['pseudo_ppl']:.2f}"
@@ -204,7 +204,8 @@ def test_a_pseudo_likelihood_stands_in_no_ppl_column(model: Model, data: Path) -
 def test_a_table_fits_80_columns(model: Model, data: Path) -> None:
     for outcome in measure(model, data).values():
         got = numbers(outcome) | {"ppl": 999_999.0, "ppl_ci95": [899_999.0, 999_999.0], "tokens": 9_999_999}
-        assert len(line(Outcome(set=outcome.set, numbers=got | {"tokens_cut": 99_999_999}))) <= 80
+        (line,) = SUITE.layout.lines(Outcome(set=outcome.set, numbers=got | {"tokens_cut": 99_999_999}))
+        assert len(line) <= 80
 
 
 # --- what fails, what goes on -----------------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, stop_at: str = "") -> list[str]:
             raise KeyboardInterrupt
         return unmask.evaluate(*args, about=about, **options)
 
-    monkeypatch.setattr("unmask.evaluation.suites.run.evaluate", evaluate)
+    monkeypatch.setattr("unmask.evaluation.suites.likelihood.evaluate", evaluate)
     return begun
 
 

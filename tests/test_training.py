@@ -712,7 +712,7 @@ def test_a_conditional_run(pairs: Path, tmp_path: Path, make_config: Any, record
     reported = [report.loss for report in record.reports]
     assert reported[0] == pytest.approx(math.log(257), rel=0.02)  # a mean over the answers' tokens, no others
     assert reported[-1] < reported[0]
-    with pytest.raises(UsageError, match="documents with a prompt need the packing 'pad', not 'wrap'"):
+    with pytest.raises(UsageError, match="documents with a prompt need the packing 'pad' or 'fill', not 'wrap'"):
         train(make_config(tmp_path / "s", data={"train": config.data.train}), device="cpu")
     assert not (tmp_path / "s").exists()
 

@@ -46,7 +46,7 @@ class DataConfig:
     valid: Corpus | None = None  # None: a part of train's documents is held out, chosen by their content
     held_out: float = 0.02
     share: float = came_later(1.0, before=1.0)  # of train's documents: so many are learned from, chosen by content
-    packing: Literal["wrap", "pad", "sentence"] = "wrap"
+    packing: Literal["wrap", "pad", "fill", "sentence"] = "wrap"
     augment: Literal["none", "reverse_complement"] = came_later("none", before="none")  # every second time, of DNA
     windows: Windows = "fixed"  # shifted: from the second epoch on, wrap's stream is cut into rows at other places
     # Fixed tokens that frame each row of pad and sentence; auto: both, where the denoiser sees both sides of a token.

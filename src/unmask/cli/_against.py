@@ -67,7 +67,7 @@ def seen_by(
     from unmask.evaluation.against import unit_of
 
     policy = rows.report.policy
-    anchor: Anchor = "none" if policy == "wrap" else other.anchor
+    anchor: Anchor = other.anchor_of(policy)
     if anchor == rows.report.anchor and other.tokenizer.fingerprint() == model.tokenizer.fingerprint():
         found = rows
     elif args.data is None:

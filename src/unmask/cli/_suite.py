@@ -15,42 +15,62 @@ from unmask.errors import UnmaskError, UsageError
 
 if TYPE_CHECKING:
     from unmask.distributed.world import World
-    from unmask.evaluation.suites.base import Suite, TextSet
-    from unmask.evaluation.suites.run import Outcome
+    from unmask.evaluation.suites.base import Entry, Outcome, Suite
+    from unmask.evaluation.suites.writing import Writing
     from unmask.metrics.perplexity import Perplexity
+
+# of `unmask eval`, which some suites know and others refuse
+OPTIONS = frozenset(["packing", "length", "max_rows", "num_samples", "precision", "estimator", "batch"])
+OPTIONS |= {"sampler", "guidance", "lengths"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("suites", "a table of several sets by one protocol; see docs/evaluation.md")
-    group.add_argument("--suite", metavar="NAME", help="zero-shot: the sets of the MDLM paper's table 3")
+    group = parser.add_argument_group(
+        "suites", "a table of several sets by one protocol; see docs/evaluation.md and conditional.md"
+    )
+    group.add_argument("--suite", metavar="NAME", help="zero-shot, translation, style, infilling, last-word, planning")
     group.add_argument("--data-dir", metavar="DIR", help="the sets' files (default: by name from the Hugging Face hub)")
     group.add_argument("--sets", nargs="+", metavar="SET", help="only these, such as ptb wikitext (default: all)")
     group.add_argument("--out", metavar="DIR", help="keep a JSON file for each set and a table; goes on where it ended")
+    group.add_argument(
+        "--sampler",
+        metavar="SAMPLER",
+        help="what writes: a name, or a JSON object with name and options (default: the model's, likeliest tokens)",
+    )
+    group.add_argument("--guidance", type=float, metavar="W", help="follow the source more closely; two calls a step")
+    group.add_argument(
+        "--lengths", type=int, metavar="N", help="try N lengths of the target, keep the least bound (default: padding)"
+    )
 
 
-def check(args: argparse.Namespace) -> tuple[Suite, list[TextSet]]:
+def check(args: argparse.Namespace) -> tuple[Suite, list[Entry]]:
     """The suite and its sets, or what is wrong with the command line; nothing is read or written yet."""
     from unmask.evaluation.suites import find_suite
     from unmask.evaluation.suites.results import Results
 
     suite = find_suite(args.suite)
-    given = {"--data": args.data, "--metric": args.metric}
+    given = {"--data": None if "data" in suite.options else args.data, "--metric": args.metric}
     given |= {f"--{name.replace('_', '-')}": value for name, value in _reading.reading_options(args).items()}
     if wrong := [flag for flag, value in given.items() if value is not None]:
         raise UsageError(f"a suite has its own texts and metric: leave out {wrong[0]}, or --suite")
+    for name in OPTIONS - suite.options:
+        if getattr(args, name) is not None:
+            raise UsageError(f"the suite {suite.name} has no option --{name.replace('_', '-')}: leave it out")
     if args.packing == "sentence":
         raise UsageError("a suite scores every token, and --packing sentence cuts lines: give wrap or pad")
     folder = None if args.data_dir is None else Path(args.data_dir).expanduser()
     if folder is not None and not folder.is_dir():
         raise UsageError(f"--data-dir: there is no folder {args.data_dir}; give the one that holds the sets' files")
-    sets = suite.chosen(args.sets, folder)
+    if args.data is not None and (args.sets or folder):
+        raise UsageError("--data is a set by itself: leave out --sets and --data-dir")
+    sets = suite.chosen(args.sets, folder) if args.data is None else [suite.of_file(args.data)]
     Results(_out(args), suite).check(sets)
     return suite, sets
 
 
 def refuse_without(args: argparse.Namespace) -> None:
     """The options of a suite mean nothing where none is named."""
-    for flag in ("data_dir", "sets", "out"):
+    for flag in ("data_dir", "sets", "out", "sampler", "guidance", "lengths"):
         if getattr(args, flag) is not None:
             raise UsageError(f"--{flag.replace('_', '-')} belongs to a suite: give --suite zero-shot, or leave it out")
 
@@ -60,16 +80,17 @@ def run(args: argparse.Namespace, metric: Perplexity, world: World) -> int:
     from unmask.cli._terminal import progress_bar
     from unmask.evaluation.suites.results import Results
     from unmask.evaluation.suites.run import SuiteRun
-    from unmask.evaluation.suites.table import markdown
     from unmask.model import load
 
     suite, sets = check(args)
+    writing = _writing(args)
     model = load(args.model, device=world.device)
-    if world.first and not args.packing and model.packing != "wrap":
-        _say(f"this model was trained on rows of the packing {model.packing}, sets are packed by wrap: see --packing")
+    if args.sets is None:
+        sets = list(suite.usual(model, sets))
     way = SuiteRun(
         suite=suite,
         metric=metric,
+        writing=writing,
         data_dir=None if args.data_dir is None else Path(args.data_dir).expanduser(),
         out=_out(args),
         packing=args.packing,
@@ -83,13 +104,28 @@ def run(args: argparse.Namespace, metric: Perplexity, world: World) -> int:
     for outcome in way.outcomes(model, sets):
         outcomes.append(outcome)
         if world.first:
-            _show(outcome, first=len(outcomes) == 1, as_json=args.json)
+            _show(suite, outcome, first=len(outcomes) == 1, as_json=args.json)
     if world.first:
-        table = Results(way.out, suite).write_table(markdown(suite, args.model, outcomes))
+        table = Results(way.out, suite).write_table(suite.layout.markdown(suite, args.model, outcomes))
         _close(suite, args.model, outcomes, table, as_json=args.json)
     if failed := [one.set.title for one in outcomes if one.failure]:
         raise UnmaskError(f"{len(failed)} of {len(sets)} sets not measured: {', '.join(failed)}")
     return 0
+
+
+def _writing(args: argparse.Namespace) -> Writing:
+    from unmask.evaluation.suites.writing import Writing
+
+    given = {"guidance": args.guidance, "lengths": args.lengths, "max_rows": args.max_rows, "draws": args.num_samples}
+    given["batch"] = args.batch
+    named = args.sampler
+    try:
+        options = json.loads(named) if named is not None and named.lstrip().startswith("{") else {"name": named}
+    except (ValueError, RecursionError) as e:
+        raise UsageError(f"--sampler is not valid JSON: {e}") from None
+    name = options.pop("name", None)
+    how = {key: value for key, value in given.items() if value is not None}
+    return Writing(sampler=name, options=options, **how)
 
 
 def _out(args: argparse.Namespace) -> Path | None:
@@ -100,21 +136,18 @@ def _say(sentence: str) -> None:
     print(f"unmask: {sentence}", file=sys.stderr, flush=True)
 
 
-def _show(outcome: Outcome, *, first: bool, as_json: bool) -> None:
-    from unmask.evaluation.suites.table import header, line
-
+def _show(suite: Suite, outcome: Outcome, *, first: bool, as_json: bool) -> None:
     if outcome.failure:
         _say(f"{outcome.set.title}: {outcome.failure}")
     if as_json:
         return
     if first:
-        print(header(pseudo=outcome.numbers is not None and outcome.numbers["kind"] == "pseudo"))
-    print(line(outcome), flush=True)
+        print(suite.layout.header(outcome.numbers))
+    print("\n".join(suite.layout.lines(outcome)), flush=True)
 
 
 def _close(suite: Suite, model: str, outcomes: list[Outcome], table: Path | None, *, as_json: bool) -> None:
-    from unmask.evaluation.suites.table import protocol_line, source_line
-
+    layout = suite.layout
     measured = {one.set.name: one.numbers for one in outcomes if one.numbers is not None}
     if as_json:
         failed = {one.set.name: one.failure for one in outcomes if one.failure}
@@ -123,11 +156,15 @@ def _close(suite: Suite, model: str, outcomes: list[Outcome], table: Path | None
     print()
     for one in outcomes:
         if one.numbers is not None:
-            print(_wrapped(one.set.title, source_line(one.numbers)))
-    for common in dict.fromkeys(map(protocol_line, measured.values())):
+            print(_wrapped(one.set.title, layout.source_line(one.numbers)))
+            if left_out := one.numbers.get("left_out"):
+                print(_wrapped("left out", left_out))
+    for told in dict.fromkeys(line for one in measured.values() for line in layout.told(one)):
+        print(_wrapped("note", f"{told}."))
+    for common in dict.fromkeys(map(layout.protocol_line, measured.values())):
         print(_wrapped("protocol", common))
     if table is not None:
-        print(_wrapped("table", f"{table}, with the paper's figures quoted beside"))
+        print(_wrapped("table", f"{table}{layout.beside}"))
 
 
 def _wrapped(head: str, text: str) -> str:

@@ -11,6 +11,8 @@ name from the Hugging Face hub. With --out a suite that was stopped goes on with
 text by text, so that a difference far smaller than both intervals can be seen. Models that spell texts in different
 tokens are compared in bits per byte, where both see the same texts.
 
+--suite translation, style, infilling, last-word and planning measure what a model writes: see docs/conditional.md.
+
 Several processes (--nproc, or torchrun) share the batches and give the numbers that one process gives.
 
 Example:
@@ -22,6 +24,8 @@ Example:
   unmask eval runs/a --against runs/b --data notes.txt --num-samples 16
   unmask eval demo-model --data notes.txt --metric '{"name": "masked_accuracy", "rate": 0.5}'
   unmask eval demo-model --suite zero-shot --data-dir sets --sets ptb wikitext --out results
+  unmask eval runs/translation --suite translation --data-dir sets --out results
+  unmask eval demo-model --suite infilling --data notes.txt --max-rows 50
   unmask eval demo-model --data notes.txt --metric '{"name": "order_likelihood", "sampler": {"name": "margin"}}'
 """
 
@@ -51,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _naming.add_model(parser)
     parser.add_argument("--data", help=f"{_reading.DATA} (default: what a run has held out)")
     parser.add_argument("--metric", help="its name, or a JSON object with its name and options (default: perplexity)")
-    parser.add_argument("--packing", choices=["wrap", "pad", "sentence"], help="default: as the model was trained")
+    parser.add_argument(
+        "--packing", choices=["wrap", "pad", "fill", "sentence"], help="default: as the model was trained"
+    )
     parser.add_argument("--length", type=int, help="row length in tokens (default: the model's window)")
     parser.add_argument("--max-rows", type=int, help="evaluate this many rows, spread evenly (default: all)")
     parser.add_argument("--num-samples", type=int, help="draws of time and masks for each row (default 4)")

@@ -43,9 +43,8 @@ class Corpus(ABC):
     def fingerprint(self) -> str:
         """Changes exactly when the documents would: the cache's key (a hash of the content, not of the path)."""
 
-    def check_beside(self, held_out: Corpus) -> None:
+    def check_beside(self, held_out: Corpus) -> None:  # noqa: B027 - most need not know of each other
         """Raise UsageError where a corpus that is held out for validation holds what this one is trained on."""
-        return None
 
     def absolute(self) -> Self:
         """The same corpus from any working directory: the options that are paths (`paths`) are made absolute.

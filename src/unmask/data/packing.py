@@ -1,8 +1,9 @@
 """Documents → rows of a fixed length, cached on disk as a memory map.
 
-Three policies: `wrap` chains all documents, each with end-of-text after it, and cuts the chain into rows; `pad` gives
-each document a row; `sentence` gives each line one. What does not fit a row is cut, and counted, or goes on in further
-rows (`go_on`).
+Four policies: `wrap` chains all documents, each with end-of-text after it, and cuts the chain into rows; `pad` gives
+each document a row of its own length; `fill` fills that row up with end-of-text, which is noised and scored, so that a
+model learns where a text ends; `sentence` gives each line a row. What does not fit a row is cut, and counted, or goes
+on in further rows (`go_on`).
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class _Packer:
             raise UsageError(f"unknown anchor {anchor!r}; {did_you_mean(anchor, get_args(Anchor))}")
         if policy == "wrap" and anchor != "none" and tokenizer.ends_texts:
             raise UsageError("rows of the packing 'wrap' begin anywhere in a text: anchors need 'pad' or 'sentence'")
+        if policy == "fill" and not tokenizer.ends_texts:
+            raise UsageError("this vocabulary's texts do not end in a token that is learned: pack by pad, not by fill")
         begin, end = anchor_ids(tokenizer, anchor)
         if length < 2 + len(begin) + len(end):
             raise UsageError(f"a row has at least {2 + len(begin) + len(end)} tokens, got a length of {length}")
@@ -111,13 +114,15 @@ class _Packer:
         if not documents:
             return
         self._documents += len(documents)
-        if self._policy != "pad" and any(document.prompt for document in documents):
-            raise UsageError(f"documents with a prompt need the packing 'pad', not {self._policy!r}: one row each")
+        if self._policy not in ("pad", "fill") and any(document.prompt for document in documents):
+            raise UsageError(
+                f"documents with a prompt need the packing 'pad' or 'fill', not {self._policy!r}: one row each"
+            )
         if self._policy == "wrap" and any(document.label is not None for document in documents):
             raise UsageError(
-                "documents with a label need the packing 'pad' or 'sentence', not 'wrap': a row has one label"
+                "documents with a label need the packing 'pad', 'fill' or 'sentence', not 'wrap': a row has one label"
             )
-        pack = {"wrap": self._wrap, "pad": self._pad, "sentence": self._sentences}[self._policy]
+        pack = {"wrap": self._wrap, "pad": self._pad, "fill": self._pad, "sentence": self._sentences}[self._policy]
         pack(documents)
 
     def _wrap(self, documents: list[Document]) -> None:
@@ -176,11 +181,14 @@ class _Packer:
         if self._tokenizer.ends_texts:
             chain, reach = np.append(ids, self._tokenizer.eot_id), np.append(ends, ends[-1])
         room = self._length - len(head) - len(self._end)
+        if self._policy == "fill" and (left := -len(chain) % room):
+            chain = np.append(chain, np.full(left, self._tokenizer.eot_id))
+            reach = np.append(reach, np.full(left, reach[-1]))
         for lo in range(0, len(chain) if self._go_on else 1, room):
             part = chain[lo : lo + room]
             num_bytes = int(reach[lo + len(part) - 1]) - (int(reach[lo - 1]) if lo else 0)
             self._write([head, part, self._end], prefix, num_bytes, label)
-        self._cut += 0 if self._go_on else max(0, len(chain) - room)
+        self._cut += 0 if self._go_on else max(0, len(ids) + self._tokenizer.ends_texts - room)
 
     def _write(self, parts: list[Ints], prefix: int, num_bytes: int, label: int | None = None) -> None:
         tokens = np.concatenate(parts)

@@ -16,7 +16,7 @@ from unmask.data.order import Blocks
 from unmask.errors import DataError, UsageError, did_you_mean
 
 Ints = NDArray[np.int64]
-Policy = Literal["wrap", "pad", "sentence"]
+Policy = Literal["wrap", "pad", "fill", "sentence"]
 Windows = Literal["fixed", "shifted"]
 Anchor = Literal["none", "begin", "both"]
 """What frames each row's text, never noised, scored or part of the text: nothing, a begin token, or also an end marker.

@@ -173,8 +173,8 @@ def load_tokenizer(spec: str, corpus: Corpus | None = None) -> Tokenizer:
     """The tokenizer a recipe names.
 
     `bytes`; `chars` (text8's); `dna`; `bpe:SIZE`, trained on `corpus`; a `tokenizer.json`, or a folder with one, with
-    GPT-2's `vocab.json` and `merges.txt`, or with BERT's `vocab.txt`; `hf:PATH_OR_ID`, that of a pretrained model; else a name
-    on the Hugging Face hub.
+    GPT-2's `vocab.json` and `merges.txt`, or with BERT's `vocab.txt`; `hf:PATH_OR_ID`, that of a pretrained model; else
+    a name on the Hugging Face hub.
 
     >>> load_tokenizer("chars").decode([1, 2, 28])
     'ab[MASK]'

@@ -74,7 +74,7 @@ def evaluate(
         "seed": seed,
         "kind": measured.kind,
         # Diffusion sees where padding begins, so a padded row is bounded given its length; autoregression does not.
-        "given": "row lengths" if not exact and rows.report.policy != "wrap" else "nothing",
+        "given": "row lengths" if not exact and rows.report.policy not in ("wrap", "fill") else "nothing",
         "device": model.device.type,
         "dtype": str(next((p.dtype for p in model.denoiser.parameters()), torch.float32)).removeprefix("torch."),
         "unmask": unmask.__version__,

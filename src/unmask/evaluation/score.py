@@ -136,6 +136,8 @@ def _windows(model: Model, text: str, head: list[int] | None) -> list[list[int]]
             tokens=Public(len(head)),
             window=Public(model.length),
         )
+    if model.packing == "fill":  # the rows that it was trained on are full, and so it knows where a text ends
+        ids += [model.tokenizer.eot_id] * (-len(ids) % room)
     return [[*head, *ids[lo : lo + room], *model.end] for lo in range(0, max(1, len(ids)), room)]
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from unmask.comparison.quoted import OTHERS, QUOTED, Quoted
 from unmask.evaluation.measurement import SIGN
-from unmask.evaluation.suites.run import Outcome
-from unmask.evaluation.suites.table import columns_and_rows, notes, protocol_line
+from unmask.evaluation.suites.base import Outcome
 from unmask.reporting.blocks import Block, Code, Document, Figure, Replay, Table, Text, Title
 from unmask.reporting.curves import ACROSS, panel, series_of
 from unmask.reporting.machine import commit, machine
@@ -101,7 +100,7 @@ def _curves(runs: Sequence[Run]) -> list[Block]:
 
 
 def _suites(runs: Sequence[Run], left: Sequence[str]) -> list[Block]:
-    blocks: list[Block] = [Title("Zero-shot")]
+    blocks: list[Block] = [Title("Suites")]
     blocks += [Text(sentence, warning=True) for sentence in left]
     for run in runs:
         for results in run.results:
@@ -117,24 +116,24 @@ def _suite(run: Run, results: Results) -> list[Block]:
     blocks: list[Block] = [Title(f"{run.name}: {results.suite.name}, from {results.folder}", 3)]
     if not results.same_model:
         blocks.append(Text("These results are of other weights than the run's model has now.", warning=True))
-    outcomes = []
+    outcomes, layout = [], results.suite.layout
     for name, one in results.suite.sets.items():
         if name in results.numbers:
             outcome = Outcome(set=one, numbers=results.numbers[name])
             try:  # what is damaged shows when it is laid out
-                columns_and_rows(results.suite, [outcome])
-                notes(results.suite, [outcome])
-                protocol_line(results.numbers[name])
+                layout.columns_and_rows(results.suite, [outcome])
+                layout.notes(results.suite, [outcome])
+                layout.protocol_line(results.numbers[name])
             except (KeyError, TypeError, ValueError, AttributeError):
                 outcome = Outcome(set=one, failure=f"{name}.json is damaged")
             outcomes.append(outcome)
-    blocks.append(Table(*columns_and_rows(results.suite, outcomes), " ".join(_sentences(results, outcomes))))
-    lines = dict.fromkeys(protocol_line(one.numbers) for one in outcomes if one.numbers is not None)
+    blocks.append(Table(*layout.columns_and_rows(results.suite, outcomes), " ".join(_sentences(results, outcomes))))
+    lines = dict.fromkeys(layout.protocol_line(one.numbers) for one in outcomes if one.numbers is not None)
     return [*blocks, *(Text(f"Protocol: {line}.") for line in lines)]
 
 
 def _sentences(results: Results, outcomes: Sequence[Outcome]) -> list[str]:
-    return [line if line.endswith(".") else f"{line}." for line in notes(results.suite, outcomes)]
+    return [line if line.endswith(".") else f"{line}." for line in results.suite.layout.notes(results.suite, outcomes)]
 
 
 def _samples(runs: Sequence[Run]) -> list[Block]:
@@ -230,9 +229,10 @@ def _suite_command(run: Run, results: Results) -> list[str]:
     words = ["unmask", "eval", run.given, "--suite", results.suite.name, "--sets", *results.numbers]
     identity = next(iter(results.numbers.values())).get("identity")
     kept = identity if isinstance(identity, dict) else {}
-    for key in ("length", "estimator", "num_samples", "precision", "max_rows", "seed"):
+    flags = {"asked": "sampler", "draws": "num_samples"}  # what a suite of written texts calls them
+    for key in ("length", "estimator", "num_samples", "precision", "max_rows", *flags, "guidance", "lengths", "seed"):
         if kept.get(key) is not None:
-            words += [f"--{key.replace('_', '-')}", str(kept[key])]
+            words += [f"--{flags.get(key, key).replace('_', '-')}", str(kept[key])]
     return [*words, "--out", str(results.folder)]
 
 

@@ -13,8 +13,8 @@ from unmask.config import RECIPE_FILE, load_config, read_recipe
 from unmask.errors import UnmaskError, UsageError
 from unmask.evaluation.measurement import SIGN
 from unmask.evaluation.suites import SUITES
-from unmask.evaluation.suites.base import Suite
-from unmask.evaluation.suites.results import Numbers, model_fingerprint, results_in
+from unmask.evaluation.suites.base import Numbers, Suite
+from unmask.evaluation.suites.results import model_fingerprint, results_in
 from unmask.model import load
 from unmask.reporting.metrics_file import METRICS, Metrics, read_metrics
 from unmask.reporting.replay import Page

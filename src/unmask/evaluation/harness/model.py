@@ -25,6 +25,7 @@ from unmask.data.batch import Batch
 from unmask.denoisers.network import evaluating
 from unmask.errors import NonFiniteError, UsageError
 from unmask.evaluation.estimate import estimate_bound
+from unmask.evaluation.gaps import seam
 from unmask.evaluation.orders import check_order, follow_order
 from unmask.evaluation.score import scored_positions
 from unmask.rng import row_keys
@@ -225,12 +226,7 @@ class HarnessModel:
             return [], []
         if self.separator or not context:
             return (encode(context + self.separator) or self._nothing_before()), encode(continuation)
-        kept = context.rstrip() or context  # a space belongs to the word after it
-        context, continuation = kept, context[len(kept) :] + continuation
-        before, whole = encode(context), encode(context + continuation)
-        if whole[: len(before)] == before and len(whole) > len(before):
-            return before, whole[len(before) :]
-        return before, encode(continuation)
+        return seam(self.model.tokenizer, context, continuation)
 
     def _rows(self, before: list[int], scored: list[int], *, again: bool = True) -> Iterator[Row]:
         """The row of what is scored after what is given, which is cut from the left and keeps half of the window at

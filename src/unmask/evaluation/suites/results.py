@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unmask.errors import UsageError
-from unmask.evaluation.suites.base import Suite, TextSet
+from unmask.evaluation.suites.base import Entry, Identity, Numbers, Suite
 from unmask.storage.atomic import atomic_text
 
 if TYPE_CHECKING:
     from unmask.model import Model
 
-Numbers = dict[str, Any]
-Identity = dict[str, Any]
+OUTPUTS = ".jsonl"  # of the file with what a model wrote, beside its numbers
 
 
 def model_fingerprint(model: Model) -> str:
@@ -44,7 +43,7 @@ class Results:
     folder: Path | None
     suite: Suite
 
-    def check(self, sets: Iterable[TextSet]) -> None:
+    def check(self, sets: Iterable[Entry]) -> None:
         """Refuse a folder that is none, or where files of other things stand in the results' places."""
         if self.folder is None:
             return
@@ -60,7 +59,7 @@ class Results:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
 
-    def finished(self, one: TextSet, identity: Identity) -> tuple[Numbers | None, list[str]]:
+    def finished(self, one: Entry, identity: Identity) -> tuple[Numbers | None, list[str]]:
         """A set's numbers where they are of this model and protocol; else what has changed since, if they are there."""
         if self.folder is None or not (path := self._path(self.folder, one)).exists():
             return None, []
@@ -68,13 +67,22 @@ class Results:
         kept = numbers.get("identity")
         kept = kept if isinstance(kept, dict) else {}
         changed = [name for name in identity if kept.get(name, ...) != identity[name]]
+        outputs = numbers.get("outputs")
+        if not changed and isinstance(outputs, dict) and outputs.get("sha256") != _digest(path.with_suffix(OUTPUTS)):
+            changed = [f"{one.name}{OUTPUTS}, what the model wrote"]
         return (None, changed) if changed else (numbers, [])
 
-    def keep(self, one: TextSet, numbers: Numbers) -> None:
-        """Write a set's numbers, whole or not at all."""
-        if self.folder is not None:
-            text = json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False)
-            atomic_text(self._path(self.folder, one), text + "\n")
+    def keep(self, one: Entry, numbers: Numbers, outputs: Sequence[Mapping[str, Any]] | None = None) -> Numbers:
+        """Write what the model wrote, then the set's numbers, each whole or not at all; what is kept comes back."""
+        if self.folder is None:
+            return numbers
+        path = self._path(self.folder, one)
+        if outputs is not None:
+            beside = path.with_suffix(OUTPUTS)
+            atomic_text(beside, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in outputs))
+            numbers = numbers | {"outputs": {"file": beside.name, "sha256": _digest(beside)}}
+        atomic_text(path, json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        return numbers
 
     def write_table(self, markdown: str) -> Path | None:
         """Write the table of all sets; its path."""
@@ -85,7 +93,7 @@ class Results:
         return path
 
     @staticmethod
-    def _path(folder: Path, one: TextSet) -> Path:
+    def _path(folder: Path, one: Entry) -> Path:
         return folder / f"{one.name}.json"
 
 
@@ -97,6 +105,13 @@ def results_in(folder: Path, suite: Suite) -> dict[str, Numbers]:
     """
     found = {name: _read(folder / f"{name}.json") for name in suite.sets}
     return {name: numbers for name, numbers in found.items() if numbers.get("suite") == suite.name}
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def _read(path: Path) -> Numbers:

@@ -1,25 +1,24 @@
-"""Runs a suite: each set is read, detokenized, packed and measured; what is finished is taken from its file."""
+"""Runs a suite: each set is found and measured; what is finished is taken from its file."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import unmask
-from unmask.data.packing import Policy, Rows, pack_texts
+from unmask.data.packing import Policy
 from unmask.distributed.world import World
-from unmask.errors import DataError, MissingExtraError, NonFiniteError, UsageError
-from unmask.evaluation.evaluate import Progress, evaluate
-from unmask.evaluation.suites.base import Source, Suite, TextSet
-from unmask.evaluation.suites.results import Identity, Numbers, Results, model_fingerprint
+from unmask.errors import DataError, MissingExtraError, NonFiniteError
+from unmask.evaluation.evaluate import Progress
+from unmask.evaluation.suites.base import Entry, Identity, Outcome, Suite
+from unmask.evaluation.suites.results import Results, model_fingerprint
+from unmask.evaluation.suites.writing import Writing
 from unmask.metrics.perplexity import Perplexity
 
 if TYPE_CHECKING:
-    from unmask.evaluation.measurement import Measurement
     from unmask.model import Model
 
 Say = Callable[[str], None]
@@ -27,24 +26,17 @@ Bar = Callable[[str], AbstractContextManager[Progress | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What became of a set: its numbers, or why there are none. taken: they are an earlier run's, from its file."""
-
-    set: TextSet
-    numbers: Numbers | None = None
-    failure: str = ""
-    taken: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class SuiteRun:
-    """How a suite is measured. packing: None: each set's own. length: None: the model's window.
+    """How a suite is measured. say: is told what is taken from a file or measured again. bar: a progress bar for each
+    set, by its title.
 
-    say: is told what is taken from a file or measured again. bar: a progress bar for each set, by its title.
+    Of likelihoods: metric; packing, None: each set's own. Of what a model writes: writing.
+    length: None: the model's window.
     """
 
     suite: Suite
     metric: Perplexity = field(default_factory=Perplexity)
+    writing: Writing = field(default_factory=Writing)
     data_dir: Path | None = None
     out: Path | None = None
     packing: Policy | None = None
@@ -54,7 +46,7 @@ class SuiteRun:
     say: Say = lambda sentence: None
     bar: Bar = lambda label: nullcontext()
 
-    def outcomes(self, model: Model, sets: Iterable[TextSet]) -> Iterator[Outcome]:
+    def outcomes(self, model: Model, sets: Iterable[Entry]) -> Iterator[Outcome]:
         """Each set's outcome, as soon as it is there. A set that cannot be read or measured does not stop the others.
 
         >>> run = SuiteRun(suite=find_suite("zero-shot"), data_dir=Path("data"))  # doctest: +SKIP
@@ -74,131 +66,29 @@ class SuiteRun:
 
     def _common(self, model: Model) -> Identity:
         """What decides the numbers of every set."""
-        length = self.length or model.length
-        if length > model.length:
-            raise UsageError(f"length {length} is beyond the model's window of {model.length} tokens")
-        if self.packing == "sentence":
-            raise UsageError("a suite scores every token, and the packing 'sentence' cuts lines: give wrap or pad")
-        estimator = self.metric.estimator or model.objective.estimator(model.denoiser)
-        model.objective.with_estimator(estimator).check(model.denoiser)  # now, rather than once a set
         return {
             "suite": self.suite.name,
             "version": self.suite.version,
+            **self.suite.common(model, self),  # first what may be refused: the hash takes a while
             "model": model_fingerprint(model),
-            "length": length,
-            "estimator": estimator,
-            "num_samples": self.metric.num_samples,
-            "precision": self.metric.precision,
-            "max_rows": self.metric.max_rows,
             "seed": self.seed,
             "device": model.device.type,
             "dtype": str(next((p.dtype for p in model.denoiser.parameters()), None)).removeprefix("torch."),
             "unmask": unmask.__version__,
         }
 
-    def _outcome(self, model: Model, one: TextSet, results: Results, common: Identity) -> Outcome:
-        packing = self.packing or one.packing
-        anchor = model.anchor_of(packing)
-        how: dict[str, Any] = {"policy": packing, "length": common["length"], "anchor": anchor}
-        source, data = self.world.agree(lambda: _found(one, self.data_dir))[self.world.rank]
-        identity = common | {"set": one.name, "data": data, "packing": packing, "anchor": anchor}
+    def _outcome(self, model: Model, one: Entry, results: Results, common: Identity) -> Outcome:
+        found, data = self.world.agree(lambda: one.find(self.data_dir))[self.world.rank]
+        identity = common | {"set": one.name, "data": data} | self.suite.of_set(model, one, self)
         numbers, changed = self.world.from_first(lambda: results.finished(one, identity))
         if numbers is not None:
             self.say(f"{one.title}: measured already, its numbers are taken from {one.name}.json")
             return Outcome(set=one, numbers=numbers, taken=True)
         if changed:
             self.say(f"{one.title}: measured again, for what {one.name}.json is of has changed: {', '.join(changed)}")
-        read: list[_Read] = []
-        self.world.agree(lambda: read.append(_pack(model, source, how)))
-        self.world.arm()
-        with self.bar(one.title) as progress:
-            measured = evaluate(
-                model,
-                read[0].rows,
-                metric=self.metric,
-                seed=self.seed,
-                about=read[0].about(source, data),
-                world=self.world,
-                progress=progress,
-            )
-        numbers = _numbers(one, measured, read[0], identity)
+        measured = self.suite.measure(model, one, found, self, identity)
+        numbers = {"suite": self.suite.name, "set": one.name, "title": one.title, **measured.numbers}
+        numbers["identity"] = identity
         if self.world.first:
-            results.keep(one, numbers)
+            numbers = results.keep(one, numbers, measured.outputs)
         return Outcome(set=one, numbers=numbers)
-
-
-def _found(one: TextSet, folder: Path | None) -> tuple[Source, str]:
-    source = one.source(folder)
-    return source, source.fingerprint()
-
-
-@dataclass
-class _Read:
-    """A set's rows, and what was read."""
-
-    rows: Rows
-    documents: int = 0
-    empty: int = 0
-    text_bytes: int = 0
-
-    def about(self, source: Source, data: str) -> dict[str, Any]:
-        return {
-            "data": source.name,
-            "split": source.what,
-            "fingerprint": data,
-            "differs": source.differs,
-            "detokenizer": source.detokenize.__name__,
-            "documents": self.documents,
-            "bits_per_byte_of": "the scored tokens' bytes in the detokenized text",
-            "interval": "over rows",
-        }
-
-
-def _pack(model: Model, source: Source, how: dict[str, Any]) -> _Read:
-    """Every document, none cut: what is too long for a row goes on in further ones."""
-    counts = [0, 0, 0]
-
-    def documents() -> Iterator[str]:
-        for text in source.texts():
-            counts[0] += 1
-            if text.strip():
-                counts[2] += len(text.encode("utf-8", errors="surrogatepass"))
-                yield text
-            else:
-                counts[1] += 1
-
-    try:
-        rows = pack_texts(documents(), model.tokenizer, go_on=True, **how)
-    except OSError as e:  # a corpus of somebody else's
-        raise DataError(f"cannot read {source.name}: {e.strerror or e}") from None
-    except DataError as e:
-        if counts[2]:
-            raise
-        empty = f"all of its {counts[1]:,} documents are blank" if counts[0] else str(e)
-        raise DataError(f"{source.name} holds no text: {empty}") from None
-    return _Read(rows, *counts)
-
-
-def _numbers(one: TextSet, measured: Measurement, read: _Read, identity: Identity) -> Numbers:
-    """All that is kept of a set; plain data."""
-    bound, report = measured.bound, read.rows.report
-    if bound is None or not math.isfinite(bound.nats):
-        value = "no likelihood" if bound is None else f"{bound.nats} nats"
-        raise NonFiniteError(f"the model gives {value} on {one.title}, which is no finite number: see its weights")
-    return {
-        "suite": identity["suite"],
-        "set": one.name,
-        "title": one.title,
-        "kind": measured.kind,
-        "sign": measured.sign,
-        **bound.summary(),
-        "tokens_cut": report.cut_tokens,
-        "tokens_not_chosen": report.tokens - bound.tokens,
-        "text_bytes": read.text_bytes,
-        "bytes_dropped": read.text_bytes - report.bytes,
-        "bytes_not_chosen": report.bytes - (bound.num_bytes or 0),
-        "documents": read.documents,
-        "empty_documents": read.empty,
-        "protocol": dict(measured.protocol),
-        "identity": identity,
-    }

@@ -19,8 +19,10 @@ from unmask.corpora.csv import Csv
 from unmask.corpora.hub import Hub
 from unmask.corpora.jsonl import Jsonl
 from unmask.corpora.text import Text
-from unmask.evaluation.suites.base import Source, Suite, TextSet
 from unmask.evaluation.suites.detokenizers import lambada, lm1b, papers, ptb, wikitext
+from unmask.evaluation.suites.likelihood import OPTIONS, LikelihoodSuite
+from unmask.evaluation.suites.perplexity_table import PerplexityTable
+from unmask.evaluation.suites.texts import Source, TextSet
 
 PARQUET = "refs/convert/parquet"  # the hub's copy of a dataset that is made by code, which is never run
 _TITLE = re.compile(r" ?= [^=]+ = ?")
@@ -171,10 +173,12 @@ _SETS = (
     ),
 )
 
-ZERO_SHOT = Suite(
+ZERO_SHOT = LikelihoodSuite(
     name="zero-shot",
     version=1,
     sets={one.name: one for one in _SETS},
+    layout=PerplexityTable(),
+    options=OPTIONS,
     quoted={"AR": "=", "SEDD": "≤", "MDLM": "≤"},
     quotation=(
         "table 3 of MDLM (arXiv 2406.07524), of models of about 110M parameters trained on OpenWebText for 524B tokens "

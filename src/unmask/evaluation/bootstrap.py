@@ -1,0 +1,45 @@
+"""Bootstrap over texts: how far a number of a whole set would move with other texts of the same kind."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from unmask.rng import row_keys, uniform
+
+RESAMPLES = 1000
+Floats = NDArray[np.float64]
+
+
+def bootstrap_ci95(
+    stats_NK: NDArray[Any], number: Callable[[Floats], float], *, seed: int = 0, resamples: int = RESAMPLES
+) -> tuple[float, float] | None:
+    """A 95% interval (percentiles) of `number`, a function of the sums of K statistics over texts; None for one text.
+
+    Resamples are keyed by the seed: the same texts have the same interval, and two models' outputs for the same texts
+    are resampled alike.
+
+    >>> bootstrap_ci95(np.array([[1, 1], [1, 1]]), lambda total_K: float(total_K[0] / total_K[1]))
+    (1.0, 1.0)
+    """
+    num = len(stats_NK)
+    if num < 2:
+        return None
+    stats_NK = np.asarray(stats_NK, dtype=np.float64)
+    numbers = [number(stats_NK[drawn_N].sum(axis=0)) for drawn_N in _drawn(num, seed, resamples)]
+    low, high = np.quantile(numbers, (0.025, 0.975))
+    return float(low), float(high)
+
+
+@functools.lru_cache(maxsize=2)
+def _drawn(num: int, seed: int, resamples: int) -> NDArray[np.int32]:
+    """[S, N] which texts each resample has; the numbers of a set share them."""
+    key_S1, position_N = row_keys(seed, torch.arange(resamples))[:, None], torch.arange(num)
+    parts = [(uniform(some, position_N).double() * num).int() for some in torch.split(key_S1, max(1, (1 << 22) // num))]
+    drawn: NDArray[np.int32] = torch.cat(parts).numpy()
+    return drawn

@@ -1,0 +1,131 @@
+"""What written texts share with references: exact matches, ROUGE-L, BLEU and chrF. All are percentages of a set.
+
+BLEU and chrF are sacrebleu's (Post, arXiv 1804.08771); each score carries its signature, by which others repeat it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unmask.errors import MissingExtraError
+from unmask.evaluation.bootstrap import bootstrap_ci95
+
+_PIECES = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One number of a set of texts. n: texts. signature: of the tool that counted, where it has one.
+
+    >>> Score(name="exact match", value=50.0, ci95=None, n=2).summary()["value"]
+    50.0
+    """
+
+    name: str
+    value: float
+    ci95: tuple[float, float] | None
+    n: int
+    of: str = "all"
+    signature: str = ""
+
+    def summary(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        ci95 = None if self.ci95 is None else list(self.ci95)
+        return {"of": self.of, "name": self.name, "value": self.value, "ci95": ci95, "n": self.n} | (
+            {"signature": self.signature} if self.signature else {}
+        )
+
+
+def share(name: str, right: Sequence[float], counts: Sequence[float] | None = None, **how: Any) -> Score:
+    """100 · sum(right) / sum(counts) with its bootstrap interval over texts; counts: one a text where left out.
+
+    >>> share("exact match", [1, 0, 0, 1]).value
+    50.0
+    """
+    seed = how.pop("seed", 0)
+    right_N = np.asarray(right, dtype=np.float64)
+    count_N = np.ones_like(right_N) if counts is None else np.asarray(counts, dtype=np.float64)
+    stats_N2 = np.stack([right_N, count_N], axis=1)
+
+    def number(total_2: NDArray[np.float64]) -> float:
+        return float(100 * total_2[0] / max(total_2[1], 1.0))
+
+    return Score(
+        name=name,
+        value=number(stats_N2.sum(axis=0)),
+        ci95=bootstrap_ci95(stats_N2, number, seed=seed),
+        n=len(right_N),
+        **how,
+    )
+
+
+def rouge_l(output: str, reference: str) -> float:
+    """F1 of the longest common subsequence (Lin 2004) of words and marks, between 0 and 1; cases differ.
+
+    >>> rouge_l("the cat sat", "the cat, sat down"), rouge_l("", "")
+    (0.75, 1.0)
+    """
+    ours, theirs = _PIECES.findall(output), _PIECES.findall(reference)
+    if not ours or not theirs:
+        return float(ours == theirs)
+    return 2 * _longest_common(ours, theirs) / (len(ours) + len(theirs))
+
+
+def _longest_common(a: Sequence[str], b: Sequence[str]) -> int:
+    row = [0] * (len(b) + 1)
+    for x in a:
+        diagonal = 0
+        for j, y in enumerate(b, 1):
+            diagonal, row[j] = row[j], diagonal + 1 if x == y else max(row[j], row[j - 1])
+    return row[-1]
+
+
+def need_sacrebleu() -> None:
+    """Raise where BLEU and chrF cannot be counted, before anything is written."""
+    _sacrebleu()
+
+
+def bleu(outputs: Sequence[str], references: Sequence[Sequence[str]], **how: Any) -> Score:
+    """Corpus BLEU as sacrebleu's command line gives it. references: the first of every text, the second, ...
+
+    >>> bleu(["a cat sat on the mat"], [["a cat sat on the mat"]]).value  # doctest: +SKIP
+    100.0
+    """
+    # force: no warning on stderr of texts that look tokenized; the number is the same
+    return _scored("BLEU", _sacrebleu().BLEU(force=True), outputs, references, **how)
+
+
+def chrf(outputs: Sequence[str], references: Sequence[Sequence[str]], **how: Any) -> Score:
+    """Corpus chrF2 (Popović 2015) as sacrebleu's command line gives it; references: as in `bleu`.
+
+    >>> chrf(["a cat"], [["a cat"]]).value  # doctest: +SKIP
+    100.0
+    """
+    return _scored("chrF", _sacrebleu().CHRF(), outputs, references, **how)
+
+
+def _scored(name: str, metric: Any, outputs: Sequence[str], references: Sequence[Sequence[str]], **how: Any) -> Score:
+    seed = how.pop("seed", 0)
+    value = float(metric.corpus_score(list(outputs), [list(one) for one in references]).score)
+    # The counts of each text, of which a corpus's score is made; a test holds their sums to the score.
+    stats_NK = np.array(metric._extract_corpus_statistics(list(outputs), [list(one) for one in references]))
+
+    def number(total_K: NDArray[np.float64]) -> float:
+        return float(metric._compute_score_from_stats(total_K.astype(int).tolist()).score)
+
+    ci95 = bootstrap_ci95(stats_NK, number, seed=seed)
+    return Score(name=name, value=value, ci95=ci95, n=len(outputs), signature=str(metric.get_signature()), **how)
+
+
+def _sacrebleu() -> Any:
+    try:
+        return importlib.import_module("sacrebleu.metrics")
+    except ImportError:
+        raise MissingExtraError("sacrebleu", "eval", "BLEU and chrF") from None

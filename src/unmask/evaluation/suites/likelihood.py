@@ -1,0 +1,139 @@
+"""Suites of likelihoods: the texts of a set are detokenized, packed and scored, every token once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from unmask.data.packing import Anchor, Rows, pack_texts
+from unmask.errors import DataError, NonFiniteError, UsageError
+from unmask.evaluation.evaluate import evaluate
+from unmask.evaluation.suites.base import Entry, Identity, Measured, Numbers, Suite
+from unmask.evaluation.suites.texts import Source, TextSet
+
+if TYPE_CHECKING:
+    from unmask.evaluation.measurement import Measurement
+    from unmask.evaluation.suites.run import SuiteRun
+    from unmask.model import Model
+
+OPTIONS = frozenset(["packing", "length", "max_rows", "num_samples", "precision", "estimator", "batch"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LikelihoodSuite(Suite):
+    """Perplexity, nats and bits per byte of sets of texts, beside the figures of a paper."""
+
+    quoted: Mapping[str, str]  # the models whose figures are quoted, in their order → = or ≤
+    quotation: str  # where the quoted figures are from, and of what they are
+    differs: str  # what is otherwise there, in every set
+
+    def common(self, model: Model, run: SuiteRun) -> Identity:
+        length, metric = run.length or model.length, run.metric
+        if length > model.length:
+            raise UsageError(f"length {length} is beyond the model's window of {model.length} tokens")
+        if run.packing == "sentence":
+            raise UsageError("a suite scores every token, and the packing 'sentence' cuts lines: give wrap or pad")
+        estimator = metric.estimator or model.objective.estimator(model.denoiser)
+        model.objective.with_estimator(estimator).check(model.denoiser)  # now, rather than once a set
+        if run.packing is None and model.packing != "wrap":
+            packed = f"this model was trained on rows of the packing {model.packing}"
+            run.say(f"{packed}, sets are packed by wrap: see --packing")
+        return {
+            "length": length,
+            "estimator": estimator,
+            "num_samples": metric.num_samples,
+            "precision": metric.precision,
+            "max_rows": metric.max_rows,
+        }
+
+    def of_set(self, model: Model, one: Entry, run: SuiteRun) -> Identity:
+        packing = run.packing or cast(TextSet, one).packing
+        return {"packing": packing, "anchor": model.anchor_of(packing)}
+
+    def measure(self, model: Model, one: Entry, found: Any, run: SuiteRun, identity: Identity) -> Measured:
+        anchor: Anchor = identity["anchor"]
+        how: dict[str, Any] = {"policy": identity["packing"], "length": identity["length"], "anchor": anchor}
+        read: list[_Read] = []
+        run.world.agree(lambda: read.append(_pack(model, found, how)))
+        run.world.arm()
+        with run.bar(one.title) as progress:
+            measured = evaluate(
+                model,
+                read[0].rows,
+                metric=run.metric,
+                seed=run.seed,
+                about=read[0].about(found, identity["data"]),
+                world=run.world,
+                progress=progress,
+            )
+        return Measured(numbers=_numbers(cast(TextSet, one), measured, read[0]))
+
+
+@dataclass
+class _Read:
+    """A set's rows, and what was read."""
+
+    rows: Rows
+    documents: int = 0
+    empty: int = 0
+    text_bytes: int = 0
+
+    def about(self, source: Source, data: str) -> dict[str, Any]:
+        return {
+            "data": source.name,
+            "split": source.what,
+            "fingerprint": data,
+            "differs": source.differs,
+            "detokenizer": source.detokenize.__name__,
+            "documents": self.documents,
+            "bits_per_byte_of": "the scored tokens' bytes in the detokenized text",
+            "interval": "over rows",
+        }
+
+
+def _pack(model: Model, source: Source, how: dict[str, Any]) -> _Read:
+    """Every document, none cut: what is too long for a row goes on in further ones."""
+    counts = [0, 0, 0]
+
+    def documents() -> Iterator[str]:
+        for text in source.texts():
+            counts[0] += 1
+            if text.strip():
+                counts[2] += len(text.encode("utf-8", errors="surrogatepass"))
+                yield text
+            else:
+                counts[1] += 1
+
+    try:
+        rows = pack_texts(documents(), model.tokenizer, go_on=True, **how)
+    except OSError as e:  # a corpus of somebody else's
+        raise DataError(f"cannot read {source.name}: {e.strerror or e}") from None
+    except DataError as e:
+        if counts[2]:
+            raise
+        empty = f"all of its {counts[1]:,} documents are blank" if counts[0] else str(e)
+        raise DataError(f"{source.name} holds no text: {empty}") from None
+    return _Read(rows, *counts)
+
+
+def _numbers(one: TextSet, measured: Measurement, read: _Read) -> Numbers:
+    """All that is kept of a set; plain data."""
+    bound, report = measured.bound, read.rows.report
+    if bound is None or not math.isfinite(bound.nats):
+        value = "no likelihood" if bound is None else f"{bound.nats} nats"
+        raise NonFiniteError(f"the model gives {value} on {one.title}, which is no finite number: see its weights")
+    return {
+        "kind": measured.kind,
+        "sign": measured.sign,
+        **bound.summary(),
+        "tokens_cut": report.cut_tokens,
+        "tokens_not_chosen": report.tokens - bound.tokens,
+        "text_bytes": read.text_bytes,
+        "bytes_dropped": read.text_bytes - report.bytes,
+        "bytes_not_chosen": report.bytes - (bound.num_bytes or 0),
+        "documents": read.documents,
+        "empty_documents": read.empty,
+        "protocol": dict(measured.protocol),
+    }
