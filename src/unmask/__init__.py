@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from unmask import constraints as constraints
     from unmask import corpora as corpora
     from unmask import denoisers as denoisers
+    from unmask import heads as heads
     from unmask import metrics as metrics
     from unmask import noise as noise
     from unmask import objectives as objectives
@@ -88,7 +89,7 @@ _PUBLIC = {
     "steps": "unmask.sampling.loop",
     "train": "unmask.training.loop",
 }
-_ROOMS = ("constraints", "corpora", "denoisers", "metrics", "noise", "objectives", "samplers")
+_ROOMS = ("constraints", "corpora", "denoisers", "heads", "metrics", "noise", "objectives", "samplers")
 
 __all__ = sorted([*_PUBLIC, *_ROOMS, "__version__"])
 

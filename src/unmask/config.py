@@ -190,7 +190,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if (path / RECIPE_FILE).is_file():  # a run is where its folder is, also when it was moved
-        return _read_table(path / RECIPE_FILE) | {"out": str(path)}
+        return read_table(path / RECIPE_FILE) | {"out": str(path)}
     if not path.exists() and not path.suffix and path.name == str(path):
         path = built_in_recipe(path.name)
     if path.is_file() and path.suffix not in (".toml", ".json"):
@@ -198,7 +198,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
             f"{path} is no recipe, which is a TOML or JSON file; to train on a text: "
             f"unmask train demo --data.train text --data.train.path {path}"
         )
-    return _over_base(path, _read_table(path))
+    return _over_base(path, read_table(path))
 
 
 def built_in_recipe(name: str) -> Path:
@@ -214,7 +214,8 @@ def built_in_recipe(name: str) -> Path:
     return built_in
 
 
-def _read_table(path: Path) -> dict[str, Any]:
+def read_table(path: Path) -> dict[str, Any]:
+    """What a TOML or JSON file says, a table of options."""
     try:
         raw = path.read_text(encoding="utf-8")
         data = json.loads(raw) if path.suffix == ".json" else tomllib.loads(raw)
@@ -237,7 +238,7 @@ def _over_base(path: Path, data: dict[str, Any], above: tuple[Path, ...] = ()) -
         if found.resolve() in [file.resolve() for file in chain]:
             chain += (found,)
             raise ConfigError("the bases lead around in a circle: take one of them out")
-        under = _read_table(found)
+        under = read_table(found)
     except ConfigError as e:
         raise ConfigError(f"{' → '.join(map(str, chain))}: {e}") from None
     own = {key: value for key, value in data.items() if key != BASE}
@@ -268,10 +269,15 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     """
     saved = (Path(path) / RECIPE_FILE).is_file()
     data = to_dict(from_dict(RunConfig, read_recipe(path), saved=saved))
+    return typing.cast(RunConfig, overridden(RunConfig, data, overrides))
+
+
+def overridden(kind: type, data: dict[str, Any], overrides: Mapping[str, Any] | None) -> Any:
+    """The dataclass `kind` of plain data, in which dotted keys are set to words, numbers or objects."""
     values = {key.removesuffix(".name"): _word(value) for key, value in (overrides or {}).items()}
     for key in sorted(values, key=lambda key: key.count(".")):
         _set(data, key, values[key])
-    return typing.cast(RunConfig, from_dict(RunConfig, data))
+    return from_dict(kind, data)
 
 
 def _word(value: Any) -> Any:
