@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Splits:
         return {"valid": self.valid} | ({} if self.test is None else {"test": self.test})
 
 
-def read_examples(path: str, data: TaskData, *, labelled: bool = True, skip: tuple[int, ...] = ()) -> list[Example]:
+def read_examples(path: str, data: TaskData, *, labelled: bool = True) -> list[Example]:
     """The examples of a file or a folder's files; labelled: each must have its label, else none is read.
 
     >>> read_examples("mine.tsv", TaskData(text="sentence", label="class"))  # doctest: +SKIP
@@ -68,8 +68,7 @@ def read_examples(path: str, data: TaskData, *, labelled: bool = True, skip: tup
     for file in sources.find(path, endings):
         read = _json_lines if sources.ending(file) in sources.JSONL else _table
         for number, values in read(file, data, labelled):
-            if number not in skip:
-                examples.append(_example(values, data, f"{file}, line {number}", labelled))
+            examples.append(_example(values, data, f"{file}, line {number}", labelled))
     if not examples:
         raise sources.is_empty(path)
     return examples
@@ -102,9 +101,9 @@ def _table(file: Path, data: TaskData, labelled: bool) -> Iterator[tuple[int, di
             hint = did_you_mean(name, [known[:40] for known in columns])
             raise DataError(f"{source} names {which} {name!r}; {hint} (see data.text, data.pair, data.label)")
     for number, row in rows:
+        if number in data.skip_lines:
+            continue
         if len(row) != len(columns) and not (data.extra_columns and len(row) > len(columns)):
-            if number in data.skip_lines:
-                continue
             raise DataError(
                 f"{file}, line {number} has {len(row)} columns, {source} {len(columns)}: mend the line, or see "
                 "data.delimiter, data.quoted and data.extra_columns"
@@ -114,7 +113,7 @@ def _table(file: Path, data: TaskData, labelled: bool) -> Iterator[tuple[int, di
 
 def _json_lines(file: Path, data: TaskData, labelled: bool) -> Iterator[tuple[int, dict[str, str]]]:
     for number, line in sources.lines(file):
-        if not line.strip():
+        if not line.strip() or number in data.skip_lines:
             continue
         where = f"{file}, line {number}"
         try:
@@ -147,7 +146,8 @@ def make_splits(config: FinetuneConfig) -> Splits:
     if not data.train:
         raise UsageError("there are no examples: give --data.train FILE with labelled texts, or --suite glue")
     parts: dict[str, tuple[list[Example], str]] = {}
-    rest, what = read_examples(data.train, data, skip=data.skip_lines), data.train
+    rest, what = read_examples(data.train, data), data.train
+    data = replace(data, skip_lines=())  # they are train's
     if data.test is not None:
         parts["test"] = read_examples(data.test, data), data.test
     elif data.test_share:
