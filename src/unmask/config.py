@@ -305,8 +305,8 @@ def _set(data: dict[str, Any], key: str, value: Any) -> None:
     data[last] = value
 
 
-def option_paths(config: RunConfig | dict[str, Any]) -> dict[str, Any]:
-    """Every dotted key of this config with its value: what `--help` lists and what overrides may name."""
+def option_paths(config: Any) -> dict[str, Any]:
+    """Every dotted key of a config, or of its plain data, with its value: what may be overridden."""
 
     def walk(data: dict[str, Any], prefix: str) -> dict[str, Any]:
         flat: dict[str, Any] = {}
@@ -322,7 +322,7 @@ def option_paths(config: RunConfig | dict[str, Any]) -> dict[str, Any]:
     return walk(config if isinstance(config, dict) else to_dict(config), "")
 
 
-def option_choices(config: RunConfig) -> dict[str, list[str]]:
+def option_choices(config: Any) -> dict[str, list[str]]:
     """The dotted keys that take one of a few words, with these: names of plug-ins, choices, true and false.
 
     >>> "cosine" in option_choices(RunConfig())["objective.noise"]

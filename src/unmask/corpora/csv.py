@@ -71,7 +71,7 @@ class Csv(Records):
             )
 
     def rows(self, file: Path) -> Iterator[tuple[int, list[str]]]:
-        """The rows of one file with the number of their first line, blank ones left out; names of columns are one, too."""
+        """The rows of one file with the number of their first line, blank ones left out; with the names of columns."""
         csv.field_size_limit(
             max(csv.field_size_limit(), MAX_FIELD)
         )  # one for all readers of the process: never lowered

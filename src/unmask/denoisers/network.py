@@ -178,8 +178,8 @@ class Network(nn.Module):
     def head_parameters(self) -> list[nn.Parameter]:
         """The parameters that `head` uses; all of the denoiser's is always right, fewer is leaner.
 
-        The objective's are not among them, for what a loss takes from those it names itself (see `summed_nats`), nor are
-        a task head's.
+        The objective's are not among them, for what a loss takes from those it names itself (see `summed_nats`), and
+        neither are a task head's.
         """
         return [p for name, p in self.named_parameters() if not name.startswith(("objective.", "task."))]
 

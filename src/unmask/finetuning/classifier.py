@@ -22,21 +22,24 @@ from unmask.text.arguments import check_texts
 
 @dataclass(frozen=True)
 class Answer:
-    """What a classifier says of a text. label and probabilities of a classification, value of a regression."""
+    """What a classifier says of a text. label and probabilities of a classification, value of a regression; cut: tokens
+    at a text's end that it has not read, beyond its window."""
 
     text: str
     pair: str | None
     label: str | None
     value: float | None
     probabilities: dict[str, float]
+    cut: int = 0
 
     def plain(self) -> dict[str, Any]:
-        """For JSON.
+        """The answer for JSON.
 
         >>> Answer("a text", None, "yes", None, {"no": 0.25, "yes": 0.75}).plain()
         {'text': 'a text', 'label': 'yes', 'probabilities': {'no': 0.25, 'yes': 0.75}}
         """
-        texts = {"text": self.text} | ({} if self.pair is None else {"pair": self.pair})
+        texts: dict[str, Any] = {"text": self.text} | ({} if self.pair is None else {"pair": self.pair})
+        texts |= {"cut_tokens": self.cut} if self.cut else {}
         if self.value is not None:
             return {**texts, "value": self.value}
         return {**texts, "label": self.label, "probabilities": self.probabilities}
@@ -84,12 +87,13 @@ class Classifier:
         rows = make_rows(examples, self.task, self.model)
         predictions = predict_rows(self.task, self.model.denoiser, rows, batch=batch)
         answers = []
-        for one, out_K, found in zip(examples, predictions.out_NK, predictions.answers, strict=True):
+        found = zip(examples, predictions.out_NK, predictions.answers, rows.cut, strict=True)
+        for one, out_K, answer, cut in found:
             if self.task.kind == "regression":
-                answers.append(Answer(one.text, one.pair, None, found, {}))
+                answers.append(Answer(one.text, one.pair, None, answer, {}, cut))
                 continue
             probs = dict(zip(self.task.labels, out_K.exp().tolist(), strict=True))
-            answers.append(Answer(one.text, one.pair, self.task.labels[int(found)], None, probs))
+            answers.append(Answer(one.text, one.pair, self.task.labels[int(answer)], None, probs, cut))
         return answers
 
     def _seconds(self, pairs: str | Sequence[str] | None, count: int) -> list[str | None]:

@@ -101,9 +101,7 @@ class FinetuneConfig:
         return self.metrics or USUAL[self.kind]
 
 
-def load_finetune_config(
-    path: str | Path | None = None, overrides: Mapping[str, Any] | None = None
-) -> FinetuneConfig:
+def load_finetune_config(path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> FinetuneConfig:
     """A recipe of a fine-tuning, with overrides: words as they are typed on the command line, numbers, or objects.
 
     path: a TOML or JSON file; None: the defaults.

@@ -187,14 +187,18 @@ def class_words(train: list[Example], config: FinetuneConfig) -> tuple[str, ...]
     there = {example.label for example in train if example.label is not None}
     if config.labels:
         if missing := [word for word in config.labels if word not in there]:
-            raise UsageError(f"the class {missing[0][:40]!r} has no example in {config.data.train}: leave it out of labels")
+            raise UsageError(
+                f"the class {missing[0][:40]!r} has no example in {config.data.train}: leave it out of labels"
+            )
         return config.labels
     if len(there) == 1:
-        raise UsageError(f"all of {config.data.train} is of one class, {min(there)[:40]!r}: there is nothing to tell apart")
+        raise UsageError(
+            f"all of {config.data.train} is of one class, {min(there)[:40]!r}: there is nothing to tell apart"
+        )
     if len(there) > MAX_LABELS or (len(there) > MANY and len(there) > len(train) / 2):
         raise UsageError(
-            f"{config.data.train} has {len(there):,} different labels in {len(train):,} examples: set kind = regression "
-            "if they are numbers, or name another column in data.label"
+            f"{config.data.train} has {len(there):,} different labels in {len(train):,} examples: set kind = "
+            "regression if they are numbers, or name another column in data.label"
         )
     numbers = [_number(word) for word in there]
     if all(number is not None for number in numbers):

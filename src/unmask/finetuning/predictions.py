@@ -45,7 +45,9 @@ class Predictions:
 
     def records(self, split: Split) -> Iterator[dict[str, Any]]:
         """A line of JSON for each example of a labelled split."""
-        for example, target, answer, out_K in zip(split.examples, split.targets, self.answers, self.out_NK, strict=True):
+        for example, target, answer, out_K in zip(
+            split.examples, split.targets, self.answers, self.out_NK, strict=True
+        ):
             texts = {"text": example.text} | ({} if example.pair is None else {"pair": example.pair})
             if self.task.kind == "regression":
                 yield {**texts, "target": target, "predicted": answer}

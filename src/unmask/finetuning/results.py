@@ -1,10 +1,10 @@
 """What a fine-tuning keeps in its folder: one file a finished seed, written whole after its predictions and its model.
 
-    finetune.json               what the fine-tuning is of: model, data, options; another one is refused here
-    seeds/model-0.json          a finished seed; seeds/scratch-0.json the same network from random weights
-    predictions/model-0-test.jsonl
-    model/                      of the seed that was best on the validation examples
-    report.md, report.json
+finetune.json               what the fine-tuning is of: model, data, options; another one is refused here
+seeds/model-0.json          a finished seed; seeds/scratch-0.json the same network from random weights
+predictions/model-0-test.jsonl
+model/                      of the seed that was best on the validation examples
+report.md, report.json
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Results:
         if path.exists():
             before = read_json(path).get("identity")
             before = before if isinstance(before, dict) else {}
-            if changed := _changed(before, identity):
+            if changed := changes(before, identity):
                 raise UsageError(
-                    f"{self.folder} is of a fine-tuning with another {changed[0]}: give out another folder, or go on as "
-                    "it was begun"
+                    f"{self.folder} is of a fine-tuning with another {changed[0]}: give out another folder, or go on "
+                    "as it was begun"
                 )
         elif others := sorted(p.name for p in self._files()):
             raise UsageError(f"{self.folder} holds {others[0]}, which is no part of a fine-tuning: give another out")
@@ -90,13 +90,18 @@ class Results:
         atomic_text(path, json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _changed(before: Numbers, now: Numbers, prefix: str = "") -> list[str]:
-    """The dotted keys that differ."""
+def changes(before: Numbers, now: Numbers, prefix: str = "") -> list[str]:
+    """What differs, by dotted keys, with short values.
+
+    >>> changes({"options": {"epochs": 3}}, {"options": {"epochs": 5}})
+    ['options.epochs (3 there, 5 now)']
+    """
     names: list[str] = []
     for key in sorted({*before, *now}):
         one, other = before.get(key), now.get(key)
         if isinstance(one, dict) and isinstance(other, dict):
-            names += _changed(one, other, f"{prefix}{key}.")
+            names += changes(one, other, f"{prefix}{key}.")
         elif one != other:
-            names.append(prefix + key)
+            short = max(len(str(one)), len(str(other))) <= 20
+            names.append(f"{prefix}{key}" + (f" ({one} there, {other} now)" if short else ""))
     return names

@@ -30,16 +30,19 @@ class TaskBatch:
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Rows of a split. cut_texts, cut_tokens: what was beyond the length."""
+    """Rows of a split. cut: how many tokens of each were beyond the length."""
 
     rows: list[list[int]]
     frame: tuple[int, int]  # how many ids at a row's begin and end are no text
     pad_id: int
-    cut_texts: int
-    cut_tokens: int
+    cut: list[int]
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def cut_texts(self) -> int:
+        return sum(n > 0 for n in self.cut)
 
     def batch(self, indices: Sequence[int]) -> TaskBatch:
         """The rows of these numbers, as long as the longest of them."""
@@ -69,17 +72,16 @@ def make_rows(examples: Sequence[Example], task: Task, model: Model) -> TaskRows
     room = task.length - len(begin) - len(end) - len(last) - (len(between) if task.pairs else 0)
     if room < 2:
         raise UsageError(f"a length of {task.length} leaves no room for a text: give at least {task.length - room + 2}")
-    rows, cut_texts, cut_tokens = list[list[int]](), 0, 0
+    rows, cut = list[list[int]](), list[int]()
     for lo in range(0, len(examples), CHUNK):
         part = examples[lo : lo + CHUNK]
         firsts = tokenizer.encode_batch([one.text for one in part])
         seconds = tokenizer.encode_batch([one.pair or "" for one in part]) if task.pairs else [[]] * len(part)
         for first, second in zip(firsts, seconds, strict=True):
             a, b = kept(len(first), len(second), room)
-            lost = len(first) + len(second) - a - b
-            cut_texts, cut_tokens = cut_texts + (lost > 0), cut_tokens + lost
+            cut.append(len(first) + len(second) - a - b)
             rows.append([*begin, *first[:a], *([*between, *second[:b]] if task.pairs else []), *last, *end])
-    return TaskRows(rows, (len(begin), len(end)), tokenizer.eot_id, cut_texts, cut_tokens)
+    return TaskRows(rows, (len(begin), len(end)), tokenizer.eot_id, cut)
 
 
 def kept(first: int, second: int, room: int) -> tuple[int, int]:

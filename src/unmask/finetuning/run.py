@@ -181,7 +181,7 @@ class _Run:
             "examples": {part: len(split) for part, split in parts.items()},
             "sources": {part: split.what for part, split in parts.items()},
             "cut_texts": {part: one.cut_texts for part, one in rows.items()},
-            "cut_tokens": {part: one.cut_tokens for part, one in rows.items()},
+            "cut_tokens": {part: sum(one.cut) for part, one in rows.items()},
             "guess": {part: guess(self.config, self.splits, split) for part, split in self.splits.parts.items()},
             "results": summarize(seeds),
             "seconds": round(sum(one["seconds"] for start in seeds.values() for one in start.values()), 3),

@@ -123,7 +123,9 @@ def check_metrics(names: Sequence[str], kind: Kind, classes: int) -> None:
             raise UsageError(f"f1 is of two classes, here are {classes}: use macro_f1")
 
 
-def score_all(names: Sequence[str], kind: Kind, predicted: Sequence[float], target: Sequence[float]) -> dict[str, float]:
+def score_all(
+    names: Sequence[str], kind: Kind, predicted: Sequence[float], target: Sequence[float]
+) -> dict[str, float]:
     """Each metric by its name. Of a classification both are class numbers.
 
     >>> score_all(["accuracy"], "classification", [0, 1], [0, 0])

@@ -89,7 +89,10 @@ def markdown(report: Numbers) -> str:
         lines += [f"## {title}: {report['examples'][one]:,} examples", ""]
         lines += [table([*COLUMNS, guess], rows(report, one)), ""]
     if part == "valid":
-        lines += ["No test examples: the validation examples also chose the best weights, so these numbers flatter.", ""]
+        lines += [
+            "No test examples: the validation examples also chose the best weights, so these numbers flatter.",
+            "",
+        ]
     return "\n".join([*lines, *(f"{line}\n" for line in notes(report))])
 
 

@@ -66,7 +66,9 @@ class Task:
         torch.Size([2, 8])
         """
         if network.width < 1:
-            raise UsageError("this network does not say how wide its vectors are (`width`), so it can have no task head")
+            raise UsageError(
+                "this network does not say how wide its vectors are (`width`), so it can have no task head"
+            )
         self.head.check(network)
         first = next(network.parameters())
         head = self.head.build(width=network.width, outputs=self.outputs, causal=network.causal)
@@ -90,9 +92,7 @@ def check_words(labels: Sequence[str]) -> None:
         raise UsageError("the classes are not all different: name each once")
 
 
-def task_outputs(
-    task: Task, network: Network, ids_BL: Tensor, valid_BL: Tensor, text_BL: Tensor
-) -> Tensor:
+def task_outputs(task: Task, network: Network, ids_BL: Tensor, valid_BL: Tensor, text_BL: Tensor) -> Tensor:
     """out_BK in float32: the head's answer to rows of ids, which may still be on the host.
 
     valid_BL: what is not padding. text_BL: of that, what is no frame around the row.
