@@ -94,6 +94,8 @@ def _table(file: Path, data: TaskData, labelled: bool) -> Iterator[tuple[int, di
     source = "data.columns"
     if not columns:
         columns = [name.strip() for name in next(rows, (0, []))[1]]
+        if not columns:
+            return
         source = f"the first line of {file}"
     for name in _names(data, labelled):
         if columns.count(name) != 1:
