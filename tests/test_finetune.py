@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -93,7 +95,11 @@ def test_what_is_cut_is_counted() -> None:
         make_rows([Example("a", "b", None, "")], dataclasses.replace(task, length=3), small_model())
 
 
-@pytest.mark.parametrize("denoiser", [TINY, CAUSAL], ids=["both sides", "causal"])
+@pytest.mark.parametrize(
+    "denoiser",
+    [TINY, CAUSAL, dataclasses.replace(TINY, conditioning="level", classes=3)],
+    ids=["both sides", "causal", "conditioned"],
+)
 @pytest.mark.parametrize("pool", ["auto", "mean", "last"])
 def test_padding_and_neighbours_change_nothing(denoiser: Any, pool: Any) -> None:
     model = small_model(denoiser)
@@ -205,6 +211,17 @@ def test_the_best_weights_are_kept_and_patience_ends_a_seed(done: Path, tmp_path
             best = max(numbers["validations"], key=lambda one: (one["accuracy"], -one["loss"]))
             assert (best["step"], best["accuracy"]) == (numbers["best"]["step"], numbers["best"]["score"])
             assert numbers["scores"]["valid"]["accuracy"] == best["accuracy"]
+    config = letters_config(tmp_path, epochs=30, patience=2, out=str(tmp_path / "a"))
+    for name, seed in (("train", 0), ("valid", 1)):  # nothing to learn, so that the validation soon gets worse
+        rows = [(text, random.Random(text).choice(["with", "without"])) for text, _ in letters(64, seed)]
+        write_tsv(tmp_path / f"{name}.tsv", [("text", "label"), *rows])
+    made = finetune(small_model(), config, device="cpu")
+    numbers = numbers_of(made.folder, "model", 0)
+    assert numbers["best"]["step"] == numbers["steps"] - 8 > 0  # two epochs of 4 steps before it ended
+    answers = made.classifier("cpu").classify([text for text, _ in rows])
+    loss = -sum(math.log(one.probabilities[label]) for one, (_, label) in zip(answers, rows, strict=True)) / 64
+    assert loss == pytest.approx(numbers["best"]["loss"], rel=1e-4)
+    assert abs(loss - numbers["validations"][-1]["loss"]) > 1e-2
     still = OptimConfig(lr=0.0, muon=False, ema=0.0)  # nothing ever gets better
     finetune(small_model(), letters_config(tmp_path, optim=still, epochs=9, patience=2), device="cpu")
     assert [one["step"] for one in numbers_of(tmp_path / "out", "model", 0)["validations"]] == [6, 12, 18]
@@ -309,6 +326,8 @@ def test_a_classifier_writes_no_text_and_a_model_classifies_none(done: Path, tmp
     small_model().save(tmp_path / "plain")
     with pytest.raises(UsageError, match="is no classifier but a model that writes text"):
         load_classifier(tmp_path / "plain", device="cpu")
+    with pytest.raises(UsageError, match="make a Classifier of both"):
+        load_classifier(done, device="cpu").model.save(tmp_path / "without")
     with pytest.raises(UsageError, match="has no task head"):
         Classifier(small_model(), BYTES)
 
@@ -357,6 +376,9 @@ def test_head_and_network_belong_together(done: Path, tmp_path: Path) -> None:
 def test_a_classifier_is_fine_tuned_further(done: Path, tmp_path: Path) -> None:
     report = finetune(done, letters_config(tmp_path, epochs=1), device="cpu").report
     assert report["model"] == str(done)
+    inner = load_classifier(done, device="cpu").model
+    again = finetune(inner, letters_config(tmp_path, epochs=1, out=str(tmp_path / "again")), device="cpu").report
+    assert again["results"] == report["results"]
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

@@ -219,7 +219,8 @@ def start_network(model: Model, task: Task, *, seed: int, pretrained: bool) -> N
             model.objective.attach(network)
         description.describe(network)
         if pretrained:
-            load_weights(network, {k: t.detach().cpu() for k, t in unshared(model.denoiser).items()}, "the model")
+            own = {k: t.detach().cpu() for k, t in unshared(model.denoiser).items() if not k.startswith("task.")}
+            load_weights(network, own, "the model")
         torch.manual_seed(int(row_keys(seed, torch.tensor(-2))))
         task.attach(network)
     return network

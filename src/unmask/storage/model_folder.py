@@ -45,6 +45,8 @@ def write_folder(
     description = getattr(model.denoiser, "config", None)
     if not isinstance(description, Denoiser):
         raise UsageError("only a denoiser made by a plug-in can be saved: this one has no description to write")
+    if (task is None) != (model.denoiser.task is None):
+        raise UsageError("a network with a task head is saved with its task: make a Classifier of both, and save that")
     own = [] if weights is not None or model.denoiser.objective is None else model.denoiser.objective.named_buffers()
     for name, buffer in own:
         if not bool(torch.isfinite(buffer).all()):  # the folder could not be loaded
