@@ -23,8 +23,9 @@ from unmask.finetuning.classifier import Classifier, load_classifier
 from unmask.finetuning.config import FinetuneConfig, TaskData, load_finetune_config
 from unmask.finetuning.examples import Example, make_splits
 from unmask.finetuning.rows import kept, make_rows
-from unmask.finetuning.run import finetune
+from unmask.finetuning.run import finetune, repeated
 from unmask.finetuning.seed_run import SeedRun, Watch, start_network
+from unmask.heads._pooling import chosen
 from unmask.heads.pooled import Pooled
 from unmask.heads.task import Task, task_outputs
 from unmask.model import Model, load
@@ -70,6 +71,10 @@ def test_a_row_is_the_frame_the_text_its_pair_and_the_end() -> None:
     assert framed.end
     batch = rows.batch([0])
     assert batch.text_BL[0].nonzero().flatten().tolist() == list(range(len(framed.begin), len(framed.begin) + 5))
+    places = {
+        pool: chosen(batch.valid_BL, batch.text_BL, pool)[0].nonzero().flatten().tolist() for pool in ("first", "last")
+    }
+    assert places == {"first": [0], "last": [len(framed.begin) + 4]}  # the frame's, as [CLS] is; the end-of-text
     own = dataclasses.replace(task, between=" / ")
     assert make_rows([one], own, small_model()).rows == [[97, 98, *b" / ", 99, EOT]]
     assert make_rows([one], BYTES, small_model()).rows == [[97, 98, EOT]]
@@ -427,6 +432,9 @@ def test_what_is_kept_from_training_is_the_same_for_every_seed(tmp_path: Path) -
     splits = make_splits(config)
     assert splits.test is not None
     assert (len(splits.train), len(splits.valid), len(splits.test)) == (54, 18, 24)
+    known = {one.text for one in splits.train.examples}
+    assert repeated(splits.train, splits.train) == 54
+    assert repeated(splits.test, splits.train) == sum(one.text in known for one in splits.test.examples)
     parts = [{one.where for one in split.examples} for split in (splits.train, splits.valid, splits.test)]
     assert not (parts[0] & parts[1] | parts[0] & parts[2] | parts[1] & parts[2])
     again = make_splits(dataclasses.replace(config, seeds=9))

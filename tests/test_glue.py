@@ -78,10 +78,17 @@ def test_the_suite_makes_one_table_and_goes_on(folder: Path, tmp_path: Path) -> 
     table = (tmp_path / "out" / "glue.md").read_text()
     assert "| RTE | accuracy | fine-tuned |" in table
     assert "| MNLI (reduced) | accuracy |" in table
-    rows = [line for line in table.splitlines() if line.startswith("| STS-B")]
-    assert [row.split(" | ")[1] for row in rows] == ["Spearman", "Pearson"]
-    assert "84.32 | 88.41 | 87.48" in rows[0]  # the paper's are Spearman's
-    assert "84.32" not in rows[1]
+    head, *systems = [line.split(" | ") for line in table.split("\n\n")[1].splitlines() if "---" not in line]
+    assert head == ["| ", "RTE (accuracy)", "STS-B (Spearman)", "MNLI (reduced) (accuracy)", "mean |"]
+    assert [line[0] for line in systems][1:] == ["| guess", *(f"| {name} (quoted)" for name in QUOTED)]
+    assert dict(zip(head, systems[2], strict=True))["STS-B (Spearman)"] == "84.3"
+    assert dict(zip(head, systems[2], strict=True))["MNLI (reduced) (accuracy)"] == ""
+    spearman = result.reports["stsb"]["results"]["model"]["test"]["spearman"]
+    half = (spearman["ci95"][1] - spearman["ci95"][0]) / 2
+    assert (
+        dict(zip(head, systems[0], strict=True))["STS-B (Spearman)"]
+        == f"{100 * spearman['mean']:.1f} ± {100 * half:.1f}"
+    )
     assert "quoted" in table.lower()
     assert json.loads((tmp_path / "out" / "glue.json").read_text())["tasks"] == result.reports
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("seeds/*")}

@@ -139,7 +139,7 @@ def _print_suite(result: SuiteResult, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"out": str(result.folder), "suite": "glue", "model": result.model, "tasks": result.reports}))
         return
-    _print_table([COLUMNS, *lines(result, quoted=False)])
+    _print_table([COLUMNS, *lines(result)])
     print(f"table, with the paper's figures quoted beside: {result.folder}/glue.md")
 
 

@@ -172,7 +172,7 @@ class _Run:
         Classifier(tuned, self.task).save(self.results.folder / "model")
 
     def _report(self, seeds: dict[str, dict[int, Numbers]]) -> Numbers:
-        parts, rows = self.parts, self.work.rows
+        parts, rows, splits = self.parts, self.work.rows, self.splits
         return {
             "model": self.name,
             "parameters": self.model.num_parameters,
@@ -182,7 +182,8 @@ class _Run:
             "sources": {part: split.what for part, split in parts.items()},
             "cut_texts": {part: one.cut_texts for part, one in rows.items()},
             "cut_tokens": {part: sum(one.cut) for part, one in rows.items()},
-            "guess": {part: guess(self.config, self.splits, split) for part, split in self.splits.parts.items()},
+            "repeated": {part: repeated(split, splits.train) for part, split in splits.parts.items()},
+            "guess": {part: guess(self.config, splits, split) for part, split in splits.parts.items()},
             "results": summarize(seeds),
             "seconds": round(sum(one["seconds"] for start in seeds.values() for one in start.values()), 3),
         }
@@ -214,6 +215,12 @@ def task_of(model: Model, config: FinetuneConfig, splits: Splits) -> Task:
             tried = description.build(num_ids=model.tokenizer.num_ids, mask_id=model.tokenizer.mask_id)
             task.attach(tried)
     return task
+
+
+def repeated(split: Split, train: Split) -> int:
+    """How many examples of a split stand in the training examples, word for word."""
+    known = {(one.text, one.pair) for one in train.examples}
+    return sum((one.text, one.pair) in known for one in split.examples)
 
 
 def guess(config: FinetuneConfig, splits: Splits, split: Split) -> dict[str, float]:

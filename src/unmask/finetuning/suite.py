@@ -6,12 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from unmask.errors import UsageError
 from unmask.finetuning.config import FinetuneConfig, TaskData
 from unmask.finetuning.examples import make_splits
-from unmask.finetuning.glue import QUOTATION, QUOTED, GlueTask, chosen
+from unmask.finetuning.glue import QUOTATION, QUOTED, chosen
 from unmask.finetuning.results import Numbers
 from unmask.finetuning.run import finetune
 from unmask.finetuning.scores import TITLES
@@ -67,48 +66,70 @@ def finetune_suite(
     return result
 
 
-def lines(result: SuiteResult, *, quoted: bool) -> list[list[str]]:
-    """A line for each task, metric and start: what GLUE's table needs."""
+COLUMNS = ["task", "metric", "start", "mean", "95% over seeds", "range", "seeds", "guess", "examples"]
+
+
+def lines(result: SuiteResult) -> list[list[str]]:
+    """A line for each task, metric and start."""
     made: list[list[str]] = []
     for task in chosen(list(result.reports)):
         report = result.reports[task.name]
-        for i, metric in enumerate(report["metrics"]):
+        for metric in report["metrics"]:
             for start, parts in report["results"].items():
-                made.append([task.title, TITLES[metric], NAMES[start], *cells(parts["test"][metric])])
-                made[-1] += [percent(report["guess"]["test"][metric]), f"{report['examples']['test']:,}"]
-                if quoted:
-                    own = task.quoted if start == "model" and i == 0 else {}
-                    made[-1] += [f"{own[name]:.2f}" if name in own else "" for name in QUOTED]
+                guess = percent(report["guess"]["test"][metric])
+                count = f"{report['examples']['test']:,}"
+                made.append([task.title, TITLES[metric], NAMES[start], *cells(parts["test"][metric]), guess, count])
     return made
 
 
-COLUMNS = ["task", "metric", "start", "mean", "95% over seeds", "range", "seeds", "guess", "examples"]
+def across(result: SuiteResult) -> str:
+    """The shape of the paper's table: a line for each system, a column for each task's first metric, and their mean."""
+    tasks = chosen(list(result.reports))
+    found: dict[str, list[Numbers | float | None]] = {}
+    reports = [result.reports[task.name] for task in tasks]
+    for start in reports[0]["results"]:
+        name = f"{result.model}, {NAMES[start]}"
+        tested = zip(tasks, reports, strict=True)
+        found[name] = [report["results"].get(start, {}).get("test", {}).get(task.metrics[0]) for task, report in tested]
+    found["guess"] = [report["guess"]["test"][task.metrics[0]] for task, report in zip(tasks, reports, strict=True)]
+    for name in QUOTED:
+        found[f"{name} (quoted)"] = [task.quoted[name] / 100 if name in task.quoted else None for task in tasks]
+    columns = ["", *(f"{task.title} ({TITLES[task.metrics[0]]})" for task in tasks), "mean"]
+    return table(columns, [[name, *map(_cell, cells), _mean(cells)] for name, cells in found.items()])
+
+
+def _cell(value: Numbers | float | None) -> str:
+    """A mean with half its interval, or a number."""
+    if value is None or isinstance(value, float):
+        return "" if value is None else percent(value)
+    half = "" if value["ci95"] is None else f" ± {percent((value['ci95'][1] - value['ci95'][0]) / 2)}"
+    return percent(value["mean"]) + half
+
+
+def _mean(values: Sequence[Numbers | float | None]) -> str:
+    """Of a line that has a number for every task."""
+    numbers = [value["mean"] if isinstance(value, dict) else value for value in values]
+    known = [number for number in numbers if number is not None]
+    return percent(sum(known) / len(known)) if len(known) == len(numbers) else ""
 
 
 def glue_markdown(result: SuiteResult) -> str:
     """The page of a suite."""
-    rows = table([*COLUMNS, *(f"{name} (quoted)" for name in QUOTED)], lines(result, quoted=True))
     guess = (
         "Numbers are in hundredths; intervals are Student's over seeds and say nothing of other examples. Guess: the "
-        "most frequent class, or the mean, of the training examples as the answer to everything."
+        "most frequent class, or the mean, of the training examples as the answer to everything. The last column is the "
+        "mean of the others."
     )
-    splits = [f"- {task.title}: {task.split}{_cut(result.reports[task.name])}" for task in chosen(list(result.reports))]
-    parts = [f"# GLUE: {result.model}", rows, guess, "\n".join(splits), *_average(result), QUOTATION]
-    return "\n\n".join(parts) + "\n"
+    tasks = chosen(list(result.reports))
+    splits = "\n".join(f"- {task.title}: {task.split}{_counted(result.reports[task.name])}" for task in tasks)
+    detail = table(COLUMNS, lines(result))
+    return "\n\n".join([f"# GLUE: {result.model}", across(result), guess, QUOTATION, detail, splits]) + "\n"
 
 
-def _cut(report: Numbers) -> str:
+def _counted(report: Numbers) -> str:
+    """What of a task's examples was cut, and what of the reported ones was trained on."""
     cut = {part: n for part, n in report["cut_texts"].items() if n}
     named = ", ".join(f"{n:,} of {report['examples'][part]:,} in {part}" for part, n in cut.items())
-    return f"; longer than {report['task']['length']} tokens, so cut: {named}" if cut else ""
-
-
-def _average(result: SuiteResult) -> list[str]:
-    """The mean of the tasks' first metrics, where all whole tasks are there."""
-    whole: list[GlueTask] = chosen(None)
-    if any(task.name not in result.reports for task in whole):
-        return []
-    found: list[Any] = [result.reports[task.name]["results"]["model"]["test"][task.metrics[0]] for task in whole]
-    mean = sum(one["mean"] for one in found) / len(found)
-    names = ", ".join(task.title for task in whole)
-    return [f"Mean of {names} by their first metrics: {percent(mean)}."]
+    said = f"; longer than {report['task']['length']} tokens, so cut: {named}" if cut else ""
+    again = report["repeated"]["test"]
+    return said + (f"; {again:,} of those reported stand in train, too, word for word" if again else "")

@@ -108,6 +108,9 @@ def notes(report: Numbers) -> list[str]:
         f"Trained on {counts['train']:,} examples ({report['sources']['train']}); stopped by "
         f"{TITLES[report['metrics'][0]]} on {counts['valid']:,} ({report['sources']['valid']}).",
     ]
+    if again := {part: n for part, n in report["repeated"].items() if n}:
+        parts = ", ".join(f"{n:,} of {counts[part]:,} in {part}" for part, n in again.items())
+        lines.append(f"Examples that stand in the training examples, too, word for word: {parts}.")
     if cut:
         parts = ", ".join(f"{n:,} of {counts[part]:,} in {part}" for part, n in cut.items())
         lines.append(f"Texts longer than {report['task']['length']} tokens were cut: {parts}.")

@@ -8,16 +8,19 @@ from torch import Tensor, nn
 from unmask.heads.pooled import Pool
 
 
-def chosen(text_BL: Tensor, pool: Pool) -> Tensor:
-    """The positions that are averaged: all of each row's text, or its first or last.
+def chosen(valid_BL: Tensor, text_BL: Tensor, pool: Pool) -> Tensor:
+    """The positions that are averaged: all of each row's text, the row's first, or the text's last.
 
-    >>> chosen(torch.tensor([[False, True, True, False]]), "last").int().tolist()
+    >>> text = torch.tensor([[False, True, True, False]])
+    >>> chosen(torch.ones_like(text), text, "last").int().tolist()
     [[0, 0, 1, 0]]
     """
     if pool == "mean":
         return text_BL
+    if pool == "first":
+        return valid_BL & (torch.arange(valid_BL.shape[1], device=valid_BL.device) == 0)
     counted_BL = text_BL.cumsum(dim=1)
-    return text_BL & (counted_BL == (1 if pool == "first" else counted_BL[:, -1:]))
+    return text_BL & (counted_BL == counted_BL[:, -1:])
 
 
 class Pooling(nn.Module):

@@ -28,8 +28,11 @@ class Head(ABC):
         tokens before it, so that of a row's first position knows nothing, that of its last one all but itself.
         """
 
-    def wanted(self, text_BL: Tensor, *, causal: bool) -> Tensor:
-        """The positions whose vectors are asked for, of those of the text: all. A trunk may save what nobody wants."""
+    def wanted(self, valid_BL: Tensor, text_BL: Tensor, *, causal: bool) -> Tensor:
+        """The positions whose vectors are asked for: all of the text. A trunk may save what nobody wants.
+
+        valid_BL: what is no padding, from a row's first position on. text_BL: of that, what is no frame around the row.
+        """
         return text_BL
 
     def check(self, network: Network) -> None:  # noqa: B027 (most heads take any network)

@@ -1,4 +1,4 @@
-"""One vector a text, its mean or that of its first or last token, through a linear map or a small network."""
+"""One vector a text, its mean or that of the first or last token, through a linear map or a small network."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ Pool = Literal["mean", "first", "last"]
 class Pooled(Head):
     """Vectors are normalised, pooled and, after `layers` hidden layers of their width, mapped to the outputs.
 
-    pool: auto: the mean where a position sees both sides; where it sees only what stands before it the last one, which
-    has read the whole text.
+    pool: mean: of the text. first: of the row, a token before the text where rows have one, such as [CLS]. last: of the
+    text, its end-of-text. auto: the mean where a position sees both sides; where it sees only what stands before it the
+    last one, which has read the whole text.
     """
 
     pool: Literal["auto", "mean", "first", "last"] = "auto"
@@ -53,10 +54,10 @@ class Pooled(Head):
                 "the first position of a causal network has read nothing: set head.pool = last, mean or auto"
             )
 
-    def wanted(self, text_BL: Tensor, *, causal: bool) -> Tensor:
+    def wanted(self, valid_BL: Tensor, text_BL: Tensor, *, causal: bool) -> Tensor:
         from unmask.heads._pooling import chosen
 
-        return chosen(text_BL, self.pool_of(causal))
+        return chosen(valid_BL, text_BL, self.pool_of(causal))
 
     def build(self, *, width: int, outputs: int, causal: bool) -> nn.Module:
         from unmask.heads._pooling import Pooling

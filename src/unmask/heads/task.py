@@ -104,7 +104,7 @@ def task_outputs(task: Task, network: Network, ids_BL: Tensor, valid_BL: Tensor,
     from unmask.devices import put
 
     assert network.task is not None
-    wanted_BL = task.head.wanted(text_BL, causal=network.causal)
+    wanted_BL = task.head.wanted(valid_BL, text_BL, causal=network.causal)
     flat_N = wanted_BL.flatten().nonzero().squeeze(1)
     level_B = torch.zeros(len(ids_BL))  # nothing is masked
     h_ND = vectors_at(network, ids_BL, level_B, flat_N, valid_BL=valid_BL)
