@@ -214,6 +214,29 @@ def test_every_second_time_a_row_is_the_other_strand() -> None:
     assert np.array_equal(again.x, loader.fetch(2).x[10:20])  # of the row alone, whoever reads it
 
 
+def test_a_run_reads_both_strands(tmp_path: Path) -> None:
+    from unmask.training.callbacks import Callback
+    from unmask.training.loop import train
+
+    class Losses(Callback):
+        def __init__(self) -> None:
+            self.losses: list[float] = []
+
+        def on_step(self, report: Any) -> None:
+            self.losses.append(report.loss)
+
+    def losses(augment: str) -> list[float]:
+        small = {"denoiser.hidden": "16", "denoiser.blocks": "1", "denoiser.heads": "2", "batch": "4", "steps": "2"}
+        options = {"out": str(tmp_path / augment), "tokenizer": "dna", "data.length": "12", "valid_rows": "2"}
+        config = load_config("fast", small | options | {"data.augment": augment, "sample_every": "0"})
+        corpus = Memory(texts=("AAAAAAAAAAA",) * 40)
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, train=corpus, valid=corpus))
+        train(config, callbacks=[told := Losses()], device="cpu")
+        return told.losses
+
+    assert losses("none") != losses("reverse_complement")
+
+
 def test_other_vocabularies_have_no_other_strand() -> None:
     pairs = load_tokenizer("bpe:300", Memory(texts=("ACGT" * 50,)))
     with pytest.raises(UsageError, match="need a token a letter, the tokenizer has"):

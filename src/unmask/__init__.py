@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from unmask import constraints as constraints
     from unmask import corpora as corpora
     from unmask import denoisers as denoisers
+    from unmask import heads as heads
     from unmask import metrics as metrics
     from unmask import noise as noise
     from unmask import objectives as objectives
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
     from unmask.evaluation.bound import Bound as Bound
     from unmask.evaluation.evaluate import evaluate as evaluate
     from unmask.evaluation.measurement import Measurement as Measurement
+    from unmask.finetuning.classifier import Classifier as Classifier
+    from unmask.finetuning.classifier import load_classifier as load_classifier
+    from unmask.finetuning.config import FinetuneConfig as FinetuneConfig
+    from unmask.finetuning.config import load_finetune_config as load_finetune_config
+    from unmask.finetuning.run import finetune as finetune
     from unmask.model import Model as Model
     from unmask.model import load as load
     from unmask.objectives.chunked_loss import LossSum as LossSum
@@ -59,9 +65,11 @@ _PUBLIC = {
     "Bound": "unmask.evaluation.bound",
     "Callback": "unmask.training.callbacks",
     "Canvas": "unmask.sampling.canvas",
+    "Classifier": "unmask.finetuning.classifier",
     "Comparison": "unmask.comparison.compare",
     "Drawing": "unmask.samplers.drawing",
     "Edit": "unmask.text.editing",
+    "FinetuneConfig": "unmask.finetuning.config",
     "Guidance": "unmask.sampling.guidance",
     "LossSum": "unmask.objectives.chunked_loss",
     "Measurement": "unmask.evaluation.measurement",
@@ -78,8 +86,11 @@ _PUBLIC = {
     "as_denoiser": "unmask.denoisers.network",
     "compare": "unmask.comparison.compare",
     "evaluate": "unmask.evaluation.evaluate",
+    "finetune": "unmask.finetuning.run",
     "load": "unmask.model",
+    "load_classifier": "unmask.finetuning.classifier",
     "load_config": "unmask.config",
+    "load_finetune_config": "unmask.finetuning.config",
     "load_tokenizer": "unmask.data.tokenizers",
     "make_batch": "unmask.data.batch",
     "particles": "unmask.sampling.particles",
@@ -88,7 +99,7 @@ _PUBLIC = {
     "steps": "unmask.sampling.loop",
     "train": "unmask.training.loop",
 }
-_ROOMS = ("constraints", "corpora", "denoisers", "metrics", "noise", "objectives", "samplers")
+_ROOMS = ("constraints", "corpora", "denoisers", "heads", "metrics", "noise", "objectives", "samplers")
 
 __all__ = sorted([*_PUBLIC, *_ROOMS, "__version__"])
 

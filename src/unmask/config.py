@@ -218,7 +218,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if (path / RECIPE_FILE).is_file():  # a run is where its folder is, also when it was moved
-        return _read_table(path / RECIPE_FILE) | {"out": str(path)}
+        return read_table(path / RECIPE_FILE) | {"out": str(path)}
     if not path.exists() and not path.suffix and path.name == str(path):
         path = built_in_recipe(path.name)
     if path.is_file() and path.suffix not in (".toml", ".json"):
@@ -226,7 +226,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
             f"{path} is no recipe, which is a TOML or JSON file; to train on a text: "
             f"unmask train demo --data.train text --data.train.path {path}"
         )
-    return _over_base(path, _read_table(path))
+    return _over_base(path, read_table(path))
 
 
 def built_in_recipe(name: str) -> Path:
@@ -242,7 +242,8 @@ def built_in_recipe(name: str) -> Path:
     return built_in
 
 
-def _read_table(path: Path) -> dict[str, Any]:
+def read_table(path: Path) -> dict[str, Any]:
+    """What a TOML or JSON file says, a table of options."""
     try:
         raw = path.read_text(encoding="utf-8")
         data = json.loads(raw) if path.suffix == ".json" else tomllib.loads(raw)
@@ -265,7 +266,7 @@ def _over_base(path: Path, data: dict[str, Any], above: tuple[Path, ...] = ()) -
         if found.resolve() in [file.resolve() for file in chain]:
             chain += (found,)
             raise ConfigError("the bases lead around in a circle: take one of them out")
-        under = _read_table(found)
+        under = read_table(found)
     except ConfigError as e:
         raise ConfigError(f"{' → '.join(map(str, chain))}: {e}") from None
     own = {key: value for key, value in data.items() if key != BASE}
@@ -296,10 +297,15 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     """
     saved = (Path(path) / RECIPE_FILE).is_file()
     data = to_dict(from_dict(RunConfig, read_recipe(path), saved=saved))
+    return typing.cast(RunConfig, overridden(RunConfig, data, overrides))
+
+
+def overridden(kind: type, data: dict[str, Any], overrides: Mapping[str, Any] | None) -> Any:
+    """The dataclass `kind` of plain data, in which dotted keys are set to words, numbers or objects."""
     values = {key.removesuffix(".name"): _word(value) for key, value in (overrides or {}).items()}
     for key in sorted(values, key=lambda key: key.count(".")):
         _set(data, key, values[key])
-    return typing.cast(RunConfig, from_dict(RunConfig, data))
+    return from_dict(kind, data)
 
 
 def _word(value: Any) -> Any:
@@ -327,8 +333,8 @@ def _set(data: dict[str, Any], key: str, value: Any) -> None:
     data[last] = value
 
 
-def option_paths(config: RunConfig | dict[str, Any]) -> dict[str, Any]:
-    """Every dotted key of this config with its value: what `--help` lists and what overrides may name."""
+def option_paths(config: Any) -> dict[str, Any]:
+    """Every dotted key of a config, or of its plain data, with its value: what may be overridden."""
 
     def walk(data: dict[str, Any], prefix: str) -> dict[str, Any]:
         flat: dict[str, Any] = {}
@@ -346,7 +352,7 @@ def option_paths(config: RunConfig | dict[str, Any]) -> dict[str, Any]:
     return walk(config if isinstance(config, dict) else to_dict(config), "")
 
 
-def option_choices(config: RunConfig) -> dict[str, list[str]]:
+def option_choices(config: Any) -> dict[str, list[str]]:
     """The dotted keys that take one of a few words, with these: names of plug-ins, choices, true and false.
 
     >>> "cosine" in option_choices(RunConfig())["objective.noise"]

@@ -22,6 +22,7 @@ from unmask.errors import ModelFolderError, Public, UsageError, did_you_mean
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.inspection import hidden, logits, predict
 from unmask.evaluation.score import score
+from unmask.heads.task import Task
 from unmask.objectives import Objective
 from unmask.processes.base import Process
 from unmask.samplers import Sampler, Step
@@ -369,6 +370,18 @@ def load(
 
     >>> load("stories", device="cpu")  # doctest: +SKIP
     """
+    model, task = load_any(name, device=device, dtype=dtype)
+    if task is not None:
+        raise UsageError(
+            f"{name} is fine-tuned for a {task.kind} and writes no text: use unmask classify, or unmask.load_classifier"
+        )
+    return model
+
+
+def load_any(
+    name: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+) -> tuple[Model, Task | None]:
+    """What `load` and `load_classifier` read: a model, and the task that it is fine-tuned for, if it is."""
     folder = find_folder(Path(name))
     if not (folder / "config.json").exists() and find_folder(folder / "model").is_dir():
         folder = find_folder(folder / "model")  # a run keeps its model in there
@@ -379,7 +392,7 @@ def load(
     on = pick_device(device)
     stored = read_folder(folder)
     stored.network.to(device=on, dtype=pick_dtype(dtype, on))
-    return Model(
+    model = Model(
         denoiser=stored.network,
         tokenizer=stored.tokenizer,
         objective=stored.objective,
@@ -391,3 +404,4 @@ def load(
         separator=stored.separator,
         labels=stored.labels,
     )
+    return model, stored.task

@@ -1,7 +1,7 @@
 """The guides of CONTRIBUTING.md, executed: each plug-in is found, trained, resumed, measured, used, saved and loaded.
 
-Two small runs hold all seven: `sums` has corpus, objective and schedule, `gru` the denoiser. Sampler, metric and
-constraint are used with both, or refused.
+Two small runs hold them: `sums` has corpus, objective and schedule, `gru` the denoiser. Sampler, metric and constraint
+are used with both, or refused; both are fine-tuned with the head.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from guide_files import PAGE, Bench, Guide, read_guides
 import unmask
 from unmask.constraints import Regex
 from unmask.data.tokenizers import load_tokenizer
-from unmask.errors import UsageError
+from unmask.errors import UnmaskError, UsageError
 from unmask.model import Model
 from unmask.objectives.mdlm import MDLM
 from unmask.registry import register, room_of
 from unmask.storage.model_folder import unshared
 from unmask.training.checkpoint.files import load_checkpoint
 
-ROOMS = ["noise", "objectives", "denoisers", "samplers", "metrics", "corpora", "constraints"]
+ROOMS = ["noise", "objectives", "denoisers", "samplers", "metrics", "corpora", "constraints", "heads"]
 GUIDES = list(zip(read_guides(), ROOMS, strict=True))
 
 
@@ -57,6 +57,7 @@ def test_there_is_a_guide_for_every_room() -> None:
 def test_a_guide_is_short_and_derives_from_bases_alone(guide: Guide) -> None:
     assert 15 <= guide.code_lines <= 40
     bases = {"Noise", "LearnedNoise", "Objective", "Denoiser", "Network", "Sampler", "Metric", "Corpus", "Constraint"}
+    bases |= {"Head", "nn.Module"}
     classes = [node for node in ast.walk(ast.parse(guide.source)) if isinstance(node, ast.ClassDef)]
     assert classes
     assert {ast.unparse(base) for node in classes for base in node.bases} <= bases
@@ -313,6 +314,36 @@ def test_the_corpus_is_its_documents(bench: Bench) -> None:
     assert len({sums(num=20).fingerprint(), sums(num=21).fingerprint(), sums(num=20, seed=1).fingerprint()}) == 3
     with pytest.raises(UsageError, match="num"):
         sums(num=0)
+
+
+# --- fine-tune --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sums", "gru"])
+def test_both_are_fine_tuned_with_the_head(
+    bench: Bench, name: str, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which sums have a 7, of a network of ours and of one from scratch, which reads from left to right."""
+    sums = [f"({a}+{b})={a + b}" for a in range(12) for b in range(12)]
+    rows = [f"{text}\t{'with' if '7' in text else 'without'}\n" for text in sums]
+    (tmp_path / "sums.tsv").write_text("text\tlabel\n" + "".join(rows))
+    words = ["finetune", str(request.getfixturevalue(name)), "--head", "attentive", "--head.queries", "3"]
+    options = {"data.train": tmp_path / "sums.tsv", "out": tmp_path / "out", "seeds": 1, "epochs": 16, "optim.lr": 0.01}
+    words += [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    assert bench.run(*words, "--patience", "16", "--device", "cpu") == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["task"]["head"] == {"name": "attentive", "class": "attentive.Attentive", "queries": 3}
+    assert report["results"]["model"]["valid"]["accuracy"]["mean"] > report["guess"]["valid"]["accuracy"]
+    classifier = unmask.load_classifier(tmp_path / "out", device="cpu")
+    alone = [classifier.classify(text)[0].probabilities["with"] for text in sums[:5]]
+    together = [one.probabilities["with"] for one in classifier.classify(sums[:5])]
+    assert together == pytest.approx(alone, abs=1e-5)
+    unmask.heads.room.discard("attentive")
+    try:
+        with pytest.raises(UnmaskError, match="'attentive' is the class Attentive"):
+            unmask.load_classifier(tmp_path / "out", device="cpu")
+    finally:
+        bench.run("plugins", "--json")
 
 
 # --- save, load -------------------------------------------------------------------------------------------------------

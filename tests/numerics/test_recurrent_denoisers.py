@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from unmask.data.batch import make_batch
+from unmask.data.complement import complement_of
 from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers import Denoiser
 from unmask.denoisers.caduceus import Caduceus
 from unmask.denoisers.hyena import Filter, Hyena, causal_conv
 from unmask.denoisers.mamba import Mamba, MambaNetwork
 from unmask.denoisers.network import Attend, Network
-from unmask.data.complement import complement_of
 from unmask.errors import UsageError
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM

@@ -19,6 +19,7 @@ import os
 from typing import TYPE_CHECKING
 
 from unmask.cli import _processes
+from unmask.cli._options import print_options
 
 if TYPE_CHECKING:
     from unmask.config import RunConfig
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--init",
         metavar="DIR",
-        help="begin with the weights of this model; hf:PATH_OR_ID: with those of a transformers model, and its tokenizer",
+        help="begin with the weights of this model; hf:PATH_OR_ID: of a transformers model, with its tokenizer",
     )
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
     _processes.add_arguments(parser)
@@ -57,21 +58,9 @@ def _config(args: argparse.Namespace) -> RunConfig:
     return load_config(args.recipe or built_in_recipe("fast"), args.overrides)
 
 
-def _print_options(args: argparse.Namespace) -> None:
-    from unmask.config import option_choices, option_paths
-
-    config = _config(args)
-    choices = option_choices(config)
-    for key, value in option_paths(config).items():
-        values = value if isinstance(value, list) else [value]
-        spelled = ",".join("none" if v is None else json.dumps(v).strip('"') for v in values) or "none"
-        among = f"  ({', '.join(choices[key])})" if key in choices else ""
-        print(f"--{key:<28} {spelled}{among}")
-
-
 def run(args: argparse.Namespace) -> int:
     if args.options:
-        _print_options(args)
+        print_options(_config(args), width=28)
         return 0
     if _processes.launched(args, max_restarts=args.max_restarts):
         return 0

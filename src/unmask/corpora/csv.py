@@ -48,7 +48,7 @@ class Csv(Records):
         return "\t" if sources.ending(file) in (".tsv", ".tab") else ","
 
     def read(self, file: sources.File) -> Iterator[Document]:
-        rows = self._rows(file)
+        rows = self.rows(file)
         names = [name.strip() for name in next(rows, (0, []))[1]]
         if not names:
             return
@@ -69,8 +69,8 @@ class Csv(Records):
                 None if label is None else check_label(row[label], where),
             )
 
-    def _rows(self, file: sources.File) -> Iterator[tuple[int, list[str]]]:
-        """The rows with the number of their first line, blank ones left out."""
+    def rows(self, file: sources.File) -> Iterator[tuple[int, list[str]]]:
+        """The rows of one file with the number of their first line, blank ones left out; with the names of columns."""
         csv.field_size_limit(
             max(csv.field_size_limit(), MAX_FIELD)
         )  # one for all readers of the process: never lowered

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unmask.data.complement import check_complement, complement_of, reversed_places
 from unmask.denoisers import Denoiser
 from unmask.denoisers.flat_rows import gather_positions, take_rows
 from unmask.denoisers.mamba import mixer_sizes
 from unmask.denoisers.network import Attend, refuse_options
-from unmask.data.complement import check_complement, complement_of, reversed_places
 from unmask.denoisers.recurrent.layers import Block, Branch, Conditioning, Layered, RMSNorm, Sizes, check_sizes
 from unmask.denoisers.recurrent.mixer import Mixer
 from unmask.errors import UsageError

@@ -99,7 +99,7 @@ class Network(nn.Module):
 
     z is ids [B, L] or vectors [B, L, E], such as `embed` gives; the level is a number a row [B] or a position [B, L].
     What a network cannot do it refuses (`refuse_options`), never ignores. Modules that an objective builds are
-    registered as `objective`.
+    registered as `objective`, a task head as `task`.
     """
 
     embed: Callable[[Tensor], Tensor]  # ids [B, L] → vectors [B, L, E]; vectors of that width are left as they are
@@ -122,10 +122,12 @@ class Network(nn.Module):
     fixed_ids: tuple[int, ...] = ()  # never predicted: their logits are -inf
     capturable: bool = False  # no call looks at a value on the host, so that a CUDA graph may replay it
     objective: nn.Module | None  # what the objective has built beside it: trained, averaged and saved with it
+    task: nn.Module | None  # the head of a task that it is fine-tuned for: the same
 
     def __init__(self) -> None:
         super().__init__()
         self.objective = None  # no module yet: one that comes is registered after the network's own
+        self.task = None
 
     @abstractmethod
     def trunk(
@@ -188,9 +190,10 @@ class Network(nn.Module):
     def head_parameters(self) -> list[nn.Parameter]:
         """The parameters that `head` uses; all of the denoiser's is always right, fewer is leaner.
 
-        The objective's are not among them: what a loss takes from those it names itself (see `summed_nats`).
+        The objective's are not among them, for what a loss takes from those it names itself (see `summed_nats`), and
+        neither are a task head's.
         """
-        return [p for name, p in self.named_parameters() if not name.startswith("objective.")]
+        return [p for name, p in self.named_parameters() if not name.startswith(("objective.", "task."))]
 
     def head_linear(self) -> nn.Linear | LinearHead | None:
         """The head where it is one linear map and nothing else: losses and samplers then take shorter ways."""

@@ -17,6 +17,7 @@ from unmask.data.tokenizers import Tokenizer, tokenizer_from_json
 from unmask.denoisers import Denoiser
 from unmask.denoisers.network import Network
 from unmask.errors import ConfigError, ModelFolderError, UsageError
+from unmask.heads.task import Task
 from unmask.objectives import Objective
 from unmask.reader import from_dict, to_dict
 from unmask.samplers.drawing import Drawing
@@ -34,8 +35,10 @@ MAX_LENGTH = 1 << 20  # of a window; a config that says more is taken for damage
 MAX_CONFIG = 1 << 20  # bytes
 
 
-def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None = None) -> None:
-    """The three files of a model, into a folder that is there.
+def write_folder(
+    folder: Path, model: Model, weights: dict[str, Tensor] | None = None, task: Task | None = None
+) -> None:
+    """The three files of a model, into a folder that is there. task: what it is fine-tuned for, its head attached.
 
     >>> write_folder(Path("models/mine"), model)  # doctest: +SKIP
     """
@@ -44,6 +47,8 @@ def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None =
         description, weights = model.denoiser.saved(weights or unshared(model.denoiser))
     else:
         raise UsageError("only a denoiser made by a plug-in can be saved: this one has no description to write")
+    if (task is None) != (model.denoiser.task is None):
+        raise UsageError("a network with a task head is saved with its task: make a Classifier of both, and save that")
     own = [] if given or model.denoiser.objective is None else model.denoiser.objective.named_buffers()
     for name, buffer in own:
         if not bool(torch.isfinite(buffer).all()):  # the folder could not be loaded
@@ -64,6 +69,7 @@ def write_folder(folder: Path, model: Model, weights: dict[str, Tensor] | None =
         **({} if model.drawing == Drawing() else {"drawing": to_dict(model.drawing)}),
         **({} if not model.separator else {"separator": model.separator}),
         **({"labels": list(model.labels)} if model.labels else {}),
+        **({} if task is None else {"task": to_dict(task)}),
     }
     write_file(folder / "config.json", [json.dumps(config, indent=2).encode(), b"\n"])
     write_file(folder / "tokenizer.json", [model.tokenizer.to_json().encode()])
@@ -84,6 +90,7 @@ class Folder:
     drawing: Drawing
     separator: str
     labels: tuple[str, ...]
+    task: Task | None
 
 
 def read_folder(folder: Path) -> Folder:
@@ -102,6 +109,9 @@ def read_folder(folder: Path) -> Folder:
         description = cast(Denoiser, from_dict(Denoiser, config["denoiser"], "denoiser", saved=True))
         objective = cast(Objective, from_dict(Objective, config["objective"], "objective", saved=True))
         drawing = cast(Drawing, from_dict(Drawing, config.get("drawing", {}), "drawing", saved=True))
+        task = None
+        if "task" in config:
+            task = cast(Task, from_dict(Task, config["task"], "task", saved=True))
     except ConfigError as e:
         raise ModelFolderError(f"{folder / 'config.json'}: {printable(e, 300)}") from None
     if config["packing"] == "wrap" and config["anchor"] != "none" and tokenizer.ends_texts:
@@ -113,7 +123,11 @@ def read_folder(folder: Path) -> Folder:
             f"{folder}: config.json says {printable(config['num_ids'])} ids with mask {printable(config['mask_id'])}, "
             f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
         )
-    network = _build(description, objective, tokenizer, folder)
+    if task is not None and task.length > config["length"]:
+        raise ModelFolderError(
+            f"{folder / 'config.json'}: task.length is {task.length}, beyond the model's {config['length']}"
+        )
+    network = _build(description, objective, task, tokenizer, folder)
     labels = tuple(config.get("labels", ()))
     if len(labels) > network.num_classes:
         raise ModelFolderError(f"{folder / 'config.json'}: {len(labels)} labels for {network.num_classes} classes")
@@ -128,6 +142,7 @@ def read_folder(folder: Path) -> Folder:
         drawing=drawing,
         separator=config.get("separator", ""),
         labels=labels,
+        task=task,
     )
 
 
@@ -162,7 +177,9 @@ def check_weights(network: Network, tensors: dict[str, Tensor], where: str) -> N
             raise ModelFolderError(f"{where}: {name} holds numbers that are not finite floats; the weights are damaged")
 
 
-def _build(description: Denoiser, objective: Objective, tokenizer: Tokenizer, folder: Path) -> Network:
+def _build(
+    description: Denoiser, objective: Objective, task: Task | None, tokenizer: Tokenizer, folder: Path
+) -> Network:
     """The network with its weights. A config or a file that lies about its sizes costs neither memory nor time."""
     paths = weight_files(folder)
     where = str(paths[0] if len(paths) == 1 else folder)
@@ -174,19 +191,26 @@ def _build(description: Denoiser, objective: Objective, tokenizer: Tokenizer, fo
             raise ModelFolderError(
                 f"{folder / 'config.json'}: denoiser.{name} is {printable(value)}, far more than {where} holds"
             )
-    try:
-        with torch.device("meta"), NoStart():  # names and shapes alone
+
+    def build() -> Network:
+        try:
             network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
             objective.attach(network)
-    except UsageError as e:
-        raise ModelFolderError(f"{folder / 'config.json'}: {printable(e, 300)}") from None
+            if task is not None:
+                task.attach(network)
+        except UsageError as e:
+            raise ModelFolderError(f"{folder / 'config.json'}: {printable(e, 300)}") from None
+        return network
+
+    try:
+        with torch.device("meta"), NoStart():  # names and shapes alone
+            network = build()
     except (RuntimeError, OverflowError, TypeError):  # sizes whose product no machine counts
         raise ModelFolderError(f"{folder / 'config.json'}: the denoiser's sizes are beyond any network") from None
     check_weights(network, shapes, where)
     tensors = joined(read_tensors, paths)
     with NoStart():
-        network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
-        objective.attach(network)
+        network = build()
     description.describe(network)
     load_weights(network, tensors, where)
     return network
@@ -242,15 +266,16 @@ def _read_config(path: Path) -> dict[str, Any]:
     typical = config.get("typical_length", 1)
     if type(typical) is not int or not 1 <= typical <= config["length"]:
         raise ModelFolderError(f"{path}: typical_length is {printable(repr(typical))}, not between 1 and length")
-    if type(config.get("drawing", {})) is not dict:
-        raise ModelFolderError(f"{path}: drawing is not dict; the folder is damaged")
+    for key in ("drawing", "task"):
+        if type(config.get(key, {})) is not dict:
+            raise ModelFolderError(f"{path}: {key} is not dict; the folder is damaged")
     separator = config.get("separator", "")
     if type(separator) is not str or len(separator) > MAX_SEPARATOR:
         raise ModelFolderError(f"{path}: separator is no text of at most {MAX_SEPARATOR} characters")
     labels = config.get("labels", [])
     if type(labels) is not list or not all(type(word) is str for word in labels) or len(set(labels)) < len(labels):
         raise ModelFolderError(f"{path}: labels is not a list of different words; the folder is damaged")
-    if others := config.keys() - wanted.keys() - {"typical_length", "drawing", "separator", "labels"}:
+    if others := config.keys() - wanted.keys() - {"typical_length", "drawing", "separator", "labels", "task"}:
         raise ModelFolderError(f"{path}: unknown key {printable(min(others))!r}")
     config = _from_version_1(config) if version == 1 else config
     for key, choices in (("packing", get_args(Policy)), ("anchor", get_args(Anchor))):

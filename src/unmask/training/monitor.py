@@ -25,8 +25,9 @@ class Guard:
 
     DECAY, WARM_UP, DEVIATIONS = 0.98, 50, 6.0
 
-    def __init__(self, on_nonfinite: Literal["stop", "skip"], limit: int) -> None:
+    def __init__(self, on_nonfinite: Literal["stop", "skip"], limit: int, kept: str = "checkpoints") -> None:
         self.on_nonfinite, self.limit = on_nonfinite, limit
+        self.kept = kept  # what the folder holds that is not lost
         self.skipped = 0
         self.count, self.mean, self.variance = 0, 0.0, 0.0
 
@@ -39,7 +40,7 @@ class Guard:
     def _nonfinite(self, step: int, loss: float, grad_norm: float, rows: np.ndarray, folder: Path) -> str:
         what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {grad_norm}"
         where = f"{what} at step {step}, batch of rows {_short(rows)}"
-        intact = f"the weights are untouched and the checkpoints in {folder} are intact"
+        intact = f"the weights are untouched and the {self.kept} in {folder} are intact"
         if self.on_nonfinite == "stop":
             raise NonFiniteError(f"{where}; {intact}: lower optim.lr, or look at the rows")
         self.skipped += 1

@@ -91,7 +91,8 @@ class RunState:
         rows, valid_rows = self._build_rows()
         self.labels = rows.class_words
         self.rows, self.valid_rows = rows.classed(self.labels), valid_rows.classed(self.labels)
-        self.loader = Loader(self.rows, config.batch, config.seed, config.data.windows)
+        augment = augmentation(config.data, self.tokenizer, config.seed)
+        self.loader = Loader(self.rows, config.batch, config.seed, config.data.windows, augment)
         torch.manual_seed(config.seed % (1 << 63))  # on the CPU, whatever is trained on: the same weights everywhere
         with contextlib.nullcontext() if checkpoint is None else NoStart():
             self.network = self._build_network().train()

@@ -1,0 +1,116 @@
+"""The dataclasses of a fine-tuning, and the recipes that they are read from: TOML, JSON and the command line."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from unmask.config import OptimConfig, overridden, read_table
+from unmask.errors import ConfigError, UsageError
+from unmask.finetuning.scores import USUAL, check_metrics
+from unmask.heads import Head
+from unmask.heads.pooled import Pooled
+from unmask.heads.task import Kind, check_words
+from unmask.reader import overlay, to_dict
+from unmask.registry import check_fields
+
+OPTIM = OptimConfig(
+    lr=1e-4, betas=(0.9, 0.999), weight_decay=0.01, muon=False, warmup=0.1, schedule="cosine", clip=1.0, ema=0.0
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskData:
+    """Files of labelled texts: TSV, CSV or JSON lines, also compressed; which columns are read.
+
+    valid is what early stopping looks at. Without it a share of train, `held_out`, chosen by a keyed permutation that
+    is the same for every seed. test is measured once, by the weights that were best on valid; a share of train where
+    `test_share` says so.
+    """
+
+    train: str = ""
+    valid: str | None = None
+    test: str | None = None
+    held_out: float = 0.1
+    test_share: float = 0.0
+    text: str = "text"
+    pair: str | None = None  # the second text
+    label: str = "label"
+    columns: tuple[str, ...] = ()  # their names, in files whose first line is an example already
+    extra_columns: bool = False  # rows may have more columns than that, which are not read
+    skip_lines: tuple[int, ...] = ()  # numbers of lines of train that are left out, from 1
+    delimiter: str | None = None  # None: a tab, and a comma in files ending in .csv
+    quoted: bool | None = None  # fields in double quotes may hold the delimiter; None: in CSV, not in TSV
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 0 < self.held_out < 1 or not 0 <= self.test_share < 1:
+            raise ConfigError("held_out lies between 0 and 1, test_share in [0, 1)")
+        if self.test is not None and self.test_share:
+            raise ConfigError("data.test is a file: leave out data.test_share")
+        if self.delimiter is not None and (self.delimiter != r"\t" and len(self.delimiter) != 1):
+            raise ConfigError(f"delimiter must be one character, or \\t for a tab; got {self.delimiter!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """Everything a fine-tuning depends on besides its model."""
+
+    out: str = "runs/finetuned"
+    data: TaskData = TaskData()
+    kind: Kind = "classification"
+    labels: tuple[str, ...] = ()  # the classes, in their order; none: those of the training examples
+    metrics: tuple[str, ...] = ()  # the first chooses the best weights; none: accuracy, or spearman and pearson
+    head: Head = Pooled()
+    between: str = ""  # the text between those of a pair; empty: an end-of-text token
+    optim: OptimConfig = OPTIM
+    epochs: int = 10
+    batch: int = 32
+    length: int | None = None  # of a row in tokens; None: the model's window
+    valid_every: int = 0  # steps; 0: once an epoch
+    patience: int = 3  # validations without a better one after which a seed ends
+    freeze: bool = False  # only the head is trained
+    from_scratch: bool = False  # the same network from random weights, too, to stand beside
+    seeds: int = 3  # 0 to seeds - 1: of the head's weights, the order of the examples and dropout
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU that has it
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("epochs", "batch", "patience", "seeds"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.valid_every < 0 or (self.length is not None and self.length < 4):
+            raise ConfigError("valid_every is 0 or more, length at least 4")
+        if self.labels:
+            if self.kind == "regression":
+                raise ConfigError("a regression has no labels: leave them out, or set kind = classification")
+            check_words(self.labels)
+        if self.metrics:
+            check_metrics(self.metrics, self.kind, len(self.labels) or 2)  # those of the data are counted later
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The metrics, the one that chooses first.
+
+        >>> FinetuneConfig(kind="regression").measured
+        ('spearman', 'pearson')
+        """
+        return self.metrics or USUAL[self.kind]
+
+
+def load_finetune_config(path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> FinetuneConfig:
+    """A recipe of a fine-tuning, with overrides: words as they are typed on the command line, numbers, or objects.
+
+    path: a TOML or JSON file; None: the defaults.
+
+    >>> load_finetune_config(None, {"optim.lr": "3e-5", "data.train": "mine.tsv", "epochs": 3}).optim.lr
+    3e-05
+    """
+    if path is not None and Path(path).suffix not in (".toml", ".json"):
+        raise UsageError(f"{path} is no recipe of a fine-tuning, which is a TOML or JSON file")
+    own = {} if path is None else read_table(Path(path))
+    data = overlay(FinetuneConfig, to_dict(FinetuneConfig()), own)
+    return typing.cast(FinetuneConfig, overridden(FinetuneConfig, data, overrides))

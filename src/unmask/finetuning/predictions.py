@@ -1,0 +1,87 @@
+"""What a fine-tuned network answers to rows, and how good the answers are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.denoisers.network import Network, evaluating
+from unmask.errors import NonFiniteError
+from unmask.finetuning.examples import Split
+from unmask.finetuning.rows import TaskRows
+from unmask.finetuning.scores import score_all
+from unmask.heads.task import Task, task_outputs
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """out_NK: log-probabilities of the classes, or a number each, in the labels' own unit."""
+
+    task: Task
+    out_NK: Tensor
+
+    @property
+    def answers(self) -> list[float]:
+        """Class numbers, or numbers."""
+        if self.task.kind == "classification":
+            return [float(k) for k in self.out_NK.argmax(dim=1).tolist()]
+        return [float(x) for x in self.out_NK[:, 0].tolist()]
+
+    def scores(self, metrics: Sequence[str], targets: Sequence[float]) -> dict[str, float]:
+        """Each metric against the targets."""
+        return score_all(metrics, self.task.kind, self.answers, targets)
+
+    def loss(self, targets: Sequence[float]) -> float:
+        """What was trained, on these targets."""
+        return float(loss_of(self.task, self._standard(), torch.tensor(targets)))
+
+    def _standard(self) -> Tensor:
+        return self.out_NK if self.task.kind == "classification" else (self.out_NK - self.task.mean) / self.task.scale
+
+    def records(self, split: Split) -> Iterator[dict[str, Any]]:
+        """A line of JSON for each example of a labelled split."""
+        for example, target, answer, out_K in zip(
+            split.examples, split.targets, self.answers, self.out_NK, strict=True
+        ):
+            texts = {"text": example.text} | ({} if example.pair is None else {"pair": example.pair})
+            if self.task.kind == "regression":
+                yield {**texts, "target": target, "predicted": answer}
+                continue
+            labels, probs = self.task.labels, [round(p, 6) for p in out_K.exp().tolist()]
+            found = {"label": example.label, "predicted": labels[int(answer)]}
+            yield {**texts, **found, "probabilities": dict(zip(labels, probs, strict=True))}
+
+
+def loss_of(task: Task, out_BK: Tensor, target_B: Tensor) -> Tensor:
+    """The mean cross-entropy in nats, or the mean squared error in units of the scale."""
+    if task.kind == "classification":
+        return torch.nn.functional.cross_entropy(out_BK, target_B.long())
+    standard_B = (target_B.to(torch.float32) - task.mean) / task.scale
+    return torch.nn.functional.mse_loss(out_BK[:, 0], standard_B)
+
+
+@torch.no_grad()
+def predict_rows(
+    task: Task,
+    network: Network,
+    rows: TaskRows,
+    *,
+    batch: int,
+    autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Predictions:
+    """The answers to all rows, in their order."""
+    out_NK = torch.empty(len(rows), task.outputs)
+    with evaluating(network), autocast():
+        for indices in rows.by_length(batch):
+            part = rows.batch(indices)
+            out_NK[indices] = task_outputs(task, network, part.ids_BL, part.valid_BL, part.text_BL).cpu()
+    if not bool(torch.isfinite(out_NK).all()):
+        raise NonFiniteError("the network's answers are not finite numbers: lower optim.lr")
+    if task.kind == "classification":
+        return Predictions(task, torch.log_softmax(out_NK, dim=1))
+    return Predictions(task, out_NK * task.scale + task.mean)

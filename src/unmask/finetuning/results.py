@@ -1,0 +1,107 @@
+"""What a fine-tuning keeps in its folder: one file a finished seed, written whole after its predictions and its model.
+
+finetune.json               what the fine-tuning is of: model, data, options; another one is refused here
+seeds/model-0.json          a finished seed; seeds/scratch-0.json the same network from random weights
+predictions/model-0-test.jsonl
+model/                      of the seed that was best on the validation examples
+report.md, report.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unmask.errors import UsageError
+from unmask.finetuning.examples import Split
+from unmask.storage.atomic import atomic_text
+from unmask.storage.untrusted import read_json
+
+Numbers = dict[str, Any]
+FORMAT = 1
+ABOUT = "finetune.json"
+
+
+def digest(split: Split) -> str:
+    """Changes exactly when the examples or their labels do."""
+    total = hashlib.sha256()
+    for one in split.examples:
+        total.update(json.dumps([one.text, one.pair, one.label]).encode() + b"\n")
+    return total.hexdigest()[:40]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The folder of a fine-tuning."""
+
+    folder: Path
+
+    def begin(self, identity: Numbers, about: Numbers) -> None:
+        """Refuse a folder of other things or of another fine-tuning; then write down what this one is."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UsageError(f"{self.folder} is a file: give out the name of a folder")
+        path = self.folder / ABOUT
+        if path.exists():
+            before = read_json(path).get("identity")
+            before = before if isinstance(before, dict) else {}
+            if changed := changes(before, identity):
+                raise UsageError(
+                    f"{self.folder} is of a fine-tuning with another {changed[0]}: give out another folder, or go on "
+                    "as it was begun"
+                )
+        elif others := sorted(p.name for p in self._files()):
+            raise UsageError(f"{self.folder} holds {others[0]}, which is no part of a fine-tuning: give another out")
+        self._write(path, {"format": FORMAT, "identity": identity, **about})
+
+    def _files(self) -> Iterator[Path]:
+        if self.folder.is_dir():
+            yield from (path for path in self.folder.iterdir() if not path.name.startswith("."))
+
+    def finished(self, start: str, seed: int) -> Numbers | None:
+        """A finished seed's numbers."""
+        path = self._seed(start, seed)
+        return read_json(path) if path.exists() else None
+
+    def keep(self, start: str, seed: int, numbers: Numbers) -> None:
+        """Write a seed's numbers, whole or not at all: from then on it is finished."""
+        self._write(self._seed(start, seed), numbers)
+
+    def keep_predictions(self, start: str, seed: int, part: str, records: Iterable[Numbers]) -> None:
+        """Write the predictions of a part as JSON lines."""
+        path = self.folder / "predictions" / f"{start}-{seed}-{part}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+    def keep_report(self, numbers: Numbers, markdown: str) -> None:
+        """Write the report for machines and for people."""
+        self._write(self.folder / "report.json", numbers)
+        atomic_text(self.folder / "report.md", markdown)
+
+    def _seed(self, start: str, seed: int) -> Path:
+        return self.folder / "seeds" / f"{start}-{seed}.json"
+
+    @staticmethod
+    def _write(path: Path, numbers: Numbers) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_text(path, json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def changes(before: Numbers, now: Numbers, prefix: str = "") -> list[str]:
+    """What differs, by dotted keys, with short values.
+
+    >>> changes({"options": {"epochs": 3}}, {"options": {"epochs": 5}})
+    ['options.epochs (3 there, 5 now)']
+    """
+    names: list[str] = []
+    for key in sorted({*before, *now}):
+        one, other = before.get(key), now.get(key)
+        if isinstance(one, dict) and isinstance(other, dict):
+            names += changes(one, other, f"{prefix}{key}.")
+        elif one != other:
+            short = max(len(str(one)), len(str(other))) <= 20
+            names.append(f"{prefix}{key}" + (f" ({one} there, {other} now)" if short else ""))
+    return names

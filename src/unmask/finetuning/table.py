@@ -1,0 +1,123 @@
+"""The table of a fine-tuning: over seeds the mean, the range and Student's interval, beside what guessing gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unmask.evaluation.measurement import student_975
+from unmask.finetuning.scores import TITLES
+
+Numbers = dict[str, Any]
+NAMES = {"model": "fine-tuned", "scratch": "from random weights"}
+
+
+def over_seeds(values: Sequence[float]) -> Numbers:
+    """Mean, range and 95% interval by Student's t; of one seed alone there is no interval.
+
+    >>> over_seeds([0.5, 0.7])["mean"], over_seeds([0.5])["ci95"]
+    (0.6, None)
+    """
+    mean = sum(values) / len(values)
+    interval = None
+    if len(values) > 1:
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+        half = student_975(len(values) - 1) * deviation / math.sqrt(len(values))
+        interval = [mean - half, mean + half]
+    return {"mean": mean, "least": min(values), "most": max(values), "ci95": interval, "seeds": list(values)}
+
+
+def summarize(seeds: Mapping[str, Mapping[int, Numbers]]) -> Numbers:
+    """{start: {part: {metric: over_seeds}}} of the finished seeds of each start."""
+    summary: Numbers = {}
+    for start, finished in seeds.items():
+        if not finished:
+            continue
+        first = next(iter(finished.values()))["scores"]
+        summary[start] = {
+            part: {name: over_seeds([one["scores"][part][name] for one in finished.values()]) for name in first[part]}
+            for part in first
+        }
+    return summary
+
+
+def reported(report: Numbers) -> str:
+    """The part whose numbers count: the test where there is one."""
+    return "test" if "test" in report["examples"] else "valid"
+
+
+def rows(report: Numbers, part: str) -> list[list[str]]:
+    """Lines of the table of one part: metric, guess, and for each start mean, interval and range."""
+    lines = []
+    for name in report["metrics"]:
+        guess = report["guess"][part][name]
+        for start, parts in report["results"].items():
+            found = parts[part][name]
+            lines.append([NAMES[start], TITLES[name], *cells(found), percent(guess)])
+    return lines
+
+
+def cells(found: Numbers) -> list[str]:
+    """Mean, interval, range, number of seeds."""
+    interval = "one seed" if found["ci95"] is None else " – ".join(map(percent, found["ci95"]))
+    spread = f"{percent(found['least'])} – {percent(found['most'])}"
+    return [percent(found["mean"]), interval, spread, str(len(found["seeds"]))]
+
+
+def percent(value: float) -> str:
+    """In hundredths, as GLUE's tables are.
+
+    >>> percent(0.81234)
+    '81.2'
+    """
+    return f"{100 * value:.1f}"
+
+
+COLUMNS = ["", "metric", "mean", "95% over seeds", "range", "seeds"]
+
+
+def markdown(report: Numbers) -> str:
+    """The page of one fine-tuning."""
+    part = reported(report)
+    guess = "majority" if report["task"]["kind"] == "classification" else "mean"
+    lines = [f"# Fine-tuning of {report['model']}", ""]
+    for one in ("test", "valid"):
+        if one not in report["examples"]:
+            continue
+        title = {"test": "Test", "valid": "Validation"}[one]
+        lines += [f"## {title}: {report['examples'][one]:,} examples", ""]
+        lines += [table([*COLUMNS, guess], rows(report, one)), ""]
+    if part == "valid":
+        lines += [
+            "No test examples: the validation examples also chose the best weights, so these numbers flatter.",
+            "",
+        ]
+    return "\n".join([*lines, *(f"{line}\n" for line in notes(report))])
+
+
+def notes(report: Numbers) -> list[str]:
+    """What a reader of the numbers should know."""
+    counts = report["examples"]
+    cut = {part: n for part, n in report["cut_texts"].items() if n}
+    what = {"mean": "the mean of the training examples", "majority": "their most frequent class"}
+    kind = "majority" if report["task"]["kind"] == "classification" else "mean"
+    lines = [
+        "Numbers are in hundredths; the interval is Student's over seeds and says nothing of other examples. "
+        f"{kind.capitalize()}: {what[kind]} as the answer to everything.",
+        f"Trained on {counts['train']:,} examples ({report['sources']['train']}); stopped by "
+        f"{TITLES[report['metrics'][0]]} on {counts['valid']:,} ({report['sources']['valid']}).",
+    ]
+    if again := {part: n for part, n in report["repeated"].items() if n}:
+        parts = ", ".join(f"{n:,} of {counts[part]:,} in {part}" for part, n in again.items())
+        lines.append(f"Examples that stand in the training examples, too, word for word: {parts}.")
+    if cut:
+        parts = ", ".join(f"{n:,} of {counts[part]:,} in {part}" for part, n in cut.items())
+        lines.append(f"Texts longer than {report['task']['length']} tokens were cut: {parts}.")
+    return lines
+
+
+def table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    every = [columns, ["---"] * len(columns), *lines]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in every)
