@@ -24,7 +24,8 @@ from unmask.corpora import Corpus, Document
 from unmask.corpora.memory import Memory
 from unmask.corpora.text import Text
 from unmask.data import packing
-from unmask.data.packing import Rows, build_rows, pack_texts, reading_bar, rows_of
+from unmask.data.packing import Rows, build_rows, pack_texts, rows_of
+from unmask.data.reading_bar import reading_bar
 from unmask.data.tokenizers import Tokenizer, load_tokenizer
 from unmask.errors import DataError, UsageError
 

@@ -1,4 +1,4 @@
-"""Tiny pretrained encoders, one of each family, as transformers would have saved them: random weights, own vocabulary."""
+"""Tiny pretrained encoders, one of each family, as transformers would save them: random weights, own vocabulary."""
 
 from __future__ import annotations
 

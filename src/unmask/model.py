@@ -25,13 +25,14 @@ from unmask.evaluation.score import score
 from unmask.heads.task import Task
 from unmask.objectives import Objective
 from unmask.processes.base import Process
-from unmask.samplers import Sampler, Step
+from unmask.samplers import Sampler
 from unmask.samplers.drawing import Drawing
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.constrained import constrained
 from unmask.sampling.factory import make_sampler
 from unmask.sampling.guidance import Guidance
 from unmask.sampling.loop import check_accepts, sample, steps
+from unmask.sampling.observe import without_frame
 from unmask.storage.atomic import atomic_folder, find_folder
 from unmask.storage.built_in import built_in_folder
 from unmask.storage.model_folder import FILES, read_folder, write_folder
@@ -290,7 +291,7 @@ class Model:
         else:
             for step in steps(self.denoiser, canvas, fitted, **how, runners_up=runners_up):
                 tokens = step.tokens_BL
-                watch(_unframed(step, canvas.frame))
+                watch(without_frame(step, canvas.frame))
         return canvas.rows_of(tokens)
 
     def check_possible(self, canvas: Canvas, sampler: Sampler | None = None) -> None:
@@ -351,14 +352,6 @@ class Model:
             raise UsageError(f"{folder} holds {min(others)}, which is no part of a model; give a folder of its own")
         with atomic_folder(folder) as tmp:
             write_folder(tmp, self, weights)
-
-
-def _unframed(step: Step, frame: tuple[int, int]) -> Step:
-    """The step as a watcher gets it: positions count from where the text begins."""
-    begin, end = frame
-    if not begin and not end:
-        return step
-    return step.shifted(-begin, step.tokens_BL[:, begin : step.tokens_BL.shape[1] - end])
 
 
 def load(

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 def _evaluate(args: argparse.Namespace, world: World) -> int:
     from unmask.cli._terminal import progress_bar
     from unmask.corpora.sources import existing
-    from unmask.data.packing import reading_bar
+    from unmask.data.reading_bar import reading_bar
     from unmask.errors import UsageError
     from unmask.evaluation.evaluate import evaluate
     from unmask.model import load

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from unmask.corpora.reading import read_like
-    from unmask.data.packing import reading_bar
+    from unmask.data.reading_bar import reading_bar
     from unmask.data.tokenizers import load_tokenizer
     from unmask.data.tokenizing import tokenize
     from unmask.distributed.world import World

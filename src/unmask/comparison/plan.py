@@ -12,7 +12,8 @@ from typing import Any
 
 from unmask.comparison.trial import RUNS, read_trial
 from unmask.config import RunConfig, load_config, option_paths
-from unmask.data.packing import Rows, reading_bar, rows_of
+from unmask.data.packing import Rows, rows_of
+from unmask.data.reading_bar import reading_bar
 from unmask.data.tokenizers import Tokenizer, load_tokenizer, tokenizer_from_json
 from unmask.errors import DataError, ModelFolderError, UsageError, did_you_mean
 from unmask.sampling.canvas import Canvas

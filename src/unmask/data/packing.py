@@ -13,7 +13,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast, get_args
@@ -33,7 +33,7 @@ from unmask.errors import DataError, UsageError, did_you_mean
 if TYPE_CHECKING:
     from unmask.config import DataConfig
 
-__all__ = ["Anchor", "Policy", "Report", "Rows", "build_rows", "pack_texts", "reading_bar", "rows_of"]
+__all__ = ["Anchor", "Policy", "Report", "Rows", "build_rows", "pack_texts", "rows_of"]
 
 Part = Literal["all", "train", "valid"]
 Progress = Callable[[int], None]
@@ -376,30 +376,3 @@ def _read(corpus: Corpus) -> Iterator[Document]:
         yield from corpus.documents()
     except OSError as e:  # a third party's corpus; here, so that it is not taken for trouble with the cache
         raise DataError(f"cannot read the corpus: {e.strerror or e}") from None
-
-
-@contextmanager
-def reading_bar(label: str = "reading the corpus") -> Iterator[Progress | None]:
-    """A progress bar for `build_rows` on stderr; None where stderr is no terminal.
-
-    >>> with reading_bar() as progress:  # doctest: +SKIP
-    ...     rows = build_rows(corpus, tokenizer, progress=progress)
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeElapsedColumn(),
-    )
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda amount: bar.advance(task, amount)

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from unmask.data.tokenizers import Tokenizer
 
 
+def without_frame(step: Step, frame: tuple[int, int]) -> Step:
+    """The step as a watcher gets it: positions count from where the text begins."""
+    begin, end = frame
+    if not begin and not end:
+        return step
+    return step.shifted(-begin, step.tokens_BL[:, begin : step.tokens_BL.shape[1] - end])
+
+
 class Observer:
     """Watches a run of `unmask.sampling.loop.drive`, call by call; a subclass says what it does with what it sees."""
 

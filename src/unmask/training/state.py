@@ -21,7 +21,8 @@ from torch import Tensor
 from unmask.config import RECIPE_FILE, RunConfig
 from unmask.data.augment import augmentation
 from unmask.data.loader import Loader
-from unmask.data.packing import Rows, reading_bar, rows_of
+from unmask.data.packing import Rows, rows_of
+from unmask.data.reading_bar import reading_bar
 from unmask.data.tokenizers import Tokenizer, load_tokenizer, tokenizer_from_json
 from unmask.denoisers.network import Network
 from unmask.denoisers.recorded import Recorder
@@ -91,8 +92,7 @@ class RunState:
         rows, valid_rows = self._build_rows()
         self.labels = rows.class_words
         self.rows, self.valid_rows = rows.classed(self.labels), valid_rows.classed(self.labels)
-        augment = augmentation(config.data, self.tokenizer, config.seed)
-        self.loader = Loader(self.rows, config.batch, config.seed, config.data.windows, augment)
+        self.loader = self._loader()
         torch.manual_seed(config.seed % (1 << 63))  # on the CPU, whatever is trained on: the same weights everywhere
         with contextlib.nullcontext() if checkpoint is None else NoStart():
             self.network = self._build_network().train()
@@ -357,6 +357,11 @@ class RunState:
             return load_tokenizer(self.config.tokenizer, self.config.data.train).to_json()
 
         return tokenizer_from_json(self.world.from_first(text))
+
+    def _loader(self) -> Loader:
+        config = self.config
+        augment = augmentation(config.data, self.tokenizer, config.seed)
+        return Loader(self.rows, config.batch, config.seed, config.data.windows, augment)
 
     def _build_rows(self) -> tuple[Rows, Rows]:
         with reading_bar() as bar:
