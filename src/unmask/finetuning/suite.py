@@ -117,8 +117,8 @@ def glue_markdown(result: SuiteResult) -> str:
     """The page of a suite."""
     guess = (
         "Numbers are in hundredths; intervals are Student's over seeds and say nothing of other examples. Guess: the "
-        "most frequent class, or the mean, of the training examples as the answer to everything. The last column is the "
-        "mean of the others."
+        "most frequent class, or the mean, of the training examples as the answer to everything. The last column is "
+        "the mean of the others."
     )
     tasks = chosen(list(result.reports))
     splits = "\n".join(f"- {task.title}: {task.split}{_counted(result.reports[task.name])}" for task in tasks)
