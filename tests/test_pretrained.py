@@ -217,7 +217,10 @@ def test_the_hub_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", nowhere)
     with pytest.raises(UnmaskError) as caught:
         open_source("hf:some/model")
-    assert str(caught.value) == "some/model is no folder here, and the hub gives nothing by that name: no route to host"
+    assert str(caught.value) == (
+        "some/model is no folder here, and the hub gives nothing by that name (no route to host): without a "
+        "network, name a folder"
+    )
     with pytest.raises(UnmaskError, match=r"models/of mine is missing"):
         open_source("models/of mine")
 
