@@ -231,3 +231,63 @@ def test_without_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         UnmaskError, match=r"needs the package transformers; install it with: pip install 'unmask\[hf\]'"
     ):
         read_pretrained(str(folder))
+
+
+def _settings(**changes: Any) -> Callable[[dict[str, Any], dict[str, Any]], object]:
+    return lambda config, tokenizer: config["denoiser"]["settings"].update(changes)
+
+
+def _denoiser(**changes: Any) -> Callable[[dict[str, Any], dict[str, Any]], object]:
+    return lambda config, tokenizer: config["denoiser"].update(changes)
+
+
+def _roles(**changes: Any) -> Callable[[dict[str, Any], dict[str, Any]], object]:
+    return lambda config, tokenizer: tokenizer["roles"].update(changes)
+
+
+OURS: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], object], str]] = {
+    "a million blocks": (_settings(num_hidden_layers=10**6), "num_hidden_layers is 1000000, far more than"),
+    "a wide embedding": (_settings(type_vocab_size=4 * 10**6), "type_vocab_size is 4000000, far more than"),
+    "an unknown setting": (_settings(auto_map="evil.Evil"), "settings.auto_map is unknown"),
+    "an activation of its own": (_settings(hidden_act="os.system"), "settings.hidden_act is 'os.system'"),
+    "another family": (_denoiser(family="evil"), "denoiser.family: 'evil' is not a choice"),
+    "a fixed id beyond": (_denoiser(fixed=[10**6]), "names the id 1000000, the vocabulary has 73"),
+    "a mask that is fixed": (_denoiser(fixed=[4]), "the mask's id 4 is among the encoder's fixed ids"),
+    "settings that are text": (_denoiser(settings="{}"), "denoiser.settings"),
+    "ids that are text": (_roles(mask="4"), "the tokenizer's roles are damaged: '4' is no id"),
+    "too few ids": (_roles(num_ids=20), "the tokenizer has ids up to 69, the network only 20"),
+    "a mask in two roles": (_roles(fixed=[0, 1, 2, 3, 4]), "the id 4 is the mask and something else"),
+    "an id below 0": (_roles(fixed=[-1]), "the tokenizer's roles name the id -1"),
+    "roles of another kind": (_roles(more=1), "the tokenizer's roles are damaged"),
+    "no vocabulary": (lambda config, tokenizer: tokenizer.pop("tokenizer"), "its roles are damaged"),
+}
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from unmask.objectives.mdlm import MDLM
+    from unmask.storage.model_folder import load_weights
+
+    folder = tmp_path_factory.mktemp("ours")
+    save_encoder("bert", folder / "theirs")
+    found = read_pretrained(str(folder / "theirs"))
+    network = found.denoiser.build(num_ids=found.tokenizer.num_ids, mask_id=found.tokenizer.mask_id)
+    found.denoiser.describe(network)
+    load_weights(network, dict(found.state), "")
+    how: dict[str, Any] = {"objective": MDLM(), "length": 20, "anchor": "both"}
+    unmask.Model(denoiser=network, tokenizer=found.tokenizer, **how).save(folder / "model")
+    return folder / "model"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_folder_of_ours_by_a_stranger(name: str, ours: Path, tmp_path: Path) -> None:
+    change, sentence = OURS[name]
+    config, tokenizer = (json.loads((ours / file).read_text()) for file in ("config.json", "tokenizer.json"))
+    change(config, tokenizer)
+    for file, data in (("config.json", config), ("tokenizer.json", tokenizer)):
+        (tmp_path / file).write_text(json.dumps(data))
+    (tmp_path / "model.safetensors").write_bytes((ours / "model.safetensors").read_bytes())
+    with pytest.raises(UnmaskError) as caught:
+        unmask.load(tmp_path)
+    assert sentence in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
