@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--init",
         metavar="DIR",
-        help="begin with the weights of this model; hf:PATH_OR_ID: of a transformers model, with its tokenizer",
+        help="begin with the weights of this model; hf:PATH_OR_ID: of one of transformers, with its tokenizer",
     )
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
     _processes.add_arguments(parser)
