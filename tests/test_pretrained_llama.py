@@ -14,10 +14,14 @@ from torch import Tensor
 
 import unmask
 from pretrained_llamas import END, KINDS, MERGES, ROWS, Held, held, of_transformers, ours, save, vocabulary
+from tiny import TINY
 from unmask.cli import run
 from unmask.config import load_config
+from unmask.denoisers.llama import Llama
 from unmask.denoisers.network import Attend
 from unmask.errors import ModelFolderError, UsageError
+from unmask.objectives.ar import AR
+from unmask.objectives.mdlm import MDLM
 from unmask.pretrained import llama
 from unmask.pretrained.gguf import open_gguf, unpermuted
 from unmask.samplers.left_to_right import LeftToRight
@@ -396,6 +400,14 @@ def test_adapted_it_fills_gaps(
     again = unmask.load(tmp_path / "own", device="cpu")
     for (name, a), b in zip(model.denoiser.named_parameters(), again.denoiser.parameters(), strict=True):
         assert a.equal(b), name
+
+
+def test_a_recipe_of_another_denoiser_says_which_sides_are_seen(folder: Path, make_config: Any, tmp_path: Path) -> None:
+    for name, objective, causal in (("both", MDLM(form="count"), False), ("before", AR(), True)):
+        denoiser = dataclasses.replace(TINY, causal=causal)
+        config = make_config(tmp_path / name, objective=objective, denoiser=denoiser, steps=1)
+        described: Any = train(config, init=f"hf:{folder}", device="cpu").denoiser.config
+        assert (type(described), described.causal, described.shifted) == (Llama, causal, True)
 
 
 def test_what_an_import_refuses(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

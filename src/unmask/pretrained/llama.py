@@ -115,6 +115,7 @@ def _described(source: Source, config: Mapping[str, Any]) -> Llama:
             qk_norm=kind == "qwen3",
             tied=config.get("tie_word_embeddings") is True,
             causal=True,
+            shifted=True,  # so they are read where a recipe has both sides seen and says no more
         )
     except (UsageError, TypeError, ValueError) as e:
         raise ModelFolderError(f"{source.where}: config.json describes no network: {printable(e, 200)}") from None
