@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from unmask.denoisers.encoder.settings import SETTINGS
 from unmask.denoisers.network import Network
 from unmask.errors import ModelFolderError, UsageError
 from unmask.pretrained.base import Pretrained, Source
-from unmask.storage.model_folder import NoStart, unshared
+from unmask.storage.model_folder import NoStart, check_sizes, unshared
 from unmask.storage.untrusted import printable
 
 if TYPE_CHECKING:
@@ -48,46 +48,30 @@ def read(source: Source) -> Pretrained:
         roles = _roles(source, source.tokenizer(), num_ids)
         tokenizer = Subwords(source.tokenizer(), roles)
         denoiser = Encoder(family=family, settings=settings, fixed=roles.fixed)  # type: ignore[arg-type]
+        check_sizes(denoiser, shapes, f"{source.where}/config.json", "its weights file")
         with torch.device("meta"), NoStart():
             network = denoiser.build(num_ids=num_ids, mask_id=roles.mask)
     except UsageError as e:
         raise UsageError(f"{source.where}: {e}") from None
     names = _names(source, network, shapes)
-    changes: dict[str, Callable[[Tensor], Tensor]] = {}
-    if family == "esm" and config.get("token_dropout"):
-        changes[f"{INSIDE}esm.embeddings.word_embeddings.weight"] = _without(roles.mask)
-    state = State(source.tensors, names, changes)
+    state = State(source.tensors, names)
     return Pretrained(denoiser=denoiser, state=state, tokenizer=tokenizer, length=denoiser.positions)
 
 
 class State(Mapping[str, Tensor]):
     """The tensors of a source under our names, in float32, each read when it is asked for."""
 
-    def __init__(
-        self, tensors: Mapping[str, Tensor], names: Mapping[str, str], changes: Mapping[str, Callable[[Tensor], Tensor]]
-    ) -> None:
-        self._tensors, self._names, self._changes = tensors, names, changes
+    def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+        self._tensors, self._names = tensors, names
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self._tensors[self._names[name]].float()
-        return self._changes[name](tensor) if name in self._changes else tensor
+        return self._tensors[self._names[name]].float()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-def _without(id: int) -> Callable[[Tensor], Tensor]:
-    """A token that has read as nothing goes on reading as nothing."""
-
-    def change(weight_IE: Tensor) -> Tensor:
-        changed = weight_IE.clone()
-        changed[id] = 0
-        return changed
-
-    return change
 
 
 # --- the config -------------------------------------------------------------------------------------------------------
@@ -110,6 +94,7 @@ def _settings(family: str, config: Mapping[str, Any], shapes: Mapping[str, Tenso
         if config.get("is_folding_model"):
             raise UsageError("it folds proteins (is_folding_model): use the masked language model that it is built on")
         given.setdefault("position_embedding_type", "absolute")
+        given["mask_embedding"] = not config.get("token_dropout", False)
         rope = config.get("rope_parameters")
         if isinstance(rope, dict):
             given["rope_theta"] = rope.get("rope_theta", 10000.0)

@@ -167,13 +167,7 @@ def _build(description: Denoiser, objective: Objective, tokenizer: Tokenizer, fo
     paths = weight_files(folder)
     where = str(paths[0] if len(paths) == 1 else folder)
     shapes = joined(read_shapes, paths)
-    for name, value in _sizes(to_dict(description)):
-        # Every block has tensors of its own, and no other size is larger than all numbers together.
-        most = len(shapes) if name in _LAYERS else max(1 << 16, sum(t.numel() for t in shapes.values()))
-        if type(value) is int and value > most:
-            raise ModelFolderError(
-                f"{folder / 'config.json'}: denoiser.{name} is {printable(value)}, far more than {where} holds"
-            )
+    check_sizes(description, shapes, str(folder / "config.json"), where)
     try:
         with torch.device("meta"), NoStart():  # names and shapes alone
             network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
@@ -195,6 +189,18 @@ def _build(description: Denoiser, objective: Objective, tokenizer: Tokenizer, fo
 _LAYERS = ("blocks", "num_hidden_layers", "n_layers")
 
 
+def check_sizes(description: Denoiser, shapes: dict[str, Tensor], said: str, where: str) -> None:
+    """Refuse a description that says more than its weights can be of, before a network of it is made.
+
+    said: the file that says it. where: the file of the weights, whose shapes these are.
+    """
+    for name, value in _sizes(to_dict(description)):
+        # Every block has tensors of its own, and no other size is larger than all numbers together.
+        most = len(shapes) if name in _LAYERS else max(1 << 16, sum(t.numel() for t in shapes.values()))
+        if type(value) is int and value > most:
+            raise ModelFolderError(f"{said}: denoiser.{name} is {printable(value)}, far more than {where} holds")
+
+
 def _sizes(described: dict[str, Any]) -> list[tuple[str, Any]]:
     """Names and values, those of inner tables among them."""
     flat: list[tuple[str, Any]] = []
@@ -212,7 +218,10 @@ class NoStart(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_"):
-            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+            drawn = kwargs["tensor"] if "tensor" in kwargs else args[0]
+            # Who draws again what lies too far out would go on for ever with whatever was in memory.
+            again = func.__name__ == "normal_" and not torch.is_grad_enabled() and not drawn.is_meta
+            return drawn.zero_() if again else drawn
         return func(*args, **kwargs)
 
 

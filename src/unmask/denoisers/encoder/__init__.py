@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.denoisers import Denoiser
-from unmask.denoisers.encoder.heads import FAMILIES, config_of, make_model, parts_of
+from unmask.denoisers.encoder.heads import FAMILIES, config_of, hide_masks, make_model, parts_of
 from unmask.denoisers.encoder.lora import adapt, is_low_rank, merged
 from unmask.denoisers.encoder.settings import FamilyName, first_position, num_positions, read_settings
 from unmask.denoisers.flat_rows import gather_positions, take_rows
@@ -81,6 +81,8 @@ class EncoderNetwork(Network):
         self.fixed_ids = config.fixed
         made = config_of(config.family, config.settings, num_ids=num_ids, mask_id=mask_id, dropout=config.dropout)
         self.encoder = make_model(config.family, made)
+        if not config.settings.get("mask_embedding", True):
+            hide_masks(self.encoder, mask_id)
         self.layers = parts_of(config.family, self.encoder).layers
         if config.lora_rank:
             adapt(self, self.layers, config.lora_rank, config.lora_alpha / config.lora_rank)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
@@ -63,12 +64,12 @@ def transformers() -> Any:
 def config_of(family: str, settings: Mapping[str, Any], *, num_ids: int, mask_id: int, dropout: float) -> Any:
     """The transformers config that these settings mean."""
     kind = FAMILIES[family]
-    values = {name: value for name, value in settings.items() if value is not None}
+    values = {name: value for name, value in settings.items() if value is not None and name != "mask_embedding"}
     values |= dict.fromkeys(kind.dropouts, dropout)
     values |= {"vocab_size": num_ids, "pad_token_id": settings["pad_token_id"]}
     values |= {"bos_token_id": None, "eos_token_id": None}  # of generation, of which it knows nothing
     if family == "esm":
-        # Masks would read as nothing, and all else would be scaled by how many there are.
+        # token_dropout would scale what is visible by how many masks there are: see `hide_masks` for its other half.
         values |= {"mask_token_id": mask_id, "token_dropout": False}
     if family == "modernbert":
         # Its other names of begin and end are defaults beyond a small vocabulary.
@@ -91,6 +92,16 @@ def make_model(family: str, config: Any) -> Any:
     if family == "esm":
         del model.esm.contact_head  # reads attention maps, of which a masked language model has no use
     return model
+
+
+def hide_masks(model: Any, mask_id: int) -> None:
+    """Masks of ESM read as nothing, whatever their embedding is. An embedding of zeros would do the same until it is
+    trained: under the norm that reads it, its gradient is hundreds of times everything else's."""
+    model.esm.embeddings.word_embeddings.register_forward_hook(partial(_hidden, mask_id))
+
+
+def _hidden(mask_id: int, module: nn.Module, inputs: tuple[Tensor], e_BLD: Tensor) -> Tensor:
+    return e_BLD.masked_fill((inputs[0] == mask_id).unsqueeze(-1), 0.0)
 
 
 def parts_of(family: str, model: Any) -> Parts:

@@ -109,6 +109,7 @@ _ESM = _transformer(320, 6, 20, 1280, 1026, 1e-5) | {
     "position_embedding_type": Setting(("absolute", "rotary"), "rotary"),
     "emb_layer_norm_before": Setting(bool, False),
     "rope_theta": Setting(float, 10000.0, 1, 1e12),
+    "mask_embedding": Setting(bool, True),  # false: masks read as nothing, as where it was trained with token_dropout
 }
 del _ESM["hidden_act"]  # written into its layers
 _MODERNBERT = {
@@ -130,7 +131,7 @@ _MODERNBERT = {
     "global_rope_theta": Setting(float, 160000.0, 1, 1e12),
     "local_rope_theta": Setting(float, 10000.0, 1, 1e12),
     "initializer_range": Setting(float, 0.02, 0, 1),
-    "initializer_cutoff_factor": Setting(float, 2.0, 0.1, 100),
+    "initializer_cutoff_factor": Setting(float, 2.0, 1, 100),
     "pad_token_id": Setting(int, None),
     "tie_word_embeddings": Setting(bool, True),
 }
