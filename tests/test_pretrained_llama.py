@@ -149,6 +149,7 @@ def changed(kind: str, **config: Any) -> Held:
         ({"num_hidden_layers": 1}, r"holds the tensor model\.layers\.1"),
         ({"intermediate_size": 48}, r"gate_proj\.weight has shape \(40, 32\), config.json asks for \(48, 32\)"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers .* no size"),
+        ({"num_hidden_layers": 10**7}, "says 10,000,000 layers, the weights are 21 tensors"),
         ({"hidden_size": "wide"}, "hidden_size .* no size"),
         ({"num_key_value_heads": 3}, "describes no network"),
         ({"tie_word_embeddings": False}, "lacks the tensor lm_head.weight"),
@@ -408,6 +409,19 @@ def test_a_recipe_of_another_denoiser_says_which_sides_are_seen(folder: Path, ma
         config = make_config(tmp_path / name, objective=objective, denoiser=denoiser, steps=1)
         described: Any = train(config, init=f"hf:{folder}", device="cpu").denoiser.config
         assert (type(described), described.causal, described.shifted) == (Llama, causal, True)
+
+
+def test_the_recipes_that_adapt() -> None:
+    recipes = Path(__file__).parents[1] / "benchmarks" / "adapt"
+    read = {path.stem: load_config(path) for path in sorted(recipes.glob("*.toml"))}
+    assert {"smollm2", "tiny", "tiny_ar"} <= set(read)
+    for name, config in read.items():
+        described: Any = config.denoiser
+        assert isinstance(described, Llama)
+        assert described.causal != described.shifted, name
+    before, after = read["tiny_ar"], read["tiny"]
+    assert after.denoiser == dataclasses.replace(before.denoiser, causal=False, shifted=True)  # type: ignore[type-var]
+    assert after.tokenizer.startswith(before.out)
 
 
 def test_what_an_import_refuses(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,6 +58,10 @@ def read(source: Source) -> Pretrained:
     described = _described(source, config)
     shapes = {name: t for name, t in source.shapes().items() if not name.endswith("rotary_emb.inv_freq")}
     prefix = "" if "embed_tokens.weight" in shapes else "model."
+    if described.dims.blocks > len(shapes):  # no list is made as long as a config says
+        raise ModelFolderError(
+            f"{source.where}: config.json says {described.dims.blocks:,} layers, the weights are {len(shapes)} tensors"
+        )
     wanted = dict(_names(described, config["vocab_size"], prefix))
     if described.tied:
         shapes.pop("lm_head.weight", None)  # some folders hold the head all the same; nobody reads it
