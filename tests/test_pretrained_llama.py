@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from unmask.cli import run
 from unmask.config import load_config
 from unmask.denoisers.llama import Llama
 from unmask.denoisers.network import Attend
-from unmask.errors import ModelFolderError, UsageError
+from unmask.errors import MissingExtraError, ModelFolderError, UsageError
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
 from unmask.pretrained import llama
@@ -294,6 +295,18 @@ def test_a_gguf_file_in_few_bits_is_what_transformers_makes_of_it(tmp_path: Path
     with torch.no_grad():
         got = model.denoiser(X)[..., :ROWS]
     torch.testing.assert_close(got, theirs(other.eval(), X), rtol=1e-5, atol=1e-5)
+
+
+def test_without_a_package_that_reads_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", of_transformers("SmolLM2"))
+    import gguf.gguf_reader
+
+    monkeypatch.delattr(gguf.gguf_reader.ReaderField, "contents")
+    with pytest.raises(UsageError, match="too old"):
+        open_gguf(path)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(MissingExtraError, match="unmask\\[eval\\]"):
+        open_gguf(path)
 
 
 def test_what_is_no_gguf_file_of_ours(tmp_path: Path) -> None:
