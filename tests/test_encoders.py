@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_encoders import FAMILIES, TEXTS, save_encoder, texts_of
-
-pytest.importorskip("transformers")
 
 import unmask
+from tiny_encoders import FAMILIES, save_encoder, texts_of
 from unmask.config import DataConfig, OptimConfig, RunConfig, load_config
 from unmask.corpora import Memory
 from unmask.data.packing import pack_texts
@@ -27,11 +25,12 @@ from unmask.errors import UsageError
 from unmask.model import Model
 from unmask.objectives import MDLM, MLM, UDLM
 from unmask.pretrained import Pretrained, read_pretrained
-from unmask.samplers import Sampler
 from unmask.storage.model_folder import load_weights, unshared
 from unmask.training.checkpoint.files import load_checkpoint
 from unmask.training.loop import train
 from unmask.training.optim import make_optimizer
+
+pytest.importorskip("transformers")
 
 FAST = OptimConfig(lr=3e-3, muon=False, schedule="constant", warmup=2, ema=0.9)
 
@@ -249,11 +248,13 @@ def test_fixed_tokens_are_neither_noised_nor_scored(saved: dict[str, tuple[Path,
     rows = pack_texts(texts, tokenizer, "wrap", 14, "both")
     batch = rows.take(np.arange(len(rows)))
     whole = batch.x[0].tolist()
-    assert whole[0] == cls and whole[batch.valid_len[0] - 1] == sep
+    assert whole[0] == cls
+    assert whole[batch.valid_len[0] - 1] == sep
     assert tokenizer.decode(whole[1 : batch.valid_len[0] - 1]) == "the cat [UNK] sat [SEP] a dog [SEP]"
     scored_BL = unmask.data.batch.batch_of(batch, seed=0, step=0).scored_BL
     fixed = torch.isin(torch.from_numpy(batch.x), torch.tensor(tokenizer.fixed_ids))
-    assert scored_BL.any() and not (scored_BL & fixed).any()
+    assert scored_BL.any()
+    assert not (scored_BL & fixed).any()
     assert int(scored_BL.sum()) == rows.report.tokens == rows.counts(np.arange(len(rows)))[0]
     assert rows.report.bytes == len("the cat sat") + len("a dog")  # a snowman is given, and so is the blank before it
     for policy in ("pad", "sentence"):
@@ -279,7 +280,8 @@ def test_training_lowers_the_bound_and_the_folder_needs_no_other(
 
     model = train(config, init=f"hf:{saved[family][0]}", device="cpu", callbacks=[Remember()])
     assert bounds[-1] < bounds[0] - 0.3
-    assert model.anchor == "both" and model.length == 20
+    assert model.anchor == "both"
+    assert model.length == 20
 
     def nowhere(*args: Any, **how: Any) -> Any:
         raise AssertionError("the network was asked for")
@@ -290,7 +292,8 @@ def test_training_lowers_the_bound_and_the_folder_needs_no_other(
     text = texts_of(family)[0]
     assert again.score(text, seed=1).nats == model.score(text, seed=1).nats
     generated = again.generate(2, 12, seed=2)
-    assert generated == model.generate(2, 12, seed=2) and all(generated)
+    assert generated == model.generate(2, 12, seed=2)
+    assert all(generated)
     again.save(tmp_path / "copy")
     assert unmask.load(tmp_path / "copy").generate(2, 12, seed=2) == generated
 
@@ -388,7 +391,8 @@ def test_no_special_token_in_ten_thousand_samples(saved: dict[str, tuple[Path, A
         canvas = model.canvas([[*model.begin, *[model.tokenizer.mask_id] * 2, *model.end]] * num, may_end=True)
         rows = torch.tensor(model.run(canvas, sampler))
         assert not torch.isin(rows[:, 1:-1], never).any(), name
-        assert (rows[:, 0] == model.tokenizer.bos_id).all() and (rows[:, -1] == model.tokenizer.eot_id).all()
+        assert (rows[:, 0] == model.tokenizer.bos_id).all()
+        assert (rows[:, -1] == model.tokenizer.eot_id).all()
         samples += len(rows)
     assert samples >= 10_000
 
@@ -397,13 +401,15 @@ def test_fill_refine_guide_constrain_and_score(saved: dict[str, tuple[Path, Any]
     model = model_of(saved["bert"][0], MLM())
     assert model.sampler_names()
     filled = model.fill(["the [MASK] sat on the [MASK:2]", "a [MASK:1..2]"], seed=1)
-    assert filled[0].startswith("the ") and " sat on the " in filled[0]
+    assert filled[0].startswith("the ")
+    assert " sat on the " in filled[0]
     assert "[UNK]" in model.refine("the cat ☃ sat on the mat", share=0.9, seed=2)[0]  # what is unknown stays
     held = model.generate(4, 10, "the cat", constraint=unmask.constraints.Contains(phrases=("dog",)), seed=3)
     assert all("dog" in text for text in held)
     assert model.generate(1, 10, "the cat", guidance=1.0, seed=3)
     pseudo, bound = (model.score("the cat sat", estimator=name) for name in ("pseudo", "count"))
     assert (pseudo.kind, bound.kind) == ("pseudo", "upper bound")
-    assert bound.num_bytes == len("the cat sat") and int(bound.tokens_B) == 3
+    assert bound.num_bytes == len("the cat sat")
+    assert int(bound.tokens_B) == 3
     assert model.score("☃", num_samples=4).nats == 0
     assert [token.text for token in bound.explain()[0]] == ["the", "cat", "sat"]

@@ -1,4 +1,4 @@
-"""Tiny pretrained encoders, one of each family, as transformers would have saved them: random weights, own vocabulary."""
+"""Tiny pretrained encoders, one of each family, as transformers saves them: random weights, own vocabularies."""
 
 from __future__ import annotations
 

@@ -1,38 +1,57 @@
-"""Write a model in the layout that the authors of MDLM publish.
+"""Write a model in the layout of others: that of MDLM's authors, or a folder of transformers'.
 
-OUT gets config.json and model.safetensors under the published names. Only networks that this layout can express are
-written: dit with conditioning constant or sigma, not causal, embeddings not tied. The tokenizer is not part of it.
+mdlm: OUT gets config.json and model.safetensors under the published names. Only networks that this layout can express
+are written: dit with conditioning constant or sigma, not causal, embeddings not tied. The tokenizer is not part of it.
+
+hf: an encoder goes back as the masked language model that it is (BertForMaskedLM, ...), with its tokenizer's files:
+transformers.pipeline("fill-mask", model=OUT) reads it, without unmask.
 
 Example:
   unmask export owt/ mdlm-owt/
+  unmask export runs/bert bert-mdlm/ --format hf
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from unmask.model import Model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="model folder")
     parser.add_argument("out", metavar="OUT", help="folder to write; must be new or empty")
+    parser.add_argument("--format", choices=("mdlm", "hf"), default="mdlm", help="whose layout (default: mdlm)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     import json
-    from pathlib import Path
 
+    from unmask.model import load
+
+    model = load(args.model, device="cpu")
+    if args.format == "hf":
+        from unmask.pretrained.export import write_transformers
+
+        write_transformers(model, Path(args.out))
+    else:
+        _write_published(model, args.model, Path(args.out))
+    print(json.dumps({"out": args.out}) if args.json else args.out)
+    return 0
+
+
+def _write_published(model: Model, name: str, out: Path) -> None:
     from unmask.denoisers.dit import DiTNetwork
     from unmask.errors import UsageError
-    from unmask.model import load
     from unmask.objectives.mdlm import MDLM
     from unmask.storage.published import write_published
 
-    model = load(args.model, device="cpu")
     if not isinstance(model.denoiser, DiTNetwork):
-        raise UsageError(f"{args.model} has no published form: its denoiser is no dit")
+        raise UsageError(f"{name} has no published form: its denoiser is no dit")
     if not (isinstance(model.objective, MDLM) and model.objective.carry_over and model.objective.zero_masking):
-        raise UsageError(f"{args.model} has no published form: it was not trained with the objective mdlm")
-    write_published(model.denoiser, Path(args.out), length=model.length)
-    print(json.dumps({"out": args.out}) if args.json else args.out)
-    return 0
+        raise UsageError(f"{name} has no published form: it was not trained with the objective mdlm")
+    write_published(model.denoiser, out, length=model.length)

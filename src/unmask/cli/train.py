@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--init",
         metavar="DIR",
-        help="begin with the weights of this model; hf:PATH_OR_ID: with those of a transformers model, and its tokenizer",
+        help="begin with the weights of this model; hf:PATH_OR_ID: of one of transformers, with its tokenizer",
     )
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
     _processes.add_arguments(parser)

@@ -148,4 +148,7 @@ def _from_hub(name: str) -> Path:
         return Path(hub.snapshot_download(repo, revision=revision or None, allow_patterns=[*WANTED, *VOCABULARIES]))
     except Exception as e:  # the hub's client raises what its many layers do; none of it is ours to tell apart
         reason = printable((str(e).strip() or type(e).__name__).splitlines()[0], 200)
-        raise DataError(f"{name} is no folder here, and the hub gives nothing by that name: {reason}") from None
+        raise DataError(
+            f"{name} is no folder here, and the hub gives nothing by that name ({reason}): without a network, name "
+            "a folder"
+        ) from None

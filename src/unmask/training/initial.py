@@ -43,6 +43,12 @@ def adopted(config: RunConfig, pretrained: Pretrained, init: str) -> RunConfig:
     return replace(config, denoiser=denoiser, tokenizer=spec, data=data)
 
 
+def taken_over(config: RunConfig, pretrained: Pretrained, init: str) -> str:
+    """What the run says of it."""
+    rows = f"rows have {config.data.length} tokens, {pretrained.length} is the most that it reads"
+    return f"network, weights and tokenizer are those of {init}; {rows}"
+
+
 def absolute(init: str) -> str:
     """The same source from any working directory."""
     path = Path(init.removeprefix(PREFIX)).expanduser()

@@ -45,7 +45,7 @@ from unmask.training.clock import Clock
 from unmask.training.compiling import compile_trunk
 from unmask.training.ema import Ema
 from unmask.training.held_out import held_out_sample
-from unmask.training.initial import adopted, is_pretrained
+from unmask.training.initial import adopted, is_pretrained, taken_over
 from unmask.training.monitor import Guard
 from unmask.training.optim import Updater, empty_state, flatten_optimizer, make_optimizer, restore_optimizer
 from unmask.training.run_view import is_better
@@ -100,10 +100,8 @@ class RunState:
         if checkpoint is not None:
             with checkpoint.holds(**STATE):
                 check_same_run(config, self._data(), checkpoint)
-        elif pretrained is not None:
-            self._take(dict(pretrained.state), str(init))
-        elif init is not None:
-            self._init_from(init)
+        else:
+            self._begin_with(init, pretrained)
         self.parallel = self._parallel()
         self.ema = Ema(self.network, config.optim.ema) if config.optim.ema else None
         self.optimizer, self.names = make_optimizer(self.network, config.optim)
@@ -295,6 +293,13 @@ class RunState:
         self.saver.durable = checkpoint.step
         self.clock = Clock(checkpoint.state.get("train_seconds", 0.0))
         self.last_read = self.clock.seconds
+
+    def _begin_with(self, init: str | Path | None, pretrained: Pretrained | None) -> None:
+        if pretrained is not None:
+            self._take(dict(pretrained.state), str(init))
+            self.init_note = taken_over(self.config, pretrained, str(init))
+        elif init is not None:
+            self._init_from(init)
 
     def _init_from(self, init: str | Path) -> None:
         other = load(init, device="cpu")

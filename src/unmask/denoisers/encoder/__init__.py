@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -29,7 +29,7 @@ class Encoder(Denoiser):
     """
 
     family: FamilyName = "bert"
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] | None = None
     fixed: tuple[int, ...] = ()
     dropout: float = 0.0
     lora_rank: int = 0
@@ -41,9 +41,9 @@ class Encoder(Denoiser):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not isinstance(cast(object, self.settings), dict):
+        if not isinstance(cast(object, self.settings), dict | None):
             raise UsageError("settings must be a table of the encoder's sizes")
-        object.__setattr__(self, "settings", read_settings(self.family, self.settings))
+        object.__setattr__(self, "settings", read_settings(self.family, self.settings or {}))
         if not 0 <= self.dropout < 1:
             raise UsageError(f"dropout must lie in [0, 1), got {self.dropout}")
         if self.lora_rank < 0 or self.lora_rank > 1 << 12 or not self.lora_alpha > 0:
@@ -58,9 +58,15 @@ class Encoder(Denoiser):
         return bool(self.fixed)
 
     @property
+    def all_settings(self) -> dict[str, Any]:
+        """Those given and the defaults of the others."""
+        assert self.settings is not None
+        return self.settings
+
+    @property
     def positions(self) -> int:
         """The longest row that it can read."""
-        return num_positions(self.family, self.settings)
+        return num_positions(self.family, self.all_settings)
 
     def build(self, *, num_ids: int, mask_id: int) -> EncoderNetwork:
         return EncoderNetwork(self, num_ids=num_ids, mask_id=mask_id)
@@ -73,15 +79,15 @@ class EncoderNetwork(Network):
         super().__init__()
         self.config = config
         self.num_ids, self.mask_id = num_ids, mask_id
-        pad = config.settings["pad_token_id"]
+        pad = config.all_settings["pad_token_id"]
         if odd := [id for id in (*config.fixed, *([] if pad is None else [pad])) if not 0 <= id < num_ids]:
             raise UsageError(f"the encoder names the id {odd[0]}, the vocabulary has {num_ids}: they do not fit")
         if mask_id in config.fixed:
             raise UsageError(f"the mask's id {mask_id} is among the encoder's fixed ids: it could not be told apart")
         self.fixed_ids = config.fixed
-        made = config_of(config.family, config.settings, num_ids=num_ids, mask_id=mask_id, dropout=config.dropout)
+        made = config_of(config.family, config.all_settings, num_ids=num_ids, mask_id=mask_id, dropout=config.dropout)
         self.encoder = make_model(config.family, made)
-        if not config.settings.get("mask_embedding", True):
+        if not config.all_settings.get("mask_embedding", True):
             hide_masks(self.encoder, mask_id)
         self.layers = parts_of(config.family, self.encoder).layers
         if config.lora_rank:
@@ -90,7 +96,7 @@ class EncoderNetwork(Network):
         closed_I = torch.zeros(num_ids)
         closed_I[list(config.fixed)] = -torch.inf
         self.register_buffer("closed_I", closed_I, persistent=False)
-        self._first = first_position(config.family, config.settings)
+        self._first = first_position(config.family, config.all_settings)
         self._checkpoints = False
 
     def trunk(
