@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from torch import Tensor
 
 import unmask
 from pretrained_llamas import END, KINDS, MERGES, ROWS, Held, held, of_transformers, ours, save, vocabulary
+from tiny import TINY
 from unmask.cli import run
 from unmask.config import load_config
+from unmask.denoisers.llama import Llama
 from unmask.denoisers.network import Attend
-from unmask.errors import ModelFolderError, UsageError
+from unmask.errors import MissingExtraError, ModelFolderError, UsageError
+from unmask.objectives.ar import AR
+from unmask.objectives.mdlm import MDLM
 from unmask.pretrained import llama
 from unmask.pretrained.gguf import open_gguf, unpermuted
 from unmask.samplers.left_to_right import LeftToRight
@@ -145,6 +150,7 @@ def changed(kind: str, **config: Any) -> Held:
         ({"num_hidden_layers": 1}, r"holds the tensor model\.layers\.1"),
         ({"intermediate_size": 48}, r"gate_proj\.weight has shape \(40, 32\), config.json asks for \(48, 32\)"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers .* no size"),
+        ({"num_hidden_layers": 10**7}, "says 10,000,000 layers, the weights are 21 tensors"),
         ({"hidden_size": "wide"}, "hidden_size .* no size"),
         ({"num_key_value_heads": 3}, "describes no network"),
         ({"tie_word_embeddings": False}, "lacks the tensor lm_head.weight"),
@@ -291,6 +297,18 @@ def test_a_gguf_file_in_few_bits_is_what_transformers_makes_of_it(tmp_path: Path
     torch.testing.assert_close(got, theirs(other.eval(), X), rtol=1e-5, atol=1e-5)
 
 
+def test_without_a_package_that_reads_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", of_transformers("SmolLM2"))
+    import gguf.gguf_reader
+
+    monkeypatch.delattr(gguf.gguf_reader.ReaderField, "contents")
+    with pytest.raises(UsageError, match="too old"):
+        open_gguf(path)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(MissingExtraError, match="unmask\\[eval\\]"):
+        open_gguf(path)
+
+
 def test_what_is_no_gguf_file_of_ours(tmp_path: Path) -> None:
     network = of_transformers("SmolLM2")
     for metadata, word in (
@@ -396,6 +414,27 @@ def test_adapted_it_fills_gaps(
     again = unmask.load(tmp_path / "own", device="cpu")
     for (name, a), b in zip(model.denoiser.named_parameters(), again.denoiser.parameters(), strict=True):
         assert a.equal(b), name
+
+
+def test_a_recipe_of_another_denoiser_says_which_sides_are_seen(folder: Path, make_config: Any, tmp_path: Path) -> None:
+    for name, objective, causal in (("both", MDLM(form="count"), False), ("before", AR(), True)):
+        denoiser = dataclasses.replace(TINY, causal=causal)
+        config = make_config(tmp_path / name, objective=objective, denoiser=denoiser, steps=1)
+        described: Any = train(config, init=f"hf:{folder}", device="cpu").denoiser.config
+        assert (type(described), described.causal, described.shifted) == (Llama, causal, True)
+
+
+def test_the_recipes_that_adapt() -> None:
+    recipes = Path(__file__).parents[1] / "benchmarks" / "adapt"
+    read = {path.stem: load_config(path) for path in sorted(recipes.glob("*.toml"))}
+    assert {"smollm2", "tiny", "tiny_ar"} <= set(read)
+    for name, config in read.items():
+        described: Any = config.denoiser
+        assert isinstance(described, Llama)
+        assert described.causal != described.shifted, name
+    before, after = read["tiny_ar"], read["tiny"]
+    assert after.denoiser == dataclasses.replace(before.denoiser, causal=False, shifted=True)  # type: ignore[type-var]
+    assert after.tokenizer.startswith(before.out)
 
 
 def test_what_an_import_refuses(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

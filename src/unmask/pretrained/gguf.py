@@ -72,8 +72,11 @@ class GGUF(Source):
     def __init__(self, path: Path) -> None:
         try:
             self._gguf: Any = importlib.import_module("gguf")
+            current = hasattr(importlib.import_module("gguf.gguf_reader").ReaderField, "contents")
         except ImportError:
-            raise MissingExtraError("gguf", "hf", f"to read {path}, unmask") from None
+            raise MissingExtraError("gguf", "eval", f"to read {path}, unmask") from None
+        if not current:
+            raise UsageError(f"the package gguf is too old to read {path}: pip install 'gguf>=0.17'")
         self.where = str(path)
         with self._guard():
             self._reader = self._gguf.GGUFReader(path)

@@ -58,6 +58,10 @@ def read(source: Source) -> Pretrained:
     described = _described(source, config)
     shapes = {name: t for name, t in source.shapes().items() if not name.endswith("rotary_emb.inv_freq")}
     prefix = "" if "embed_tokens.weight" in shapes else "model."
+    if described.dims.blocks > len(shapes):  # no list is made as long as a config says
+        raise ModelFolderError(
+            f"{source.where}: config.json says {described.dims.blocks:,} layers, the weights are {len(shapes)} tensors"
+        )
     wanted = dict(_names(described, config["vocab_size"], prefix))
     if described.tied:
         shapes.pop("lm_head.weight", None)  # some folders hold the head all the same; nobody reads it
@@ -115,6 +119,7 @@ def _described(source: Source, config: Mapping[str, Any]) -> Llama:
             qk_norm=kind == "qwen3",
             tied=config.get("tie_word_embeddings") is True,
             causal=True,
+            shifted=True,  # so they are read where a recipe has both sides seen and says no more
         )
     except (UsageError, TypeError, ValueError) as e:
         raise ModelFolderError(f"{source.where}: config.json describes no network: {printable(e, 200)}") from None

@@ -37,6 +37,8 @@ def adopted(config: RunConfig, pretrained: Pretrained, init: str) -> RunConfig:
     if type(config.denoiser) is type(denoiser):
         chosen = {name: getattr(config.denoiser, name) for name in denoiser.chosen_by_recipe}
         denoiser = replace(denoiser, **chosen)  # type: ignore[type-var]
+    elif "causal" in denoiser.chosen_by_recipe:  # of another kind, it still says which sides are seen
+        denoiser = replace(denoiser, causal=config.denoiser.causal)  # type: ignore[type-var, call-arg]
     data = replace(config.data, length=min(config.data.length, pretrained.length))
     return replace(config, denoiser=denoiser, tokenizer=spec, data=data)
 

@@ -16,5 +16,6 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        # Of two precisions torch takes a slow way; the mean is summed in float32 at least, whatever x is.
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        # Of two precisions torch takes a slow way; the mean is summed in float32 at least, whatever x is. Autocast may
+        # answer in float32, which the products and attention after it would only convert again.
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
