@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -322,12 +323,29 @@ def test_a_filter_dies_away_at_each_channels_rate() -> None:
     torch.manual_seed(0)
     one = Filter(Hyena(hidden=8, length=31)).double()
     t_L1, _ = one.places(46)
-    left = torch.exp(-t_L1 * one.rates)
+    left = torch.exp(-t_L1 * one.rates())
     torch.testing.assert_close(left[9, -1], torch.tensor(0.01, dtype=torch.float64))
     torch.testing.assert_close(left[45, 0], torch.tensor(0.01, dtype=torch.float64))
     assert one(46)[:31].equal(one(31)) or torch.allclose(
         one(46)[:31], one(31)
     )  # longer rows go on along the same curve
+
+
+@each
+@torch.no_grad()
+def test_weights_and_products_of_16_bits_are_near(denoiser: Denoiser) -> None:
+    """Of rows that are longer than 16 bits count."""
+    if isinstance(denoiser, Hyena):
+        denoiser = replace(denoiser, length=400)
+    net, z_BL = network(denoiser, torch.float32), rows(2, 400)
+    half, options = network(denoiser, torch.bfloat16), how(net, 2)
+    options["level"] = None if options["level"] is None else options["level"].float()
+    want = net(z_BL, **options)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = net(z_BL, **options)
+    for got in (mixed, half(z_BL, **options)):
+        assert got.dtype == torch.bfloat16
+        assert float((got.float() - want).norm() / want.norm()) < 0.05
 
 
 def test_steps_begin_between_a_thousandth_and_a_tenth() -> None:
