@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -338,7 +339,7 @@ def test_weights_and_products_of_16_bits_are_near(denoiser: Denoiser) -> None:
     if isinstance(denoiser, Hyena):
         denoiser = replace(denoiser, length=400)
     net, z_BL = network(denoiser, torch.float32), rows(2, 400)
-    half, options = network(denoiser, torch.bfloat16), how(net, 2)
+    half, options = copy.deepcopy(net).to(torch.bfloat16), how(net, 2)
     options["level"] = None if options["level"] is None else options["level"].float()
     want = net(z_BL, **options)
     with torch.autocast("cpu", dtype=torch.bfloat16):

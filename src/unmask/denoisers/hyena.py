@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -93,7 +94,7 @@ class Operator(nn.Module):
         # Padding stands at the end, where no earlier position sees it.
         a_BLD, b_BLD, v_BLD = short_conv(self.into(h_BLD), self.conv_weight, self.conv_bias).chunk(3, dim=-1)
         u_BLD = v_BLD * b_BLD
-        y_BLD = causal_conv(u_BLD, self.filter(h_BLD.shape[1])) + u_BLD * self.filter.skip
+        y_BLD = causal_conv(u_BLD, self.filter(h_BLD.shape[1])) + u_BLD * self.filter.skip.to(u_BLD.dtype)
         y: Tensor = self.out(y_BLD * a_BLD)
         return y
 
@@ -134,6 +135,16 @@ class Filter(nn.Module):
                 assert isinstance(linear, nn.Linear)
                 h = torch.sin(self.frequency.to(h) * F.linear(h, linear.weight.to(h), linear.bias.to(h)))
             return F.linear(h, self.out.weight.to(h)) * (torch.exp(-t_L1 * self.rates().to(h)) + self.floor)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Its weights stay as they are where others become 16 bits: each sine multiplies their error by `frequency`."""
+
+        def wide(t: Tensor) -> Tensor:
+            made = fn(t)
+            return t.to(made.device) if made.is_floating_point() and made.itemsize < t.itemsize == 4 else made
+
+        super()._apply(wide, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def places(self, length: int) -> tuple[Tensor, Tensor]:
         """Each place as a part of the configured length, and beside it its waves."""
