@@ -200,8 +200,20 @@ def test_ph_is_trained_on_one_strand_and_used_on_the_average_of_both() -> None:
     plain = PLAIN.build(num_ids=7, mask_id=MASK).double()
     plain.load_state_dict(net.state_dict())
     torch.testing.assert_close(plain(z_BL), one)
-    assert net.head_linear() is not None
-    assert net.eval().head_linear() is None
+    assert net.train().head_linear().weight.shape == (7, 16)  # type: ignore[union-attr]
+    assert net.eval().head_linear().weight.shape == (7, 32)  # type: ignore[union-attr]
+
+
+def test_the_head_of_both_strands_is_a_linear_map_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, grads = network(PS).train(), []
+    batch = make_batch(torch.randint(0, N, (4, L)), seed=1, step=0)
+    for linear in (True, False):
+        if not linear:
+            monkeypatch.setattr(net, "head_linear", lambda: None)
+        net.zero_grad()
+        MDLM(form="count").loss(net, batch).nats.backward()
+        grads.append([p.grad for p in net.parameters()])
+    torch.testing.assert_close(*grads)
 
 
 def test_complements_come_from_the_tokenizers_letters() -> None:
