@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -198,8 +200,20 @@ def test_ph_is_trained_on_one_strand_and_used_on_the_average_of_both() -> None:
     plain = PLAIN.build(num_ids=7, mask_id=MASK).double()
     plain.load_state_dict(net.state_dict())
     torch.testing.assert_close(plain(z_BL), one)
-    assert net.head_linear() is not None
-    assert net.eval().head_linear() is None
+    assert net.train().head_linear().weight.shape == (7, 16)  # type: ignore[union-attr]
+    assert net.eval().head_linear().weight.shape == (7, 32)  # type: ignore[union-attr]
+
+
+def test_the_head_of_both_strands_is_a_linear_map_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, grads = network(PS).train(), []
+    batch = make_batch(torch.randint(0, N, (4, L)), seed=1, step=0)
+    for linear in (True, False):
+        if not linear:
+            monkeypatch.setattr(net, "head_linear", lambda: None)
+        net.zero_grad()
+        MDLM(form="count").loss(net, batch).nats.backward()
+        grads.append([p.grad for p in net.parameters()])
+    torch.testing.assert_close(*grads)
 
 
 def test_complements_come_from_the_tokenizers_letters() -> None:
@@ -322,12 +336,29 @@ def test_a_filter_dies_away_at_each_channels_rate() -> None:
     torch.manual_seed(0)
     one = Filter(Hyena(hidden=8, length=31)).double()
     t_L1, _ = one.places(46)
-    left = torch.exp(-t_L1 * one.rates)
+    left = torch.exp(-t_L1 * one.rates())
     torch.testing.assert_close(left[9, -1], torch.tensor(0.01, dtype=torch.float64))
     torch.testing.assert_close(left[45, 0], torch.tensor(0.01, dtype=torch.float64))
     assert one(46)[:31].equal(one(31)) or torch.allclose(
         one(46)[:31], one(31)
     )  # longer rows go on along the same curve
+
+
+@each
+@torch.no_grad()
+def test_weights_and_products_of_16_bits_are_near(denoiser: Denoiser) -> None:
+    """Of rows that are longer than 16 bits count."""
+    if isinstance(denoiser, Hyena):
+        denoiser = replace(denoiser, length=400)
+    net, z_BL = network(denoiser, torch.float32), rows(2, 400)
+    half, options = copy.deepcopy(net).to(torch.bfloat16), how(net, 2)
+    options["level"] = None if options["level"] is None else options["level"].float()
+    want = net(z_BL, **options)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = net(z_BL, **options)
+    for got in (mixed, half(z_BL, **options)):
+        assert got.dtype == torch.bfloat16
+        assert float((got.float() - want).norm() / want.norm()) < 0.05
 
 
 def test_steps_begin_between_a_thousandth_and_a_tenth() -> None:

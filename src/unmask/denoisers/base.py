@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -13,6 +14,19 @@ if TYPE_CHECKING:
     from unmask.denoisers.network import Network
 
 room = Room("unmask.denoisers", base="Denoiser", helpers=("network", "flat_rows", "ragged", "recorded", "recurrent"))
+
+
+def other_way(denoiser: object, *, causal: bool) -> str:
+    """What to do about a denoiser that sees both sides where it must not, or does not where it must.
+
+    >>> other_way(None, causal=True)
+    'set denoiser.causal = true'
+    """
+    description = getattr(denoiser, "config", denoiser)
+    fixed = dataclasses.is_dataclass(description) and "causal" not in {f.name for f in dataclasses.fields(description)}
+    if not fixed:
+        return f"set denoiser.causal = {str(causal).lower()}"
+    return f"this one always does otherwise, so take another, such as {'mamba' if causal else 'caduceus'} or dit"
 
 
 class Denoiser(ABC):

@@ -13,7 +13,7 @@ from unmask.data.complement import check_complement, complement_of, reversed_pla
 from unmask.denoisers import Denoiser
 from unmask.denoisers.flat_rows import gather_positions, take_rows
 from unmask.denoisers.mamba import mixer_sizes
-from unmask.denoisers.network import Attend, refuse_options
+from unmask.denoisers.network import Attend, LinearHead, refuse_options
 from unmask.denoisers.recurrent.layers import Block, Branch, Conditioning, Layered, RMSNorm, Sizes, check_sizes
 from unmask.denoisers.recurrent.mixer import Mixer
 from unmask.errors import UsageError
@@ -159,5 +159,5 @@ class CaduceusNetwork(Layered):
         both = torch.cat([weight_ID, weight_ID[self.complement_I]], dim=1)
         return both if self.config.equivariance == "ps" else both / 2
 
-    def head_linear(self) -> nn.Linear | None:
-        return None if self.reads_both else self.output
+    def head_linear(self) -> nn.Linear | LinearHead:
+        return LinearHead(self._both_weight(), None) if self.reads_both else self.output

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unmask.denoisers import Denoiser
@@ -91,7 +94,7 @@ class Operator(nn.Module):
         # Padding stands at the end, where no earlier position sees it.
         a_BLD, b_BLD, v_BLD = short_conv(self.into(h_BLD), self.conv_weight, self.conv_bias).chunk(3, dim=-1)
         u_BLD = v_BLD * b_BLD
-        y_BLD = causal_conv(u_BLD, self.filter(h_BLD.shape[1])) + u_BLD * self.filter.skip
+        y_BLD = causal_conv(u_BLD, self.filter(h_BLD.shape[1])) + u_BLD * self.filter.skip.to(u_BLD.dtype)
         y: Tensor = self.out(y_BLD * a_BLD)
         return y
 
@@ -113,8 +116,6 @@ def causal_conv(u_BLD: Tensor, filter_LD: Tensor) -> Tensor:
 class Filter(nn.Module):
     """Filters of any length: a network with sine activations on each place's waves, dying away at a channel's rate."""
 
-    rates: Tensor
-
     def __init__(self, config: Hyena) -> None:
         super().__init__()
         D, W = config.hidden, config.filter_width
@@ -125,23 +126,36 @@ class Filter(nn.Module):
         self.frequency = nn.Parameter(torch.full((W,), config.frequency))
         self.skip = nn.Parameter(torch.empty(D))
         nn.init.normal_(self.skip)
-        ends = (-math.log(TARGET) / SLOW, -math.log(TARGET) / FAST)
-        self.register_buffer("rates", torch.linspace(*ends, D), persistent=False)
 
     def forward(self, length: int) -> Tensor:
-        """[L, D]"""
-        with torch.autocast(self.rates.device.type, enabled=False):
-            t_L1, place_LF = self.places(length)
-            h_LW = torch.sin(self.frequency * self.into(place_LF))
-            for linear in self.inner:
-                h_LW = torch.sin(self.frequency * linear(h_LW))
-            h_LD: Tensor = self.out(h_LW) * (torch.exp(-t_L1 * self.rates) + self.floor)
-            return h_LD
+        """[L, D] in float32 or what is wider, whatever the weights are: 16 bits do not count to 1,000."""
+        t_L1, h = self.places(length)
+        with torch.autocast(h.device.type, enabled=False):
+            for linear in (self.into, *self.inner):
+                assert isinstance(linear, nn.Linear)
+                h = torch.sin(self.frequency.to(h) * F.linear(h, linear.weight.to(h), linear.bias.to(h)))
+            return F.linear(h, self.out.weight.to(h)) * (torch.exp(-t_L1 * self.rates().to(h)) + self.floor)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Its weights stay as they are where others become 16 bits: each sine multiplies their error by `frequency`."""
+
+        def wide(t: Tensor) -> Tensor:
+            made = fn(t)
+            return t.to(made.device) if made.is_floating_point() and made.itemsize < t.itemsize == 4 else made
+
+        super()._apply(wide, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def places(self, length: int) -> tuple[Tensor, Tensor]:
         """Each place as a part of the configured length, and beside it its waves."""
-        at_L1 = torch.arange(length, device=self.rates.device, dtype=self.into.weight.dtype).unsqueeze(1)
+        weight = self.into.weight
+        how: dict[str, Any] = {"device": weight.device, "dtype": torch.promote_types(weight.dtype, torch.float32)}
+        at_L1 = torch.arange(length, **how).unsqueeze(1)
+        angle_LF = 2 * math.pi / self.length * at_L1 * torch.linspace(1e-4, self.waves - 1, self.waves, **how)
         t_L1 = at_L1 / (self.length - 1)
-        bands = torch.linspace(1e-4, self.waves - 1, self.waves, device=at_L1.device, dtype=at_L1.dtype)
-        angle_LF = 2 * math.pi / self.length * at_L1 * bands
         return t_L1, torch.cat([t_L1, angle_LF.cos(), -angle_LF.sin()], dim=-1)
+
+    def rates(self) -> Tensor:
+        """How soon each channel's filter dies away, [D]."""
+        ends = (-math.log(TARGET) / SLOW, -math.log(TARGET) / FAST)
+        return torch.linspace(*ends, len(self.skip), device=self.skip.device, dtype=torch.float64)

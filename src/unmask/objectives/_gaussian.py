@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unmask.data.batch import Batch
 from unmask.denoisers import Denoiser
+from unmask.denoisers.base import other_way
 from unmask.denoisers.network import Network
 from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
@@ -99,7 +100,9 @@ class GaussianObjective(Objective):
 
     def check(self, denoiser: Denoiser | Network) -> None:
         if denoiser.causal:
-            raise UsageError("Gaussian diffusion needs a denoiser that sees both sides: set denoiser.causal = false")
+            raise UsageError(
+                f"Gaussian diffusion needs a denoiser that sees both sides: {other_way(denoiser, causal=False)}"
+            )
         if not denoiser.uses_level:
             raise UsageError(
                 'Gaussian diffusion tells its denoiser the noise level: set denoiser.conditioning = "level"'

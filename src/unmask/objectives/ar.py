@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unmask.data.batch import Batch
 from unmask.denoisers import Denoiser
+from unmask.denoisers.base import other_way
 from unmask.denoisers.network import Network
 from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
@@ -38,7 +39,7 @@ class AR(Objective):
 
     def check(self, denoiser: Denoiser | Network) -> None:
         if not denoiser.causal:
-            raise UsageError("autoregression needs a causal denoiser: set denoiser.causal = true")
+            raise UsageError(f"autoregression needs a causal denoiser: {other_way(denoiser, causal=True)}")
 
     def loss(self, denoiser: Network, batch: Batch) -> LossSum:
         self.check(denoiser)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from unmask.data.batch import Batch
 from unmask.denoisers import Denoiser
+from unmask.denoisers.base import other_way
 from unmask.denoisers.network import Attend, Network
 from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
@@ -97,7 +98,9 @@ class MDLM(Objective):
 
     def check(self, denoiser: Denoiser | Network) -> None:
         if denoiser.causal:
-            raise UsageError("masked diffusion needs a denoiser that sees both sides: set denoiser.causal = false")
+            raise UsageError(
+                f"masked diffusion needs a denoiser that sees both sides: {other_way(denoiser, causal=False)}"
+            )
         if self.form == "count" and denoiser.uses_level:
             raise UsageError(
                 "the count form holds only for a denoiser that ignores the noise level: "

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from unmask.data.batch import DRAW_CORRUPTION, Batch
 from unmask.denoisers import Denoiser
+from unmask.denoisers.base import other_way
 from unmask.denoisers.network import Network
 from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
@@ -71,7 +72,7 @@ class MLM(Objective):
     def check(self, denoiser: Denoiser | Network) -> None:
         if denoiser.causal:
             raise UsageError(
-                "a masked language model needs a denoiser that sees both sides: set denoiser.causal = false"
+                f"a masked language model needs a denoiser that sees both sides: {other_way(denoiser, causal=False)}"
             )
         if denoiser.uses_level:
             raise UsageError("a masked language model has no noise level: use a denoiser without time conditioning")

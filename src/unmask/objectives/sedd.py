@@ -23,6 +23,7 @@ from torch import Tensor
 
 from unmask.data.batch import Batch
 from unmask.denoisers import Denoiser
+from unmask.denoisers.base import other_way
 from unmask.denoisers.network import Network
 from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
@@ -58,7 +59,9 @@ class SEDD(Objective):
 
     def check(self, denoiser: Denoiser | Network) -> None:
         if denoiser.causal:
-            raise UsageError("score entropy needs a denoiser that sees both sides: set denoiser.causal = false")
+            raise UsageError(
+                f"score entropy needs a denoiser that sees both sides: {other_way(denoiser, causal=False)}"
+            )
 
     def process(self, network: Network) -> Absorbing | Uniform:
         noise = getattr(network.objective, "noise", None) or self.noise

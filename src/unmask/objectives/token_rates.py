@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from unmask.data.batch import DRAW_TWIN, Batch
 from unmask.data.rows import Ints
 from unmask.denoisers import Denoiser
+from unmask.denoisers.base import other_way
 from unmask.denoisers.network import Network
 from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
@@ -86,7 +87,9 @@ class TokenRates(Objective):
 
     def check(self, denoiser: Denoiser | Network) -> None:
         if denoiser.causal:
-            raise UsageError("masked diffusion needs a denoiser that sees both sides: set denoiser.causal = false")
+            raise UsageError(
+                f"masked diffusion needs a denoiser that sees both sides: {other_way(denoiser, causal=False)}"
+            )
 
     def build(self, *, num_ids: int, width: int) -> nn.Module:
         rates = Spindle(num_ids, self.strength) if self.rates == "spindle" else Power(num_ids, self.k)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from unmask.data.batch import Batch
 from unmask.denoisers import Denoiser
+from unmask.denoisers.base import other_way
 from unmask.denoisers.network import Network
 from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
@@ -65,7 +66,9 @@ class UDLM(Objective):
 
     def check(self, denoiser: Denoiser | Network) -> None:
         if denoiser.causal:
-            raise UsageError("uniform diffusion needs a denoiser that sees both sides: set denoiser.causal = false")
+            raise UsageError(
+                f"uniform diffusion needs a denoiser that sees both sides: {other_way(denoiser, causal=False)}"
+            )
 
     def process(self, network: Network) -> Uniform:
         learned = getattr(network.objective, "noise", None)

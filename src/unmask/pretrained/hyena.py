@@ -107,7 +107,7 @@ def _check_made(source: Source, denoiser: Hyena, known: dict[str, str]) -> None:
 
     own = Filter(denoiser)
     t_L1, place_LF = own.places(denoiser.length)
-    want = {"pos_emb.z": place_LF, "pos_emb.t": t_L1, "modulation.deltas": own.rates}
+    want = {"pos_emb.z": place_LF, "pos_emb.t": t_L1, "modulation.deltas": own.rates().float()}
     for n in range(denoiser.blocks):
         for name, tensor in want.items():
             place = known.get(f"backbone.layers.{n}.mixer.filter_fn.{name}")

@@ -14,7 +14,7 @@ from unmask.denoisers.dit.embedding import Embedding
 from unmask.denoisers.dit.lines import Lines
 from unmask.denoisers.dit.time import TimeEmbedding, signal_of
 from unmask.denoisers.flat_rows import gather_positions, take_rows
-from unmask.denoisers.network import Attend, Network, attending, check_labels, level_column, refuse_options
+from unmask.denoisers.network import Attend, LinearHead, Network, attending, check_labels, level_column, refuse_options
 from unmask.errors import UsageError
 
 Conditioning = Literal["none", "level", "sigma"]
@@ -193,7 +193,7 @@ class Layered(Network):
     def head_parameters(self) -> list[nn.Parameter]:
         return list(self.output.parameters())
 
-    def head_linear(self) -> nn.Linear | None:
+    def head_linear(self) -> nn.Linear | LinearHead:
         return self.output
 
     def parts(self) -> list[nn.Module]:
