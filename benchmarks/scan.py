@@ -28,6 +28,9 @@ from unmask.denoisers.mamba import Mamba
 from unmask.denoisers.recurrent.scan import scan_step, selective_scan
 from unmask.devices import fast_attention, few_threads, pick_device
 from unmask.objectives.ar import AR
+from unmask.samplers.left_to_right import LeftToRight
+from unmask.sampling.canvas import Canvas
+from unmask.sampling.loop import sample
 from unmask.training.optim import Updater, make_optimizer
 
 HEAD = 64
@@ -158,6 +161,16 @@ def bases(args: argparse.Namespace, device: torch.device) -> None:
     print(f"\nMamba of {number:,} parameters, L {length:,}, {rows} rows: {rate:,.0f} bases/s in training")
 
 
+def writing(args: argparse.Namespace, device: torch.device) -> None:
+    """Milliseconds a token of one text, which should not depend on how long it is."""
+    torch.manual_seed(0)
+    net = Mamba(hidden=128, blocks=4).build(num_ids=16, mask_id=15).to(device).eval()
+    for length in args.written:
+        canvas = Canvas.blank(num=1, length=length, mask_id=15, seed=1)
+        seconds = Clock(device, 1)(lambda canvas=canvas: sample(net, canvas, LeftToRight()))
+        print(f"writing {length:,} tokens: {1000 * seconds / length:.2f} ms a token")
+
+
 def table(results: list[dict[str, Any]]) -> str:
     lines = ["| L | rows | " + " | ".join(f"{way}, s" for way in COLOURS) + " |", "|" + " --- |" * (2 + len(COLOURS))]
     for length in sorted({r["length"] for r in results}):
@@ -208,6 +221,7 @@ def main() -> None:
     parser.add_argument("svg", nargs="?", type=Path)
     parser.add_argument("--device")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384, 65536, 131072])
+    parser.add_argument("--written", type=int, nargs="+", default=[256, 2048])
     for name, value in {
         "tokens": 131072,
         "channels": 256,
@@ -230,6 +244,7 @@ def main() -> None:
             print(f"{way}: exponent of a row's time in L {fits}")
         bandwidth(results, args, device)
         bases(args, device)
+        writing(args, device)
     if args.svg is not None:
         args.svg.write_text(drawn(results, where), encoding="utf-8")
 
