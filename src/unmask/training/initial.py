@@ -38,7 +38,7 @@ def adopted(config: RunConfig, pretrained: Pretrained, init: str) -> RunConfig:
         chosen = {name: getattr(config.denoiser, name) for name in denoiser.chosen_by_recipe}
         denoiser = replace(denoiser, **chosen)  # type: ignore[type-var]
     elif "causal" in denoiser.chosen_by_recipe:  # of another kind, it still says which sides are seen
-        denoiser = replace(denoiser, causal=config.denoiser.causal)  # type: ignore[type-var, call-arg]
+        denoiser = replace(denoiser, causal=config.denoiser.causal)  # type: ignore[type-var]
     data = replace(config.data, length=min(config.data.length, pretrained.length))
     return replace(config, denoiser=denoiser, tokenizer=spec, data=data)
 
