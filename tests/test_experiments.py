@@ -17,6 +17,7 @@ from unmask.comparison.trial import read_trial
 from unmask.errors import Stopped
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+RECIPES = [path for path in (BENCHMARKS / "systems").glob("*.toml") if path.stem != "common"]
 QUEUE = """
 [setting.tiny]
 tokens = "128"
@@ -173,4 +174,7 @@ def test_the_queue_that_is_there_reads(bench: Any, tmp_path: Path) -> None:
     queue = bench.Queue((BENCHMARKS / "experiments.toml").read_text(), tmp_path)
     assert len(queue.items) > 30
     assert all(queue.seconds(item) < 9 * 60 for item in queue.items)
+    smoke = bench.Queue((BENCHMARKS / "smoke.toml").read_text(), tmp_path)
+    wiki = {item.system for item in queue.items if item.setting.name == "wiki"}
+    assert {item.system for item in smoke.items} == wiki == {path.stem for path in RECIPES}
     assert set(queue.rates) <= {item.system for item in queue.items}

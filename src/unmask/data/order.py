@@ -39,7 +39,7 @@ def coins(seed: int, rows: Ints) -> NDArray[np.bool_]:
     """A coin for each row, keyed by the seed.
 
     >>> int(coins(0, np.arange(1000)).sum())
-    505
+    520
     """
     key_1 = _mix(np.full(1, seed % (1 << 64), dtype=np.uint64))
     return (_mix(key_1 ^ _mix(rows.astype(np.uint64))) & np.uint64(1)).astype(bool)
