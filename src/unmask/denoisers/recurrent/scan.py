@@ -106,7 +106,7 @@ def plain_scan(
     x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor, reverse: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The scan in plain torch: its output, the last state, and the state before each chunk, [B, chunks, N, E]."""
-    cut, A_NE, h0_BNE = Chunks.of(x, A.shape[1]), A.T.contiguous(), state
+    x, cut, A_NE, h0_BNE = x.contiguous(), Chunks.of(x, A.shape[1]), A.T.contiguous(), state
     with torch.autocast(x.device.type, enabled=False):
         u_TBKE, step_TBKE = cut.stack(x.to(step) * step, reverse), cut.stack(step, reverse)
         B_TBKN, C_TBKN = cut.stack(B.to(step), reverse), cut.stack(C.to(step), reverse)
@@ -171,7 +171,7 @@ def plain_scan_grad(
     """The gradients by x, step, A, B, C, D and the first state, from those of the output and of the last state."""
     cut, A_NE, wide = Chunks.of(x, A.shape[1]), A.T.contiguous(), step.dtype
     with torch.autocast(x.device.type, enabled=False):
-        x_wide, dy_wide = x.to(wide), dy.to(wide)
+        x_wide, dy_wide = x.to(wide).contiguous(), dy.to(wide).contiguous()
         stacked = [cut.stack(t.to(wide), reverse) for t in (x_wide * step, step, B, C, dy_wide)]
         made = [torch.empty_like(stacked[i]) for i in (0, 1, 2, 3)]  # by u = step x, step, B, C
         dA_NE, q_BNE = torch.zeros_like(A_NE), dstate.to(wide)
