@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from unmask.evaluation.suites.base import NOT_MEASURED, Layout, Numbers, Outcome, Suite
 
-_WIDTHS = (13, 26, 17, 8, 15)  # of set, of, number, value, interval; 79 in all
+_WIDTHS = (13, 23, 19, 7, 17)  # of set, of, number, value, interval; 79 in all
 _NONE = "—"
 
 
