@@ -16,7 +16,7 @@ from unmask.corpora import Document, room
 from unmask.corpora.jsonl import Jsonl
 from unmask.corpora.reading import read_like
 from unmask.corpora.text import Text
-from unmask.data.packing import _place as place
+from unmask.data.share import content_place as place
 from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.dit import DiT
 from unmask.errors import DataError, ModelFolderError, UsageError

@@ -70,7 +70,13 @@ def empty(tmp_path: Path) -> Path:
 
 # --- round trips ------------------------------------------------------------------------------------------------------
 
-NEEDED = {"path": "some/file", "dataset": "some/name", "window": 8}  # options without a default
+NEEDED = {
+    "path": "some/file",
+    "source": "a/file",
+    "target": "b/file",
+    "dataset": "some/name",
+    "window": 8,
+}  # options without a default
 
 
 @pytest.mark.parametrize(

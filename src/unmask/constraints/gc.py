@@ -36,11 +36,17 @@ class Gc(Constraint):
         super().__post_init__()
         if not 0 <= self.low <= self.high <= 1 or self.window < 1:
             raise UsageError(
-                f"gc needs 0 <= low <= high <= 1 and a window of at least 1, got {self.low}, {self.high}, {self.window}"
+                "gc needs 0 <= low <= high <= 1 and a window of at least 1, got {low}, {high}, {window}",
+                low=self.low,
+                high=self.high,
+                window=self.window,
             )
         if math.ceil(self.low * self.window - 1e-9) > math.floor(self.high * self.window + 1e-9):
             raise UsageError(
-                f"no whole number of {self.window} bases is a share from {self.low} to {self.high}: widen the bounds"
+                "no whole number of {window} bases is a share from {low} to {high}: widen the bounds",
+                window=self.window,
+                low=self.low,
+                high=self.high,
             )
 
     def automaton(self, tokenizer: Tokenizer, *, may_end: bool = True) -> Automaton:

@@ -23,6 +23,8 @@ class Parallel(Corpus):
     >>> Parallel(source="train.de.xz", target="train.en.xz").documents()  # doctest: +SKIP
     """
 
+    paths = ("source", "target")
+
     source: str
     target: str
     separator: str = "\n"
@@ -54,10 +56,6 @@ class Parallel(Corpus):
     def fingerprint(self) -> str:
         files = [sources.existing(path) for path in (self.source, self.target)]
         return sources.digest(["parallel", self.separator], files)
-
-    def absolute(self) -> Self:
-        paths = {name: os.path.abspath(os.path.expanduser(getattr(self, name))) for name in ("source", "target")}
-        return dataclasses.replace(self, **paths)
 
     @property
     def has_prompts(self) -> bool:
