@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
 
 from unmask.corpora import Corpus, Document, check_separator, sources
 from unmask.errors import DataError, UsageError
