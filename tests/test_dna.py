@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unmask
+from unmask import cli
 from unmask.config import DataConfig, load_config
 from unmask.constraints.excludes import Excludes
 from unmask.constraints.gc import Gc
@@ -26,7 +27,10 @@ from unmask.data.augment import augmentation
 from unmask.data.loader import Loader
 from unmask.data.packing import pack_texts, rows_of
 from unmask.data.tokenizers import load_tokenizer, tokenizer_from_json
+from unmask.denoisers.dit import DiT
 from unmask.errors import DataError, UsageError
+from unmask.model import Model
+from unmask.objectives.mdlm import MDLM
 
 DNA = load_tokenizer("dna")
 GENOME = ">chr1 the first\nACGTacgtNN\nNNNNGGGG\n\n>chr2\nTTTTRYAAAA\n"
@@ -310,6 +314,16 @@ def test_a_model_of_dna_learns_writes_and_obeys(tmp_path: Path) -> None:
     texts = model.generate(8, 24, seed=1, constraint=Excludes(phrases=("GAATTC", "AA")))
     assert not any("AA" in text or "N" in text for text in texts)
     assert model.fill("ACNN[MASK:4]", seed=0)[0].startswith("ACNN")
+
+
+def test_a_score_of_nothing_but_unknown_bases_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dna = load_tokenizer("dna")
+    network = DiT(hidden=8, blocks=1, heads=2).build(num_ids=dna.num_ids, mask_id=dna.mask_id)
+    Model(denoiser=network, tokenizer=dna, objective=MDLM(), length=16).save(tmp_path / "model")
+    assert cli.run(["score", str(tmp_path / "model"), "NNN", "ACGT", "--device", "cpu"]) == 0
+    nothing, bases = capsys.readouterr().out.splitlines()
+    assert nothing.startswith("nothing scored")
+    assert "bits/byte" in bases
 
 
 # --- the recipes and tools of benchmarks/dna --------------------------------------------------------------------------

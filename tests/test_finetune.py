@@ -80,6 +80,22 @@ def test_a_row_is_the_frame_the_text_its_pair_and_the_end() -> None:
     assert make_rows([one], BYTES, small_model()).rows == [[97, 98, EOT]]
 
 
+def test_a_frame_that_ends_as_the_text_does_ends_once(tmp_path: Path) -> None:
+    from tiny_encoders import save_encoder
+
+    pytest.importorskip("transformers")
+    save_encoder("bert", tmp_path / "bert")
+    assert command(["import", f"hf:{tmp_path / 'bert'}", str(tmp_path / "model")]) == 0
+    model = load(tmp_path / "model", device="cpu")
+    cls, sep = model.begin[0], model.end[0]
+    a, b = model.tokenizer.encode("cat"), model.tokenizer.encode("dog")
+    pair = Example("cat", "dog", None, "")
+    assert make_rows([pair], dataclasses.replace(BYTES, pairs=True), model).rows == [[cls, *a, sep, *b, sep]]
+    rows = make_rows([pair], BYTES, model)
+    assert rows.rows == [[cls, *a, sep]]
+    assert rows.batch([0]).text_BL.tolist() == [[False, *[True] * (len(a) + 1)]]
+
+
 @pytest.mark.parametrize("first", range(0, 12, 2))
 @pytest.mark.parametrize("second", range(0, 12, 3))
 @pytest.mark.parametrize("room", [2, 5, 8, 30])

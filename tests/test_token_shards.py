@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 from matrix import environment
 from unmask import cli
 from unmask.config import DataConfig, load_config
+from unmask.corpora.jsonl import Jsonl
 from unmask.corpora.memory import Memory
+from unmask.corpora.reading import read_like
 from unmask.corpora.sources import from_path
 from unmask.corpora.text import Text
 from unmask.corpora.tokens import Tokens
@@ -150,6 +152,13 @@ def test_rows_hold_what_the_texts_hold(folder: Path) -> None:
         for x, n in zip(rows.take(indices).x, rows.take(indices).valid_len, strict=True)
     ]
     assert rows.counts(indices) == (int(rows.take(indices).valid_len.sum()),) * 2
+
+
+def test_bytes_are_those_of_the_text_alone(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer("bpe:270", CORPUS)
+    tokenize(CORPUS, tokenizer, tmp_path / "out", shard_tokens=600)
+    rows = build_rows(Tokens(path=str(tmp_path / "out")), tokenizer, length=32)
+    assert rows.bytes_of(np.arange(len(rows))).sum() == rows.report.bytes == sum(map(len, TEXTS))
 
 
 def test_each_shard_is_packed_by_itself(folder: Path) -> None:
@@ -360,6 +369,47 @@ def test_another_text_or_tokenizer_in_the_same_folder_is_refused(folder: Path, t
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="is not empty"):
         tokenize(CORPUS, BYTES, tmp_path / "mine", **how)
+
+
+def test_a_plan_without_shards_binds_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS))
+    words = ["tokenize", str(tmp_path / "texts.jsonl"), str(tmp_path / "out"), "--tokenizer", "bytes"]
+    assert cli.run(words) == 1  # the name of the field is not said
+    assert cli.run([*words, "--field", "body"]) == 0
+    assert cli.run([*words, "--field", "body"]) == 0
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "tokenizer.json").write_text(BYTES.to_json())  # a kill before the plan was written
+    assert tokenize(CORPUS, BYTES, tmp_path / "half").documents == len(TEXTS)
+
+
+def test_another_size_of_vocabulary_is_no_going_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    words = ["tokenize", str(tmp_path / "texts.jsonl"), str(tmp_path / "out"), "--tokenizer"]
+    assert cli.run([*words, "bpe:270"]) == 0
+    assert cli.run([*words, "bpe:270"]) == 0
+    assert cli.run([*words, "bpe:262"]) == 2
+    assert "holds the tokens of another tokenizer" in capsys.readouterr().err
+
+
+def test_what_no_run_could_read_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="vocabularies without fixed tokens"):
+        tokenize(Memory(texts=("ACGT",)), load_tokenizer("dna"), tmp_path / "out")
+    with pytest.raises(UsageError, match="shard-tokens must be at most"):
+        tokenize(CORPUS, BYTES, tmp_path / "out", shard_tokens=1 << 31)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_share_of_shards_is_refused(folder: Path) -> None:
+    data = DataConfig(train=Tokens(path=str(folder)), share=0.5)
+    with pytest.raises(UsageError, match=r"data\.share chooses texts"):
+        rows_of(data, BYTES, "train")
+
+
+def test_texts_and_shards_are_read_beside_each_other(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "a text"}\n')
+    texts = Jsonl(path=str(tmp_path / "texts.jsonl"))
+    assert read_like(str(folder), texts) == Tokens(path=str(folder))
+    assert read_like(texts.path, Tokens(path=str(folder))) == texts
 
 
 def test_rows_of_shards_are_refused_where_they_would_be_wrong(folder: Path, tmp_path: Path) -> None:

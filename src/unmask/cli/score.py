@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
         spread = f" ± {half:.2f}" if half and math.isfinite(half) else ""
         line = " ".join(one["text"].split())
         shortened = line if len(line) <= 60 else line[:59] + "…"
-        bits, nats = f"{sign}{one['bits_per_byte']:.3f} bits/byte", f"{one['nats']:.2f}{spread} nats"
+        bits = "nothing scored" if one["bits_per_byte"] is None else f"{sign}{one['bits_per_byte']:.3f} bits/byte"
+        nats = f"{one['nats']:.2f}{spread} nats"
         print(f"{bits}  {nats}  {one['tokens']} tokens  {shortened}")
     return 0
 

@@ -12,6 +12,11 @@ Example:
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from unmask.data.tokenizers import Tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,22 +39,21 @@ def run(args: argparse.Namespace) -> int:
     import dataclasses
     import json
     import time
-    from pathlib import Path
 
     from unmask.corpora.reading import read_like
     from unmask.data.reading_bar import reading_bar
     from unmask.data.tokenizers import load_tokenizer
     from unmask.data.tokenizing import tokenize
     from unmask.distributed.world import World
-    from unmask.errors import Stopped
+    from unmask.errors import Stopped, UsageError
     from unmask.training.run_lock import one_writer
 
     out = Path(args.out).expanduser()
     options = {name: value for name in ("field", "separator") if (value := getattr(args, name)) is not None}
     corpus = read_like(args.corpus, None, options)
-    begun = out / "tokenizer.json"  # one that was trained on the corpus is not trained again
-    trained = args.tokenizer.startswith("bpe") and begun.exists()
-    tokenizer = load_tokenizer(str(begun) if trained else args.tokenizer, corpus)
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file: give a folder")
+    tokenizer = _trained_before(out, args.tokenizer) or load_tokenizer(args.tokenizer, corpus)
     began = time.monotonic()
     try:
         with one_writer(out, World()), reading_bar("tokenizing") as tell:
@@ -73,4 +77,16 @@ def run(args: argparse.Namespace) -> int:
             f"{totals.documents:,} documents, {totals.tokens:,} tokens, {totals.bytes:,} bytes in "
             f"{totals.shards} shards{before}: {args.out}"
         )
+        if args.held_out and not any(out.glob("valid-*.parquet")):
+            print("no document is held out: there are too few, so name a corpus of its own for data.valid")
     return 0
+
+
+def _trained_before(out: Path, spec: str) -> Tokenizer | None:
+    """The tokenizer of shards that are there, if it was trained as this one is to be."""
+    from unmask.data.tokenizers import load_tokenizer
+
+    if not spec.startswith("bpe") or not any(out.glob("*.parquet")):
+        return None
+    found = load_tokenizer(str(out / "tokenizer.json"))
+    return found if spec == f"bpe:{found.num_ids - 1}" else None  # the mask is one more

@@ -263,6 +263,8 @@ def rows_of(
     options: dict[str, Any] = {"policy": data.packing, "length": data.length, "anchor": anchor}
     options |= {"cache_dir": cache, "progress": progress}
     train = data.train
+    if data.share < 1 and train.tokenized:
+        raise UsageError("data.share chooses texts, and these are token ids: leave it out, or train on the texts")
     if data.share < 1 and part == "train":
         train = Share(train, data.share, data.held_out if data.valid is None else 0.0)
     if data.valid is not None:

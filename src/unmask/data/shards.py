@@ -27,8 +27,7 @@ def shard_rows(corpus: Tokens, tokenizer: Tokenizer, part: str, *, policy: str, 
     """
     if policy != "wrap":
         raise UsageError(f"token ids are packed by wrap, not by {policy!r}: tokenize keeps no prompts and no lines")
-    if tokenizer.fixed_ids:
-        raise UsageError("token shards are for vocabularies without fixed tokens, which an encoder's and dna's have")
+    check_shardable(tokenizer)
     if part != "all" and not corpus.has_part(part):
         raise UsageError(
             f"{corpus.path} does not say what is held out: name a corpus for data.valid, or tokenize with --held-out"
@@ -57,6 +56,18 @@ def shard_rows(corpus: Tokens, tokenizer: Tokenizer, part: str, *, policy: str, 
     source = ["shards", corpus.fingerprint(), tokenizer.fingerprint(), length, part]
     rows.key = hashlib.sha256(json.dumps(source).encode()).hexdigest()[:40]
     return rows
+
+
+def check_shardable(tokenizer: Tokenizer) -> None:
+    """Refuse what rows of shards cannot hold.
+
+    >>> from unmask.data.tokenizers import load_tokenizer
+    >>> check_shardable(load_tokenizer("dna"))
+    Traceback (most recent call last):
+    unmask.errors.UsageError: token shards are for vocabularies without fixed tokens, which an encoder's and dna's have
+    """
+    if tokenizer.fixed_ids:
+        raise UsageError("token shards are for vocabularies without fixed tokens, which an encoder's and dna's have")
 
 
 @dataclass(frozen=True)
@@ -148,11 +159,14 @@ class _BytesOf:
 
     def __getitem__(self, rows: Any) -> NDArray[np.int64]:
         if self.of_id is None:
+            tokenizer = self.tokens.tokenizer
             try:
-                inside = self.tokens.tokenizer.spellings()[1]
+                inside = tokenizer.spellings()[1]
             except UsageError:
                 inside = []
             self.of_id = np.array([len(word or b"") for word in inside] or [0], dtype=np.int64)
+            if len(inside):
+                self.of_id[[tokenizer.eot_id, tokenizer.mask_id]] = 0  # spelled somehow, but no text
         ends = self.lay.end(rows)
         starts = np.where(rows > 0, self.lay.end(np.maximum(rows - 1, 0)), 0)
         out = np.zeros(len(rows), dtype=np.int64)

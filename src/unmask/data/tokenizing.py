@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from unmask.corpora import Corpus, Document, sources
 from unmask.corpora.tokens import IDS, KEY, PLAN, WHOLE
+from unmask.data.shards import check_shardable
 from unmask.data.share import content_place
 from unmask.data.tokenizers import Tokenizer, tokenizer_from_json
 from unmask.errors import DataError, UsageError
@@ -30,6 +31,7 @@ from unmask.storage.atomic import atomic_file, atomic_text
 from unmask.storage.untrusted import read_json
 
 PIECE = 1 << 20  # characters that a process gets at a time
+MOST_TOKENS = 1 << 30  # of a shard, which is read whole
 PARTS = ("train", "valid")
 Tell = Callable[[int], None]  # characters that were done since the last call
 
@@ -88,8 +90,11 @@ def tokenize(
         raise UsageError(f"nproc and shard-tokens must be at least 1, got {processes} and {shard_tokens}")
     if not 0 <= held_out < 1:
         raise UsageError(f"held-out must be 0 (none) or a share below 1, got {held_out}")
+    if shard_tokens > MOST_TOKENS:
+        raise UsageError(f"shard-tokens must be at most {MOST_TOKENS:,}, got {shard_tokens:,}")
     if corpus.tokenized:
         raise UsageError("these are token ids already: train on them as they are")
+    check_shardable(tokenizer)
     plan = Plan(
         corpus=corpus.fingerprint(), tokenizer=tokenizer.fingerprint(), held_out=held_out, shard_tokens=shard_tokens
     )
@@ -128,7 +133,7 @@ def _begin(out: Path, plan: Plan, tokenizer: Tokenizer) -> None:
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file: give a folder")
     path = out / PLAN
-    if path.exists():
+    if path.exists() and any(_file(out, _Part(name)).exists() for name in PARTS):
         before = read_json(path)
         now = asdict(plan)
         for key, word in (("corpus", "another text"), ("tokenizer", "another tokenizer")):
@@ -138,7 +143,8 @@ def _begin(out: Path, plan: Plan, tokenizer: Tokenizer) -> None:
             if before.get(key) != now[key]:
                 raise UsageError(f"{out} was begun with {key} = {before.get(key)}, now it is {now[key]}")
         return
-    if out.exists() and any(not file.name.startswith(".") for file in out.iterdir()):
+    begun = (PLAN, "tokenizer.json")  # an earlier call came no further: its plan binds nobody
+    if out.exists() and any(not file.name.startswith(".") and file.name not in begun for file in out.iterdir()):
         raise UsageError(f"{out} is not empty: give a new folder")
     out.mkdir(parents=True, exist_ok=True)
     atomic_text(out / "tokenizer.json", tokenizer.to_json())

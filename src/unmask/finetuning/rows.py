@@ -69,6 +69,8 @@ def make_rows(examples: Sequence[Example], task: Task, model: Model) -> TaskRows
     tokenizer, begin, end = model.tokenizer, model.begin, model.end
     between = [tokenizer.eot_id] if not task.between else tokenizer.encode(task.between)
     last = [tokenizer.eot_id]  # so that a causal network has a position that has read the whole text
+    if not tokenizer.ends_texts and end == last:
+        end = []  # a frame that ends as the text does, such as [SEP], does so once
     room = task.length - len(begin) - len(end) - len(last) - (len(between) if task.pairs else 0)
     if room < 2:
         raise UsageError(f"a length of {task.length} leaves no room for a text: give at least {task.length - room + 2}")
