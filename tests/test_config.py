@@ -70,7 +70,7 @@ def empty(tmp_path: Path) -> Path:
 
 # --- round trips ------------------------------------------------------------------------------------------------------
 
-NEEDED = {"path": "some/file", "dataset": "some/name", "window": 8}  # options without a default
+NEEDED = {"path": "some/file", "dataset": "some/name", "source": "some.en", "target": "some.de"}  # without a default
 
 
 @pytest.mark.parametrize(
