@@ -70,7 +70,13 @@ def empty(tmp_path: Path) -> Path:
 
 # --- round trips ------------------------------------------------------------------------------------------------------
 
-NEEDED = {"path": "some/file", "dataset": "some/name", "source": "some.en", "target": "some.de"}  # without a default
+NEEDED = {  # options without a default
+    "path": "some/file",
+    "dataset": "some/name",
+    "source": "some.en",
+    "target": "some.de",
+    "window": 8,
+}
 
 
 @pytest.mark.parametrize(

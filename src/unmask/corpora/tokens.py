@@ -125,9 +125,9 @@ def _said(file: sources.File, metadata: bytes, rows: int) -> Shard:
     """The shard by what its file says of itself, which anybody may have written."""
     try:
         said = json.loads(metadata)
-        numbers = [said[key] for key in ("documents", "tokens", "bytes")]
-        good = all(type(number) is int and 0 <= number < MOST for number in numbers) and numbers[0] == rows
-        shard = Shard(file, *numbers, said["tokenizer"])
+        shard = Shard(file, said["documents"], said["tokens"], said["bytes"], said["tokenizer"])
+        numbers = (shard.documents, shard.tokens, shard.bytes)
+        good = all(type(number) is int and 0 <= number < MOST for number in numbers) and shard.documents == rows
     except (ValueError, KeyError, TypeError):
         good = False
     if not good:
