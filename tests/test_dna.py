@@ -22,6 +22,7 @@ from unmask.constraints.gc import Gc
 from unmask.corpora.fasta import Fasta
 from unmask.corpora.intervals import Interval, overlap, spans_of, without
 from unmask.corpora.memory import Memory
+from unmask.corpora.reading import read_like
 from unmask.corpora.sources import from_path
 from unmask.data.augment import augmentation
 from unmask.data.loader import Loader
@@ -176,6 +177,13 @@ def test_what_is_held_out_is_never_learned(genome: str, tmp_path: Path) -> None:
         rows(Fasta(path=genome))
     with pytest.raises(UsageError, match="name the records, so that what is left"):
         rows(Fasta(path=genome, exclude=test_bed))
+
+
+def test_another_file_is_read_whole(genome: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.fa"
+    other.write_text(">chrX\nACGT\n")
+    like = Fasta(path=genome, records=("chr1",), exclude="test.bed", margin=3, gap=9, repeats="unknown")
+    assert read_like(str(other), like) == Fasta(path=str(other), gap=9, repeats="unknown")
 
 
 def test_labels_need_intervals(genome: str) -> None:

@@ -439,6 +439,25 @@ def test_rows_of_shards_are_refused_where_they_would_be_wrong(folder: Path, tmp_
         build_rows(Tokens(path=str(alone), field="ids"), BYTES, length=4)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"[]",
+        b"{",
+        b"{}",
+        b'{"documents": -5, "tokens": 1, "bytes": 1, "tokenizer": null}',
+        b'{"documents": 1, "tokens": 1e15, "bytes": 1, "tokenizer": null}',
+        b'{"documents": 1, "tokens": 1000000000000000, "bytes": 1, "tokenizer": null}',
+        b'{"documents": 2, "tokens": 1, "bytes": 1, "tokenizer": null}',
+    ],
+)
+def test_a_shard_that_lies_is_one_sentence(said: bytes, tmp_path: Path) -> None:
+    table = pa.table({"input_ids": pa.array([[1]], type=pa.list_(pa.int32()))})
+    pq.write_table(table.replace_schema_metadata({b"unmask": said}), tmp_path / "train-00000.parquet")
+    with pytest.raises(DataError, match="is damaged"):
+        build_rows(Tokens(path=str(tmp_path)), BYTES, length=4)
+
+
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.txt").write_text("")
     out = str(tmp_path / "out")

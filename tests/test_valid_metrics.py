@@ -96,6 +96,12 @@ def test_a_run_that_goes_on_has_the_same_numbers(tmp_path: Path, make_config: Ma
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("best", ["masked_accuracy", "nats_per_token"])
+def test_a_best_without_its_prefix_is_told_before_the_run(best: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean 'valid_{best}'"):
+        load_config("demo", {"best": best, "valid_metrics": "masked_accuracy"})
+
+
 @pytest.mark.parametrize("best_is", ["least", "most"])
 def test_best_may_name_one(tmp_path: Path, make_config: MakeConfig, best_is: str) -> None:
     values = {0: 3.0, 2: 1.0, 4: 9.0, 6: 5.0}

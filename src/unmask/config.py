@@ -181,10 +181,10 @@ class RunConfig:
     def _check_best(self) -> None:
         """What a validation measures is known beforehand, and mostly which of it is better; all else callbacks log."""
         better: dict[str, str | None] = dict.fromkeys((f"valid_{name}" for name in OF_A_BOUND), "least")
-        if self.best not in better and self.best.startswith("valid_"):
+        if self.best not in better and (self.best.startswith("valid_") or self.valid_metrics):
             names = [f"valid_{name}" for name in metric_names(self.valid_metrics)]
             better |= {name: metric.best_is for name, metric in zip(names, self.valid_metrics, strict=True)}
-        if self.best.startswith("valid_") and self.best not in better:
+        if f"valid_{self.best}" in better or (self.best.startswith("valid_") and self.best not in better):
             hint = did_you_mean(self.best, better)
             raise ConfigError(f"best: no validation measures {self.best!r}; {hint}; valid_metrics may add it")
         known = better.get(self.best)

@@ -12,10 +12,14 @@ import pytest
 from small_server import random_model
 from starlette.testclient import TestClient
 
+from unmask.data.tokenizers import load_tokenizer
+from unmask.denoisers.dit import DiT
 from unmask.model import Model
+from unmask.objectives.mdlm import MDLM
 from unmask.samplers.ancestral import Ancestral
 from unmask.samplers.confidence import Confidence
 from unmask.server import limits
+from unmask.server.app import make_app
 from unmask.server.routes_native import _samplers_for_constraints
 from unmask.text import editing
 from unmask.text.editing import fill as fill_gaps
@@ -215,6 +219,15 @@ def test_tokenize_turns_words_into_gaps(client: TestClient) -> None:
     assert found["gaps"] == [5, 3]
     assert [token["start"] for token in found["tokens"]] == [0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 9, 10, 11]
     assert all(token["start"] < token["end"] for token in found["tokens"])
+
+
+def test_tokens_of_a_vocabulary_without_a_space() -> None:
+    dna = load_tokenizer("dna")
+    network = DiT(hidden=8, blocks=1, heads=2).build(num_ids=dna.num_ids, mask_id=dna.mask_id)
+    model = Model(denoiser=network, tokenizer=dna, objective=MDLM(), length=16)
+    with TestClient(make_app(model, name="dna"), base_url="http://localhost") as client:
+        assert [token["text"] for token in post(client, "/tokenize", text="ACN")["tokens"]] == ["A", "C", "N"]
+        assert post(client, "/tokenize", text="ACGT", spans=[[1, 3]])["masked"] == "A[MASK:2]T"
 
 
 def test_the_page_and_its_files(client: TestClient) -> None:

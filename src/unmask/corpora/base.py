@@ -33,6 +33,7 @@ class Corpus(ABC):
 
     room: ClassVar[Room] = room
     paths: ClassVar[tuple[str, ...]] = ("path",)  # the options that name files
+    choosing: ClassVar[tuple[str, ...]] = ()  # the options that choose what of this very file is read
     tokenized: ClassVar[bool] = False  # it holds token ids: see `unmask.corpora.tokens`
 
     @abstractmethod

@@ -32,6 +32,7 @@ class Fasta(Corpus):
     """
 
     paths = ("path", "bed", "exclude")
+    choosing = ("records", "bed", "exclude", "margin", "labelled")
 
     path: str
     records: tuple[str, ...] = ()

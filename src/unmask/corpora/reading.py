@@ -26,7 +26,7 @@ def read_like(path: str, like: Corpus | None = None, options: Mapping[str, str] 
     """
     corpus = Stdlib() if path == "stdlib" else from_path(path)
     if like is not None and path != "stdlib" and _same_kind(corpus, like, path):
-        corpus = _changed(like, path=path)
+        corpus = _changed(like, path=path, **{name: _default(like, name) for name in like.choosing})
     elif like is not None and corpus.tokenized == like.tokenized:
         # A text file's separator stands between documents, others' between prompt and text.
         shared = OPTIONS if _known(like, "prompt_field") and _known(corpus, "prompt_field") else FIELDS

@@ -20,6 +20,7 @@ IDS = "input_ids"
 KEY = b"unmask"  # of what a shard's file says of itself
 PLAN, WHOLE = "tokenize.json", "tokens.json"  # what `unmask tokenize` writes first and last
 EDGE = 1 << 16
+MOST = 1 << 40  # documents, tokens or bytes that a shard may say it has
 
 
 def holds_tokens(file: sources.File) -> bool:
@@ -93,8 +94,7 @@ class Tokens(Corpus):
         with self._open(file) as table:
             metadata = (table.schema_arrow.metadata or {}).get(KEY)
             if metadata is not None:
-                said = json.loads(metadata)
-                return Shard(file, said["documents"], said["tokens"], said["bytes"], said["tokenizer"])
+                return _said(file, metadata, table.metadata.num_rows)
             lengths = [
                 np.diff(_lists(batch.column(0), file, self.field).offsets.to_numpy())
                 for batch in table.iter_batches(columns=[self.field])
@@ -119,6 +119,20 @@ class Tokens(Corpus):
 
     def _open(self, file: sources.File) -> Any:
         return _Table(file, self.field)
+
+
+def _said(file: sources.File, metadata: bytes, rows: int) -> Shard:
+    """The shard by what its file says of itself, which anybody may have written."""
+    try:
+        said = json.loads(metadata)
+        shard = Shard(file, said["documents"], said["tokens"], said["bytes"], said["tokenizer"])
+        numbers = (shard.documents, shard.tokens, shard.bytes)
+        good = all(type(number) is int and 0 <= number < MOST for number in numbers) and shard.documents == rows
+    except (ValueError, KeyError, TypeError):
+        good = False
+    if not good:
+        raise DataError(f"{file} is damaged: what it says of its documents and tokens cannot be; tokenize again")
+    return shard
 
 
 class _Table:

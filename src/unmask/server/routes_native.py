@@ -206,7 +206,8 @@ def tokenize(served: Served, asked: schemas.Tokenize) -> dict[str, Any]:
     served.limits.check_length(len(tokenizer.encode(asked.text)))
     answer: dict[str, Any] = {"tokens": spans(asked.text, tokenizer)}
     text, end, parts, gaps = asked.text, 0, [], []
-    leads = len(tokenizer.encode(" a")) == 1  # words bring the space before them
+    # Words bring the space before them: a text without one, which DNA cannot hold, does not ask.
+    leads = bool(asked.spans) and " " in text and len(tokenizer.encode(" a")) == 1
     for span in sorted(asked.spans):
         if len(span) != 2 or not end <= span[0] < span[1] <= len(text):
             raise UsageError("a span is [start, end] inside the text, and spans do not overlap")
