@@ -24,6 +24,7 @@ from unmask.pretrained import read_pretrained
 from unmask.pretrained.export import write_transformers
 from unmask.pretrained.registered import config_of
 from unmask.text.bulk import identity
+from unmask.text.prompts import spaces_lead
 
 transformers = pytest.importorskip("transformers")
 hf: Any = importlib.import_module("unmask.hf")
@@ -44,8 +45,8 @@ NETWORKS: dict[str, tuple[Callable[[], Any], str, dict[str, Any]]] = {
 
 def model_of(case: str) -> Model:
     describe, vocabulary, more = NETWORKS[case]
-    corpus = unmask.corpora.Memory(texts=WORDS)
-    tokenizer = train_bpe(280, corpus) if vocabulary == "bpe" else unmask.load_tokenizer(vocabulary)
+    corpus = unmask.corpora.Memory(texts=(*WORDS, *["it is a cat or a dog or a rat"] * 4))
+    tokenizer = train_bpe(320, corpus) if vocabulary == "bpe" else unmask.load_tokenizer(vocabulary)
     torch.manual_seed(1)
     description = describe().for_tokenizer(tokenizer)
     network = description.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
@@ -129,6 +130,7 @@ def test_labels_give_a_loss_that_trains(tmp_path: Path) -> None:
 
 def test_the_pipeline_of_a_fresh_process(tmp_path: Path) -> None:
     model = model_of("llama-bpe")
+    assert spaces_lead(model.tokenizer)  # so the mask takes the space before it, there as here
     write_transformers(model, tmp_path / "theirs")
     program = (
         "import json, sys, transformers, unmask.hf\n"
@@ -161,6 +163,9 @@ def test_an_autoregressive_one(ar_model: Model, tmp_path: Path) -> None:
     greedy = there.generate(torch.tensor([row]), max_new_tokens=4, do_sample=False)[0].tolist()
     for k in range(len(row), len(greedy)):
         assert greedy[k] == int(ar_model.logits([*greedy[:k], 0])[-1][written].argmax())
+    write: Any = transformers.pipeline("text-generation", model=str(tmp_path / "theirs"), device="cpu")
+    text = write("the cat", max_new_tokens=4, do_sample=False)[0]["generated_text"]
+    assert text == ar_model.tokenizer.decode(greedy)
     out = there(input_ids=torch.tensor([row]), labels=torch.tensor([row]))
     taken = torch.log_softmax(out.logits[0, :-1], -1)[torch.arange(len(row) - 1), row[1:]]
     assert torch.isclose(out.loss, -taken.mean())

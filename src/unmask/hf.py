@@ -198,8 +198,10 @@ class UnmaskForCausalLM(_Registered, GenerationMixin):
         loss = None if labels is None else _loss(logits_BLI[:, :-1], labels[:, 1:])
         return _output(outputs.CausalLMOutput(loss=loss, logits=logits_BLI), return_dict)
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **options: Any) -> dict[str, Any]:
-        return {"input_ids": input_ids, "attention_mask": options.get("attention_mask")}
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **ignored: Any
+    ) -> dict[str, Any]:
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
 def _loss(logits_BLI: Tensor, labels_BL: Tensor) -> Tensor:
