@@ -123,6 +123,7 @@ TORN: dict[str, Callable[[list[bytes]], list[bytes]]] = {
     "no newline at the end": lambda rows: [b"".join(rows)[:-1]],
     "last line missing": lambda rows: rows[:-1],
     "a line twice": lambda rows: [rows[0], *rows],
+    "a line too many": lambda rows: [*rows, rows[-1]],
     "two lines changed places": lambda rows: [rows[1], rows[0], *rows[2:]],
     "a letter changed": lambda rows: [*rows[:3], _flipped(rows[3]), *rows[4:]],
     "another seed": lambda rows: [rows[0].replace(b'"seed": 3', b'"seed": 4'), *rows[1:]],
@@ -418,6 +419,7 @@ def test_others_read_the_parquet(table: Path, tmp_path: Path) -> None:
 PARQUET_TORN: dict[str, Callable[[Any, Path], None]] = {
     "half": lambda table, path: _cut(path),
     "a row too few": lambda table, path: _write(table.slice(0, 7), path),
+    "a row too many": lambda table, path: _write(table.take([*range(8), 7]), path),
     "two changed places": lambda table, path: _write(table.take([1, 0, *range(2, 8)]), path),
     "another column": lambda table, path: _write(table.append_column("more", table.column("seed")), path),
     "another text": lambda table, path: _write(table.set_column(3, "text", [["x"] * 8]).cast(table.schema), path),
