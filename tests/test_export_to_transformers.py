@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-import unmask
 from test_encoders import model_of
 from tiny_encoders import FAMILIES, save_encoder, texts_of
 from unmask.cli import run as unmask_command
 from unmask.denoisers.encoder.lora import is_low_rank
-from unmask.errors import UsageError
 from unmask.pretrained import read_pretrained
 from unmask.pretrained.export import write_transformers
 
@@ -64,12 +62,3 @@ def test_the_pipeline_fills_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         order = model.denoiser(torch.tensor([row]))[0, len(text) + 1].argsort(descending=True).tolist()
     never = {*model.tokenizer.fixed_ids, model.tokenizer.mask_id}
     assert [id for id in words if id not in never] == [id for id in order if id not in never][: len({*words} - never)]
-
-
-def test_what_transformers_has_no_class_for(tmp_path: Path) -> None:
-    tokenizer = unmask.load_tokenizer("bytes")
-    network = unmask.denoisers.DiT(hidden=8, blocks=1, heads=2).build(num_ids=258, mask_id=257)
-    model = unmask.Model(denoiser=network, tokenizer=tokenizer, objective=unmask.objectives.MDLM(), length=8)
-    with pytest.raises(UsageError, match="no architecture for the denoiser DiT"):
-        write_transformers(model, tmp_path / "out")
-    assert not (tmp_path / "out").exists()

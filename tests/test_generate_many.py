@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+import unmask
 from matrix import ALL
 from unmask import cli, constraints, samplers
 from unmask.errors import Stopped, UnmaskError, UsageError
@@ -122,6 +123,7 @@ TORN: dict[str, Callable[[list[bytes]], list[bytes]]] = {
     "no newline at the end": lambda rows: [b"".join(rows)[:-1]],
     "last line missing": lambda rows: rows[:-1],
     "a line twice": lambda rows: [rows[0], *rows],
+    "a line too many": lambda rows: [*rows, rows[-1]],
     "two lines changed places": lambda rows: [rows[1], rows[0], *rows[2:]],
     "a letter changed": lambda rows: [*rows[:3], _flipped(rows[3]), *rows[4:]],
     "another seed": lambda rows: [rows[0].replace(b'"seed": 3', b'"seed": 4'), *rows[1:]],
@@ -369,3 +371,112 @@ def test_stopped_in_two_processes_and_gone_on_with_in_one(
     assert capsys.readouterr().out == f"{out}\n"
     assert [line["index"] for line in lines(out)] == list(range(240))
     assert [line["text"] for line in lines(out)] == trained.model.generate(240, 12, seed=2)
+
+
+# --- Parquet ---
+
+TABLE = dataclasses.replace(ORDER, format="parquet")
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    return [row for path in sorted(folder.glob("part-*.parquet")) for row in parquet.read_table(path).to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def table(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The order in Parquet. Shared: do not change it, copy it."""
+    pytest.importorskip("pyarrow")
+    folder = tmp_path_factory.mktemp("many") / "table"
+    generate_many(model, TABLE, folder)
+    return folder
+
+
+def test_parquet_holds_what_the_lines_hold(model: Model, written: Path, table: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert [path.name for path in sorted(table.iterdir())][:2] == ["generate.json", "part-00000.parquet"]
+    assert rows_of(table) == lines(written)
+    manifest = json.loads((table / "generate.json").read_text())
+    assert (manifest["complete"], manifest["format"]) == (True, "parquet")
+    about = json.loads(parquet.read_schema(table / "part-00001.parquet").metadata[b"unmask"])
+    assert about == {key: value for key, value in manifest.items() if key != "complete"}
+    before = contents(table)
+    generate_many(model, TABLE, table)
+    assert contents(table) == before
+    with pytest.raises(UsageError, match='begun with another format, "parquet" and not null'):
+        generate_many(model, ORDER, table)
+    texts = [document.text for document in unmask.corpora.Parquet(path=str(table)).documents()]
+    assert texts == [line["text"] for line in lines(written)]  # as a corpus
+
+
+def test_others_read_the_parquet(table: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    files = str(table / "*.parquet")
+    read = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path))
+    assert [dict(row) for row in read] == rows_of(table)
+
+
+PARQUET_TORN: dict[str, Callable[[Any, Path], None]] = {
+    "half": lambda table, path: _cut(path),
+    "a row too few": lambda table, path: _write(table.slice(0, 7), path),
+    "a row too many": lambda table, path: _write(table.take([*range(8), 7]), path),
+    "two changed places": lambda table, path: _write(table.take([1, 0, *range(2, 8)]), path),
+    "another column": lambda table, path: _write(table.append_column("more", table.column("seed")), path),
+    "another text": lambda table, path: _write(table.set_column(3, "text", [["x"] * 8]).cast(table.schema), path),
+}
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:300])
+
+
+def _write(table: Any, path: Path) -> None:
+    pytest.importorskip("pyarrow.parquet").write_table(table, path)
+
+
+@pytest.mark.parametrize("how", PARQUET_TORN)
+def test_torn_parquet_is_written_anew(model: Model, table: Path, tmp_path: Path, how: str) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    copy = shutil.copytree(table, tmp_path / "table")
+    path = copy / "part-00001.parquet"
+    PARQUET_TORN[how](parquet.read_table(path), path)
+    (copy / "part-00002.parquet").unlink()
+    (copy / ".part-00002.parquet.tmp-999999999-0123abcd").write_text("left by a process that was killed")
+    notes: list[str] = []
+    generate_many(model, TABLE, copy, note=notes.append)
+    assert contents(copy) == contents(table)
+    assert len(notes) == 1
+    assert f"{path} is damaged at row" in notes[0]
+
+
+def test_parquet_is_whole_or_not_there(
+    model: Model, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted in the middle of the second file."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    plain, calls = parquet.write_table, list[Path]()
+
+    def write(rows: Any, path: Path) -> None:
+        plain(rows, path)
+        calls.append(path)
+        if len(calls) == 2:
+            _cut(path)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(parquet, "write_table", write)
+    with pytest.raises(KeyboardInterrupt):
+        generate_many(model, TABLE, tmp_path / "table")
+    assert sorted(contents(tmp_path / "table")) == ["generate.json", "part-00000.parquet"]
+    generate_many(model, TABLE, tmp_path / "table")
+    assert contents(tmp_path / "table") == contents(table)
+    assert len(calls) == 4
+
+
+def test_parquet_from_the_command_line(trained: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", str(trained.folder), "--device", "cpu", "--num", "3", "--length", "8", "--format", "parquet"]
+    assert cli.run(words) == 2
+    assert "--format is for texts that go to a folder" in capsys.readouterr().err
+    assert cli.run([*words, "--out", str(tmp_path / "texts")]) == 0
+    assert len(rows_of(tmp_path / "texts")) == 3
+    with pytest.raises(UsageError, match="format must be one of jsonl, parquet"):
+        Order(num=1, format="csv")  # type: ignore[arg-type]

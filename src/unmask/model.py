@@ -35,7 +35,7 @@ from unmask.sampling.loop import check_accepts, sample, steps
 from unmask.sampling.observe import without_frame
 from unmask.storage.atomic import atomic_folder, find_folder
 from unmask.storage.built_in import built_in_folder
-from unmask.storage.model_folder import FILES, read_folder, write_folder
+from unmask.storage.model_folder import FILES, Folder, read_folder, write_folder
 from unmask.text.arguments import check_constraint, check_sampler, check_whole
 from unmask.text.editing import edit, fill
 from unmask.text.generation import Watch, generate, particles, prompted, refine
@@ -359,7 +359,8 @@ def load(
 ) -> Model:
     """A model from its folder, from a training run's, or a built-in one by its name. Nothing in a folder is executed.
 
-    A folder of that name, relative to the current one, is taken before a built-in model.
+    A folder of that name, relative to the current one, is taken before a built-in model. `hf:NAME` is a model of ours
+    on the Hugging Face hub, as `unmask push` puts it there; `hf:DIR` a folder of `unmask export --format hf`.
 
     >>> load("stories", device="cpu")  # doctest: +SKIP
     """
@@ -375,6 +376,20 @@ def load_any(
     name: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
 ) -> tuple[Model, Task | None]:
     """What `load` and `load_classifier` read: a model, and the task that it is fine-tuned for, if it is."""
+    on = pick_device(device)
+    stored = _stored(str(name)) if str(name).startswith("hf:") else read_folder(_folder_of(name))
+    stored.network.to(device=on, dtype=pick_dtype(dtype, on))
+    told = {f.name: getattr(stored, f.name) for f in dataclasses.fields(stored) if f.name not in ("network", "task")}
+    return Model(denoiser=stored.network, **told), stored.task
+
+
+def _stored(name: str) -> Folder:
+    from unmask.pretrained.registered import read_ours
+
+    return read_ours(name)
+
+
+def _folder_of(name: str | Path) -> Path:
     folder = find_folder(Path(name))
     if not (folder / "config.json").exists() and find_folder(folder / "model").is_dir():
         folder = find_folder(folder / "model")  # a run keeps its model in there
@@ -382,19 +397,4 @@ def load_any(
         folder = built_in_folder(str(name))
     if (folder / "recipe.json").exists() and not (folder / "config.json").exists():
         raise ModelFolderError(f"the run in {folder} has no model yet: go on with unmask train {folder} --resume")
-    on = pick_device(device)
-    stored = read_folder(folder)
-    stored.network.to(device=on, dtype=pick_dtype(dtype, on))
-    model = Model(
-        denoiser=stored.network,
-        tokenizer=stored.tokenizer,
-        objective=stored.objective,
-        length=stored.length,
-        packing=stored.packing,
-        anchor=stored.anchor,
-        typical_length=stored.typical_length,
-        drawing=stored.drawing,
-        separator=stored.separator,
-        labels=stored.labels,
-    )
-    return model, stored.task
+    return folder

@@ -5,11 +5,13 @@ SEDD's. Only networks that the layout can express are written: dit with conditio
 causal, embeddings not tied. The tokenizer is not part of it.
 
 hf: an encoder goes back as the masked language model that it is (BertForMaskedLM, ...), with its tokenizer's files:
-transformers.pipeline("fill-mask", model=OUT) reads it, without unmask.
+transformers.pipeline("fill-mask", model=OUT) reads it, without unmask. All others are read so after import unmask.hf,
+which registers classes for them; unmask import hf:OUT reads them back, the same to the last weight.
 
 Example:
   unmask export owt/ mdlm-owt/
   unmask export runs/bert bert-mdlm/ --format hf
+  unmask export stories stories-hf/ --format hf
 """
 
 from __future__ import annotations

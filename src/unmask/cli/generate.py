@@ -1,7 +1,8 @@
 """Write texts with a model, from nothing or from a prompt.
 
-With --out they go to files in a folder, part-00000.jsonl and so on, a line of JSON each, and the same call goes on
-where it was stopped or killed. Several processes (--nproc, or torchrun) share the parts and write the same texts.
+With --out they go to files in a folder, part-00000.jsonl and so on, a line of JSON each (--format parquet: a row of
+part-00000.parquet), and the same call goes on where it was stopped or killed. Several processes (--nproc, or torchrun)
+share the parts and write the same texts.
 
 Example:
   unmask generate --prompt "Once upon a time" --watch
@@ -9,6 +10,7 @@ Example:
   unmask generate demo-model --length 16 --prompt "x = " --regex "[0-9]+"
   unmask generate runs/pairs --prompt "Who wrote it?" --continuation-only --json
   unmask generate demo-model --num 100000 --out texts --nproc 4
+  unmask generate demo-model --num 100000 --out texts --format parquet --part-size 10000
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--out", metavar="DIR", help="write the texts to files in this folder, or go on with it")
     group.add_argument("--batch", type=int, metavar="N", help="texts written at a time (default 64)")
     group.add_argument("--part-size", type=int, metavar="N", help="texts in a file (default 256)")
+    group.add_argument("--format", choices=("jsonl", "parquet"), help="what the files are (default jsonl)")
     _processes.add_arguments(group)
     _sampling.add_arguments(parser)
 
@@ -55,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     _naming.refuse_text(args.model, "--prompt")
     if args.out is not None:
         return _write_many(args, constraint)
-    for name in ("batch", "part_size", "nproc"):
+    for name in ("batch", "part_size", "format", "nproc"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is for texts that go to a folder: give --out DIR")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -105,7 +108,7 @@ def _write_many(args: argparse.Namespace, constraint: list[Constraint] | None) -
     from unmask.model import load
     from unmask.text.bulk import Order, generate_many
 
-    sizes = {"batch": args.batch, "part": args.part_size}
+    given = {"batch": args.batch, "part": args.part_size, "format": args.format}
     with join_world(args.device, timeout=args.timeout) as world:
         model = load(args.model, device=world.device, dtype=args.dtype)
         order = Order(
@@ -120,7 +123,7 @@ def _write_many(args: argparse.Namespace, constraint: list[Constraint] | None) -
             guidance=args.guidance,
             separator=args.separator,
             continuation_only=args.continuation_only,
-            **{name: size for name, size in sizes.items() if size is not None},
+            **{name: value for name, value in given.items() if value is not None},
         )
         try:
             with progress_bar("generate") if world.first else nullcontext() as progress:

@@ -75,6 +75,8 @@ def _pretrained(args: argparse.Namespace, out: Path) -> int:
     from unmask.objectives.ar import AR
     from unmask.objectives.mdlm import MDLM
     from unmask.pretrained import read_pretrained
+    from unmask.pretrained.registered import is_ours
+    from unmask.pretrained.source import open_source
     from unmask.storage.model_folder import load_weights, unshared
     from unmask.storage.published import SETTINGS
 
@@ -83,7 +85,10 @@ def _pretrained(args: argparse.Namespace, out: Path) -> int:
     if given:
         flag = "--" + given[0].replace("_", "-")
         raise UsageError(f"{args.source} says all of its network itself: leave out {flag}")
-    read = read_pretrained(args.source)
+    source = open_source(args.source)
+    if is_ours(source):
+        return _ours(args, out)
+    read = read_pretrained(source)
     length = args.model_length or read.length
     if not 1 <= length <= read.length:
         raise UsageError(f"--model-length {length} is not between 1 and the {read.length} positions that it knows")
@@ -97,6 +102,20 @@ def _pretrained(args: argparse.Namespace, out: Path) -> int:
     Model(denoiser=network, tokenizer=tokenizer, objective=objective, length=length, anchor=anchor).save(out)
     about = {"objective": "ar" if read.causal else "mdlm", "num_ids": tokenizer.num_ids, "mask_id": tokenizer.mask_id}
     return _tell(args, network, length, about, [])
+
+
+def _ours(args: argparse.Namespace, out: Path) -> int:
+    """A folder of `unmask push` or `unmask export --format hf`, which says all of the model, its objective included."""
+    from unmask.errors import UsageError
+    from unmask.model import load
+
+    model = load(args.source, device="cpu", dtype="fp32")
+    if args.model_length not in (None, model.length):
+        raise UsageError(f"{args.source} says its own length, {model.length}: leave out --model-length")
+    model.save(out)
+    tokenizer, objective = model.tokenizer, type(model.objective).__name__.lower()
+    about = {"objective": objective, "num_ids": tokenizer.num_ids, "mask_id": tokenizer.mask_id}
+    return _tell(args, model.denoiser, model.length, about, [])
 
 
 def _published(args: argparse.Namespace, out: Path) -> int:

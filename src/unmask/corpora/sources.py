@@ -133,7 +133,7 @@ def find(path: str, endings: Iterable[str]) -> list[File]:
 
 
 def _written_beside(file: File) -> bool:
-    return isinstance(file, Path) and file.name == WRITTEN and any(file.parent.glob("part-*.jsonl"))
+    return isinstance(file, Path) and file.name == WRITTEN and any(file.parent.glob("part-*"))
 
 
 @contextmanager

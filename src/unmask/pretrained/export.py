@@ -1,4 +1,4 @@
-"""A model of ours as a folder of transformers', for the architectures that it has."""
+"""A model of ours as a folder of transformers': in an architecture that it has, else in those of `unmask.hf`."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from unmask.denoisers.encoder.heads import FAMILIES, config_of
 from unmask.errors import UsageError
 from unmask.model import Model
 from unmask.pretrained.encoders import INSIDE
+from unmask.pretrained.registered import write_registered
 from unmask.storage.atomic import atomic_folder
 from unmask.storage.model_folder import unshared
 from unmask.storage.tensor_file import write_tensors
 
 
 def write_transformers(model: Model, folder: Path) -> None:
-    """config.json, model.safetensors and the tokenizer's files, such that transformers' own classes load them.
+    """config.json, model.safetensors and the tokenizer's files, such that transformers' classes load them.
 
-    `folder` must be new or empty. What is written is the masked language model: of how it was trained, of its noise and
-    of which tokens it never predicts a transformers folder says nothing.
+    `folder` must be new or empty. An encoder goes out as the masked language model that it is: of how it was trained,
+    of its noise and of which tokens it never predicts such a folder says nothing. All others take the classes that
+    `import unmask.hf` registers, and their folder says everything.
 
     >>> write_transformers(unmask.load("runs/bert"), Path("bert-mdlm"))  # doctest: +SKIP
     """
-    network, tokenizer = model.denoiser, model.tokenizer
-    if not isinstance(network, EncoderNetwork) or not isinstance(tokenizer, Subwords):
-        kind = type(getattr(network, "config", network)).__name__
-        raise UsageError(f"transformers has no architecture for the denoiser {kind}: only encoders are written as one")
-    if network.objective is not None:
-        raise UsageError("the model's objective has parameters of its own, which a transformers folder cannot hold")
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty; give the name of a new folder")
+    network, tokenizer = model.denoiser, model.tokenizer
+    if not isinstance(network, EncoderNetwork) or not isinstance(tokenizer, Subwords):
+        write_registered(model, folder)
+        return
+    if network.objective is not None:
+        raise UsageError("the model's objective has parameters of its own, which a transformers folder cannot hold")
     described, weights = network.saved(unshared(network))
     assert isinstance(described, Encoder)
     ids = {"num_ids": network.num_ids, "mask_id": network.mask_id}

@@ -13,7 +13,7 @@ from unmask.pretrained.base import Pretrained, Source
 from unmask.pretrained.source import open_source
 from unmask.storage.untrusted import printable
 
-FAMILIES = ("caduceus", "encoders", "hyena", "llama", "mamba")  # modules of this package
+FAMILIES = ("caduceus", "encoders", "hyena", "llama", "mamba", "registered")  # modules of this package
 DECODERS = ("falcon", "gemma", "gpt2", "gpt_neox", "mistral", "opt", "phi")
 
 
@@ -25,7 +25,7 @@ def read_pretrained(source: str | Source) -> Pretrained:
     """
     source = open_source(source) if isinstance(source, str) else source
     families = _families()
-    kind = source.model_type
+    kind = "unmask" if "format_version" in source.config else source.model_type  # a model folder of ours says no type
     if kind in families:
         made: Pretrained = families[kind].read(source)
         return made

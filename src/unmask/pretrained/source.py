@@ -49,14 +49,14 @@ def open_source(name: str) -> Source:
         raise UsageError(f"{name} is no folder: name the folder that holds config.json, or a .gguf file")
     if not _HUB_NAME.fullmatch(name) or name.startswith((".", "/", "~")):
         raise ModelFolderError(f"{printable(name)} is missing")
-    return Folder(_from_hub(name), where=name)
+    return Folder(_from_hub(name), where=name, linked=True)
 
 
 class Folder(Source):
-    """A folder as transformers writes it."""
+    """A folder as transformers writes it. linked: its files are links into the cache of the hub's client."""
 
-    def __init__(self, path: Path, where: str | None = None) -> None:
-        self.path, self.where = path, where or str(path)
+    def __init__(self, path: Path, where: str | None = None, *, linked: bool = False) -> None:
+        self.path, self.where, self.linked = path, where or str(path), linked
         self.config = read_json(path / "config.json", MAX_CONFIG)
         self._files: dict[str, Path] | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -42,6 +43,20 @@ def write_folder(
 
     >>> write_folder(Path("models/mine"), model)  # doctest: +SKIP
     """
+    config, weights = described(model, weights, task)
+    write_file(folder / "config.json", [json.dumps(config, indent=2).encode(), b"\n"])
+    write_file(folder / "tokenizer.json", [model.tokenizer.to_json().encode()])
+    write_tensors(folder / "model.safetensors", weights, {"format": "pt"})
+
+
+def described(
+    model: Model, weights: dict[str, Tensor] | None = None, task: Task | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What config.json says of a model, as plain data, and the tensors that belong to it.
+
+    >>> described(model)[0]["format_version"]  # doctest: +SKIP
+    2
+    """
     description, given = getattr(model.denoiser, "config", None), weights is not None
     if isinstance(description, Denoiser):
         description, weights = model.denoiser.saved(weights or unshared(model.denoiser))
@@ -71,9 +86,7 @@ def write_folder(
         **({"labels": list(model.labels)} if model.labels else {}),
         **({} if task is None else {"task": to_dict(task)}),
     }
-    write_file(folder / "config.json", [json.dumps(config, indent=2).encode(), b"\n"])
-    write_file(folder / "tokenizer.json", [model.tokenizer.to_json().encode()])
-    write_tensors(folder / "model.safetensors", weights, {"format": "pt"})
+    return config, weights
 
 
 @dataclass(frozen=True)
@@ -93,18 +106,49 @@ class Folder:
     task: Task | None
 
 
-def read_folder(folder: Path) -> Folder:
+@dataclass(frozen=True)
+class Weights:
+    """Tensors that nobody vouches for. where: how messages name them; read: called once their shapes are checked."""
+
+    where: str
+    shapes: dict[str, Tensor]
+    read: Callable[[], dict[str, Tensor]]
+
+
+def read_folder(folder: Path, *, links: bool = False) -> Folder:
     """Everything in a model's folder, the network on the CPU. Nothing in it is executed.
+
+    links: its files may be links, as they are in the cache of the hub's client, which makes them itself.
 
     >>> read_folder(Path("runs/demo/model")).length  # doctest: +SKIP
     """
     for name in ("config.json", "tokenizer.json"):
-        check_plain(folder / name)
-    config = _read_config(folder / "config.json")
+        if not links:
+            check_plain(folder / name)
+    said = str(folder / "config.json")
+    try:
+        config = parse_json(read_text(folder / "config.json", MAX_CONFIG))
+    except (ValueError, RecursionError) as e:
+        raise ModelFolderError(f"{said} is not valid JSON; the folder is damaged ({printable(e)})") from None
+    config = checked(config, said)
     try:
         tokenizer = tokenizer_from_json(read_text(folder / "tokenizer.json"))
     except ModelFolderError as e:
         raise ModelFolderError(f"{folder / 'tokenizer.json'}: {e}") from None
+
+    def weights() -> Weights:
+        paths = weight_files(folder, links=links)
+        where = str(paths[0] if len(paths) == 1 else folder)
+        return Weights(where, joined(read_shapes, paths), lambda: joined(read_tensors, paths))
+
+    return read_described(config, tokenizer, weights, said)
+
+
+def read_described(config: dict[str, Any], tokenizer: Tokenizer, weights: Callable[[], Weights], said: str) -> Folder:
+    """The model of a description that is `checked`, with its weights. said: how messages name the description.
+
+    >>> read_described(checked(config, "config.json"), tokenizer, weights, "config.json").length  # doctest: +SKIP
+    """
     try:
         description = cast(Denoiser, from_dict(Denoiser, config["denoiser"], "denoiser", saved=True))
         objective = cast(Objective, from_dict(Objective, config["objective"], "objective", saved=True))
@@ -113,24 +157,20 @@ def read_folder(folder: Path) -> Folder:
         if "task" in config:
             task = cast(Task, from_dict(Task, config["task"], "task", saved=True))
     except ConfigError as e:
-        raise ModelFolderError(f"{folder / 'config.json'}: {printable(e, 300)}") from None
+        raise ModelFolderError(f"{said}: {printable(e, 300)}") from None
     if config["packing"] == "wrap" and config["anchor"] != "none" and tokenizer.ends_texts:
-        raise ModelFolderError(
-            f"{folder / 'config.json'}: anchor is {config['anchor']}, but rows of the packing wrap have none"
-        )
+        raise ModelFolderError(f"{said}: anchor is {config['anchor']}, but rows of the packing wrap have none")
     if config["num_ids"] != tokenizer.num_ids or config["mask_id"] != tokenizer.mask_id:
         raise ModelFolderError(
-            f"{folder}: config.json says {printable(config['num_ids'])} ids with mask {printable(config['mask_id'])}, "
+            f"{said} says {printable(config['num_ids'])} ids with mask {printable(config['mask_id'])}, "
             f"tokenizer.json has {tokenizer.num_ids} with mask {tokenizer.mask_id}; the files do not belong together"
         )
     if task is not None and task.length > config["length"]:
-        raise ModelFolderError(
-            f"{folder / 'config.json'}: task.length is {task.length}, beyond the model's {config['length']}"
-        )
-    network = _build(description, objective, task, tokenizer, folder)
+        raise ModelFolderError(f"{said}: task.length is {task.length}, beyond the model's {config['length']}")
+    network = _build(description, objective, task, tokenizer, weights(), said)
     labels = tuple(config.get("labels", ()))
     if len(labels) > network.num_classes:
-        raise ModelFolderError(f"{folder / 'config.json'}: {len(labels)} labels for {network.num_classes} classes")
+        raise ModelFolderError(f"{said}: {len(labels)} labels for {network.num_classes} classes")
     return Folder(
         network=network,
         tokenizer=tokenizer,
@@ -178,13 +218,10 @@ def check_weights(network: Network, tensors: dict[str, Tensor], where: str) -> N
 
 
 def _build(
-    description: Denoiser, objective: Objective, task: Task | None, tokenizer: Tokenizer, folder: Path
+    description: Denoiser, objective: Objective, task: Task | None, tokenizer: Tokenizer, weights: Weights, said: str
 ) -> Network:
     """The network with its weights. A config or a file that lies about its sizes costs neither memory nor time."""
-    paths = weight_files(folder)
-    where = str(paths[0] if len(paths) == 1 else folder)
-    shapes = joined(read_shapes, paths)
-    check_sizes(description, shapes, str(folder / "config.json"), where)
+    check_sizes(description, weights.shapes, said, weights.where)
 
     def build() -> Network:
         try:
@@ -193,20 +230,20 @@ def _build(
             if task is not None:
                 task.attach(network)
         except UsageError as e:
-            raise ModelFolderError(f"{folder / 'config.json'}: {printable(e, 300)}") from None
+            raise ModelFolderError(f"{said}: {printable(e, 300)}") from None
         return network
 
     try:
         with torch.device("meta"), NoStart():  # names and shapes alone
             network = build()
     except (RuntimeError, OverflowError, TypeError):  # sizes whose product no machine counts
-        raise ModelFolderError(f"{folder / 'config.json'}: the denoiser's sizes are beyond any network") from None
-    check_weights(network, shapes, where)
-    tensors = joined(read_tensors, paths)
+        raise ModelFolderError(f"{said}: the denoiser's sizes are beyond any network") from None
+    check_weights(network, weights.shapes, weights.where)
+    tensors = weights.read()
     with NoStart():
         network = build()
     description.describe(network)
-    load_weights(network, tensors, where)
+    load_weights(network, tensors, weights.where)
     return network
 
 
@@ -249,12 +286,16 @@ class NoStart(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = parse_json(read_text(path, MAX_CONFIG))
-    except (ValueError, RecursionError) as e:
-        raise ModelFolderError(f"{path} is not valid JSON; the folder is damaged ({printable(e)})") from None
+def checked(config: Any, path: str) -> dict[str, Any]:
+    """A description as `described` makes one, of which nothing is believed. path: how messages name it.
+
+    >>> checked({"format_version": 9}, "config.json")
+    Traceback (most recent call last):
+    unmask.errors.ModelFolderError: config.json: format_version is 9, this unmask reads 1 and 2
+    """
     version = config.get("format_version") if isinstance(config, dict) else None
+    if version is None and isinstance(config, dict) and "model_type" in config:
+        raise ModelFolderError(f"{path} is of a folder of transformers': write hf: before its name")
     if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise ModelFolderError(f"{path}: format_version is {printable(repr(version))}, this unmask reads 1 and 2")
     assert isinstance(config, dict)
@@ -286,11 +327,11 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ModelFolderError(f"{path}: labels is not a list of different words; the folder is damaged")
     if others := config.keys() - wanted.keys() - {"typical_length", "drawing", "separator", "labels", "task"}:
         raise ModelFolderError(f"{path}: unknown key {printable(min(others))!r}")
-    config = _from_version_1(config) if version == 1 else config
+    plain: dict[str, Any] = _from_version_1(config) if version == 1 else config
     for key, choices in (("packing", get_args(Policy)), ("anchor", get_args(Anchor))):
-        if config[key] not in choices:
-            raise ModelFolderError(f"{path}: {key} is {printable(config[key])!r}, not one of {', '.join(choices)}")
-    return config
+        if plain[key] not in choices:
+            raise ModelFolderError(f"{path}: {key} is {printable(plain[key])!r}, not one of {', '.join(choices)}")
+    return plain
 
 
 def _from_version_1(config: dict[str, Any]) -> dict[str, Any]:

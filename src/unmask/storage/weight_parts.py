@@ -16,8 +16,9 @@ WHOLE = "model.safetensors"
 _PART = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The files that hold a model's weights, in order; a part that is missing or one too many is refused.
+def weight_files(folder: Path, *, links: bool = False) -> list[Path]:
+    """The files that hold a model's weights, in order; a part that is missing or one too many is refused, and so is a
+    link, unless `links` says that whoever made them is trusted.
 
     >>> weight_files(Path("runs/demo/model"))  # doctest: +SKIP
     [PosixPath('runs/demo/model/model.safetensors')]
@@ -25,7 +26,8 @@ def weight_files(folder: Path) -> list[Path]:
     matches = [match for path in sorted(folder.iterdir()) if (match := _PART.fullmatch(path.name))]
     whole = folder / WHOLE
     if not matches:
-        check_plain(whole)
+        if not links:
+            check_plain(whole)
         return [whole]
     if whole.exists():
         raise ModelFolderError(f"{folder} holds both {WHOLE} and {matches[0][0]}; remove the one that is not meant")
@@ -37,7 +39,8 @@ def weight_files(folder: Path) -> list[Path]:
         raise ModelFolderError(f"{folder / part_name(len(matches) + 1, num)} is missing; copy the folder again")
     paths = [folder / match[0] for match in matches]
     for path in paths:
-        check_plain(path)
+        if not links:
+            check_plain(path)
     return paths
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import torch
 
@@ -28,13 +28,15 @@ from unmask.storage.atomic import atomic_folder, atomic_text, clean
 from unmask.storage.model_folder import unshared
 from unmask.storage.untrusted import printable, read_json
 from unmask.text.arguments import check_whole
+from unmask.text.parts import Format, Record, check_format, first_wrong, part_name, record_of, write_part
 
 if TYPE_CHECKING:
     from unmask.model import Model
 
 MANIFEST = "generate.json"
 FORMAT_VERSION = 1
-_PART = re.compile(r"part-\d{5,}\.jsonl")
+_PART = re.compile(r"part-\d{5,}\.(jsonl|parquet)")
+_ROW = {"jsonl": "line", "parquet": "row"}
 Note = Callable[[str], None]
 
 
@@ -42,8 +44,8 @@ Note = Callable[[str], None]
 class Order:
     """What is to be written: `num` texts for each prompt, with the options of `Model.generate`.
 
-    batch: texts written at a time; part: texts in a file. Both are part of the order, since a matrix product may round
-    otherwise in a batch of another size.
+    batch: texts written at a time; part: texts in a file, which is lines of JSON or Parquet. All are part of the order,
+    since a matrix product may round otherwise in a batch of another size.
 
     >>> Order(num=1000, part=256).parts
     [range(0, 256), range(256, 512), range(512, 768), range(768, 1000)]
@@ -62,12 +64,15 @@ class Order:
     continuation_only: bool = False
     batch: int = 64
     part: int = 256
+    format: Format = "jsonl"
 
     def __post_init__(self) -> None:
         check_whole(num=self.num, batch=self.batch, part=self.part, length=self.length, seed=self.seed)
         for name in ("num", "batch", "part"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.format not in get_args(Format):
+            raise UsageError(f"format must be one of {', '.join(get_args(Format))}, got {self.format!r}")
 
     @property
     def total(self) -> int:
@@ -97,6 +102,7 @@ class Order:
 
     def check(self, model: Model) -> None:
         """Refuse before the first text what would be refused at the last: a prompt that leaves no room, a label."""
+        check_format(self.format)
         model.prompted(
             self.num,
             self.length,
@@ -108,12 +114,9 @@ class Order:
             separator=self.separator,
         )
 
-    def line(self, number: int, text: str) -> str:
-        """A text as it stands in its part: the digest says whether it is still what was written."""
-        digest = hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()
-        prompt = self.prompts[number // self.num]
-        record = {"index": number, "seed": self.seed, "prompt": prompt, "text": text, "sha256": digest}
-        return json.dumps(record) + "\n"
+    def record(self, number: int, text: str) -> Record:
+        """A text as it stands in its part."""
+        return record_of(number, self.seed, self.prompts[number // self.num], text)
 
     def manifest(self, model: Model) -> dict[str, Any]:
         """All that decides the texts, as it is written down."""
@@ -135,16 +138,13 @@ class Order:
             "guidance": self.guidance,
             **({"separator": end} if end else {}),
             **({"continuation_only": True} if self.continuation_only else {}),
+            **({} if self.format == "jsonl" else {"format": self.format}),
             "model": identity(model),
             "device": weights.device.type,
             "dtype": str(weights.dtype).removeprefix("torch."),
         }
         plain: dict[str, Any] = json.loads(json.dumps(manifest))  # as it is read back, to the last type
         return plain
-
-
-def part_name(number: int) -> str:
-    return f"part-{number:05d}.jsonl"
 
 
 def generate_many(
@@ -181,22 +181,23 @@ def generate_many(
         for turn in range(0, len(missing), world.size):
             now = missing[turn : turn + world.size]
             mine = parts[now[world.rank]] if world.rank < len(now) else range(0)
-            lines: list[str] = []
+            records: list[Record] = []
             stopping = False
             # All go through as many batches as the longest part has: nobody waits longer than a batch for the others.
             for lo in range(0, len(parts[now[0]]), order.batch):
                 if batch := mine[lo : lo + order.batch]:
-                    lines += map(order.line, batch, order.texts(model, batch))
+                    records += map(order.record, batch, order.texts(model, batch))
                 progress_of_ranks = world.gather((len(batch), asked_to_stop()))
                 done += sum(count for count, _ in progress_of_ranks)
                 if progress is not None:
                     progress(done, order.total)
                 if stopping := any(asked for _, asked in progress_of_ranks):
                     break
-            whole = len(lines) == len(mine)
+            whole = len(records) == len(mine)
             if mine and whole:
-                atomic_text(folder / part_name(now[world.rank]), "".join(lines))
-            written += sum(world.gather(len(lines) if whole else 0))
+                place = folder / part_name(now[world.rank], order.format)
+                write_part(place, records, order.format, manifest)
+            written += sum(world.gather(len(records) if whole else 0))
             if stopping and written < order.total:
                 raise Stopped(f"stopped with {written:,} of {order.total:,} texts in {folder}")
         world.from_first(lambda: _finish(folder, manifest, order))
@@ -222,20 +223,20 @@ def _begin(folder: Path, manifest: dict[str, Any], order: Order, note: Note | No
         raise UsageError(f"{folder} holds {names[0]} and no {MANIFEST}: give a folder of its own")
     missing = []
     for k, numbers in enumerate(order.parts):
-        path = folder / part_name(k)
+        path = folder / part_name(k, order.format)
         if not path.exists():
             missing.append(k)
         elif (wrong := _wrong(path, order, numbers)) is not None:
             missing.append(k)
             if note is not None:
-                note(f"{path} is damaged at line {wrong}: it is written anew")
+                note(f"{path} is damaged at {_ROW[order.format]} {wrong}: it is written anew")
     if missing:
         atomic_text(folder / MANIFEST, _json(manifest, complete=False))
     return missing
 
 
 def _finish(folder: Path, manifest: dict[str, Any], order: Order) -> None:
-    for path in (folder / part_name(k) for k in range(len(order.parts))):
+    for path in (folder / part_name(k, order.format) for k in range(len(order.parts))):
         if not path.exists():
             raise _not_shared(path)
     clean(folder)
@@ -248,17 +249,8 @@ def _not_shared(path: Path) -> UnmaskError:
 
 
 def _wrong(path: Path, order: Order, numbers: range) -> int | None:
-    """The first line that is not what an order of this kind writes there; None where all is well."""
-    with path.open("rb") as file:
-        for at, number in enumerate(numbers, 1):
-            line = file.readline()
-            try:
-                text = json.loads(line)["text"]
-                if order.line(number, text).encode() != line:
-                    return at
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                return at
-        return len(numbers) + 1 if file.read(1) else None
+    """The first row that is not what an order of this kind writes there; None where all is well."""
+    return first_wrong(path, order.format, len(numbers), lambda at, text: order.record(numbers[at], text))
 
 
 def identity(model: Model) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def split_gaps(text: str, tokenizer: Tokenizer, *, exact: bool = False) -> list[
             raise UsageError("{gap}: a gap of unknown length is for fill alone; give one number here", gap=gap[0])
         before = _checked(text[end : gap.start()])
         ids = tokenizer.encode(before)
-        if not exact and before.endswith(" ") and _spaces_lead(tokenizer):
+        if not exact and before.endswith(" ") and spaces_lead(tokenizer):
             lent = tokenizer.encode(before[:-1])  # in such vocabularies a word brings the space before it
             before, ids = (before[:-1], lent) if lent != ids else (before, ids)  # unless spaces are no part of the ids
         if parts and not before:
@@ -189,5 +189,11 @@ def until_end(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     return ids[: ids.index(tokenizer.eot_id)] if tokenizer.eot_id in ids else ids
 
 
-def _spaces_lead(tokenizer: Tokenizer) -> bool:
+def spaces_lead(tokenizer: Tokenizer) -> bool:
+    """Whether words bring the space before them.
+
+    >>> from unmask.data.tokenizers import load_tokenizer
+    >>> spaces_lead(load_tokenizer("bytes"))
+    False
+    """
     return len(tokenizer.encode(" a")) == 1
