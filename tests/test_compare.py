@@ -67,6 +67,7 @@ SYSTEMS = {
     "mdlm": 'base = "base.toml"\n[objective]\nname = "mdlm"\nform = "count"\n',
     "d3pm": 'base = "base.toml"\n[objective]\nname = "d3pm"\nsteps = 8\n',
     "udlm": 'base = "base.toml"\nobjective = "udlm"\n',
+    "mamba": 'base = "base.toml"\nobjective = "ar"\n[denoiser]\nname = "mamba"\nhidden = 16\nblocks = 1\n',
 }
 Make = Callable[..., list[str]]
 
@@ -272,6 +273,14 @@ def test_one_seed_is_judged_by_the_noise_of_those_with_several() -> None:
     assert "not known" in as_markdown(alone, {})
 
 
+def test_networks_of_other_kinds_are_not_said_to_have_one_size(recipes: Make, tmp_path: Path) -> None:
+    found = run(recipes("ar", "mamba"), tmp_path / "out")
+    assert found.ok
+    page = (tmp_path / "out" / "results.md").read_text()
+    assert "network: as each recipe says" in page
+    assert len({trial.parameters for trial in found.table.trials}) == 2
+
+
 def test_other_texts_are_not_compared() -> None:
     table = make_table(["a", "b"], [made("a", texts="x"), made("b", texts="y")], "a")
     assert table.entries[1].verdict == "not compared: other texts"
@@ -285,7 +294,7 @@ def test_other_texts_are_not_compared() -> None:
     [
         (RuntimeError("CUDA out of memory. Tried to allocate"), "failed", "out of memory: use a smaller"),
         (ValueError("a bug"), "failed", "ValueError: a bug"),
-        (None, "diverged", "diverged: loss nan at step 1"),
+        (None, "diverged", "loss nan at step 1"),
     ],
     ids=["memory", "bug", "nan"],
 )

@@ -138,7 +138,7 @@ def make_plan(
     shared = {  # in the order in which a difference is told
         "tokens": tokens,
         "common": {key: option_paths(first)[key] for key in COMMON if key != "tokenizer"},
-        "size": _size(first),
+        "size": _common_size(configs),
         "protocol": asdict(protocol) | {"also": list(protocol.also)},
         "tokenizer": {"spec": _spec(first.tokenizer), "sha256": tokenizer.fingerprint()},
         "corpora": corpora,
@@ -235,6 +235,12 @@ def check_common(configs: Mapping[str, RunConfig]) -> None:
         for key, mine, theirs in pairs:
             if mine != theirs:
                 raise UsageError(f"{names[0]} has {key} = {mine} and {name} has {theirs}: give --{key} for all")
+
+
+def _common_size(configs: Mapping[str, RunConfig]) -> dict[str, int]:
+    """The size of all networks; nothing where they are of kinds whose sizes are not the same numbers."""
+    sizes = [_size(config) for config in configs.values()]
+    return sizes[0] if all(size == sizes[0] for size in sizes) else {}
 
 
 def _size(config: RunConfig) -> dict[str, int]:

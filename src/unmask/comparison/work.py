@@ -73,7 +73,7 @@ def run_trial(job: Job, tell: Tell) -> Trial:
     except Stopped:
         raise
     except NonFiniteError as e:
-        trial = failed(job, f"diverged: {e}", "diverged")
+        trial = failed(job, str(e), "diverged")
     except UnmaskError as e:
         trial = failed(job, str(e))
     except Exception as e:
