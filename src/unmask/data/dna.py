@@ -58,8 +58,8 @@ class Dna(Tokenizer):
     def _ids(self, text: str) -> NDArray[np.int64]:
         if strange := _STRANGE.search(text):
             raise DataError(
-                "the tokenizer dna knows only A C G T N, the text has {character!r} at position {position}; sequences in "
-                "FASTA files are read by the corpus fasta, one a line with a separator",
+                "the tokenizer dna knows only A C G T N, the text has {character!r} at position {position}; the corpus "
+                "fasta reads FASTA files, text files of one sequence a line need a separator",
                 character=strange[0],
                 position=Public(strange.start()),
             )
