@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import unmask
-from conftest import Trained
+from tiny import Trained
 from unmask.cli import run as unmask_command
 from unmask.errors import DataError, ModelFolderError, UsageError
 from unmask.model import Model
