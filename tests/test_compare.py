@@ -434,14 +434,20 @@ def _locked(out: Path) -> bool:
 
 
 def test_a_request_to_stop_saves_and_says_so(recipes: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    closed = []
+
     class Stop(Begun):
         def on_news(self, trial: Planned, news: Any) -> None:
             if news.get("step") == 4:
                 os.kill(os.getpid(), signal.SIGTERM)
 
+        def on_close(self) -> None:
+            closed.append(True)
+
     with pytest.raises(Exception, match="stopped in mdlm-s0; the same command goes on there") as error:
         run(recipes("mdlm", "ar"), tmp_path / "out", tokens=8 * 64, watch=Stop())
     assert error.value.exit_code == 75  # type: ignore[attr-defined]
+    assert closed == [True]
     page = (tmp_path / "out" / "results.md").read_text()
     assert "**mdlm-s0** is not run yet" in page
     assert run(recipes("mdlm", "ar"), tmp_path / "out", tokens=8 * 64).ok

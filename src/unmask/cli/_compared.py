@@ -114,15 +114,19 @@ class Lines(Watcher):
         self.over += 1
         if self.live is not None and self.running:
             self._draw()
-        elif self.live is not None:
-            self.live.stop()
-            self.live = None
+        else:
+            self.on_close()
         if result.finished:
             words = f"{result.nats_per_token:.4f} nats/token at step {result.best_step:,}, {result.seconds:.1f} s"
             words += f", {_rounded(result.tokens_per_second)} tok/s"
         else:
             words = f"{result.state}: {result.reason}"
         self.console.print(f"{trial.name:<{self.width}} {words}  ({self.over}/{self.total})", soft_wrap=True)
+
+    def on_close(self) -> None:
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
 
 
 def print_table(found: Comparison, console: Console | None = None) -> None:

@@ -40,6 +40,9 @@ class Watcher:
     def on_end(self, trial: Planned, result: Trial) -> None:
         """It is finished, or has failed."""
 
+    def on_close(self) -> None:
+        """No trial is at work any more, however it came to that."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -107,6 +110,8 @@ def compare(
             _report(plan, reference)
             where = f" in {stopped}" if str(stopped) else ""
             raise Stopped(f"stopped{where}; the same command goes on there") from None
+        finally:
+            watch.on_close()
         return _report(plan, reference)
 
 
