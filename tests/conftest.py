@@ -24,10 +24,12 @@ from unmask.corpora.text import Text
 from unmask.model import Model, load
 from unmask.objectives.ar import AR
 from unmask.objectives.mdlm import MDLM
+from unmask.server.same_bits import ask_for_same_bits
 from unmask.training.loop import train
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which torch may do by itself
+ask_for_same_bits()  # as `unmask serve` does; nothing has been multiplied yet
 # The workers of `make test` have a core each: a second thread would only take turns with the other worker's.
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 hypothesis.settings.register_profile("unmask", deadline=None)

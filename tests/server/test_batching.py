@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 from typing import Any
 
 import pytest
 import torch
 from small_server import random_model
 
+from unmask.cli import serve
 from unmask.denoisers.llama import Llama
+from unmask.errors import UsageError
 from unmask.sampling.predictor import Query
+from unmask.server import same_bits
 from unmask.server.batching import LEAST, answer, bucket, groups
 
 
@@ -50,6 +55,20 @@ def test_a_rows_answer_is_the_same_bits_in_any_company(
                     assert torch.equal(found[place], alone), (length, size, place)
     finally:
         torch.set_num_threads(before)
+
+
+def test_serving_asks_for_the_same_bits_before_torch_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    args = parser.parse_args(["model", "--max-batch", "0"])  # refused right after
+    for intel, before, after in ((True, None, "AUTO,STRICT"), (True, "AVX2", "AVX2"), (False, None, None)):
+        monkeypatch.setattr(same_bits, "_is_intel", lambda intel=intel: intel)
+        monkeypatch.delenv("MKL_CBWR", raising=False)
+        if before:
+            monkeypatch.setenv("MKL_CBWR", before)
+        with pytest.raises(UsageError):
+            serve.run(args)
+        assert os.environ.get("MKL_CBWR") == after
 
 
 def test_buckets_depend_on_a_rows_own_length() -> None:

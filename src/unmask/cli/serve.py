@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from unmask.server.same_bits import ask_for_same_bits
+
+    ask_for_same_bits()
     from unmask.devices import pick_device, pick_dtype
     from unmask.errors import UsageError
 

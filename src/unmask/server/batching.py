@@ -1,8 +1,8 @@
 """Questions of many requests in one network call, so that no row's answer depends on what stands beside it.
 
 On a CPU a matrix product of few rows takes other ways than one of many, and sums in another order; from four rows on a
-row's result is the same bits, as measured, in any batch. So a row is padded to a length that its own length decides,
-never its neighbours', and every call asks about several positions at least.
+row's result is the same bits, as measured, in any batch, with AVX-512 after `ask_for_same_bits`. So a row is padded to
+a length that its own length decides, never its neighbours', and every call asks about several positions at least.
 """
 
 from __future__ import annotations
