@@ -53,6 +53,7 @@ class Setting:
     reference: str
     draws: int = 8
     also: tuple[str, ...] = ()
+    valid_rows: int | None = None  # measured ones; None: all
     prepare_seconds: float = 0.0  # that the first trial on a machine takes longer: tokenizer, packing
 
 
@@ -119,6 +120,7 @@ class Queue:
             seeds=[seed],
             overrides={key: str(value).replace("{data}", data) for key, value in setting.options.items()},
             draws=setting.draws,
+            valid_rows=setting.valid_rows,
             also=setting.also,
             reference=setting.reference if setting.reference in known.union(systems) else None,
             device=device,

@@ -22,6 +22,7 @@ QUEUE = """
 [setting.tiny]
 tokens = "128"
 draws = 1
+valid_rows = 3
 tokens_per_second = 1000
 prepare_seconds = 2
 reference = "ar"
@@ -113,6 +114,7 @@ def test_what_fits_is_run_and_the_rest_says_why_not(
     page = (out / "tiny" / "results.md").read_text()
     assert "gap to ar" in page
     assert "| mdlm | 2 |" in page
+    assert "3 rows" in page
 
 
 def test_small_files_put_in_place_are_not_repeated(
