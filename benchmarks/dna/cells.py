@@ -23,6 +23,7 @@ import torch
 
 import unmask
 from unmask.cli import run
+from unmask.config import load_config
 from unmask.corpora import Document
 from unmask.corpora.csv import Csv
 from unmask.corpora.fasta import other_strand
@@ -143,8 +144,19 @@ def as_table(lines: list[dict[str, Any]], classes: list[str], said: str) -> str:
     return f"{said}\n\n{table}\n"
 
 
+def train(args: argparse.Namespace, recipe: list[str], device: list[str]) -> int:
+    """The recipe, from its start or from where it was stopped; nothing where it has ended."""
+    latest = Path(args.out) / "checkpoints" / "latest"
+    if latest.is_file():
+        at = int(latest.read_text(encoding="utf-8").strip().rpartition("-")[2])
+        return 0 if at >= load_config(args.out).steps else run(["train", args.out, "--resume", *device])
+    paths = ["--data.train.path", args.data, "--data.valid.path", args.data]
+    return run(["train", str(HERE / "cells.toml"), "--out", args.out, *paths, *recipe, *device])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.allow_abbrev = False  # --batch is the recipe's
     parser.add_argument("data", help="dhs_4_cell_lines.txt, plain or compressed")
     parser.add_argument("--out", default="runs/dna/cells")
     parser.add_argument("--num", type=int, default=500, help="sequences of each class and weight")
@@ -154,10 +166,8 @@ def main() -> int:
     parser.add_argument("--device")
     args, recipe = parser.parse_known_args()
     device = [] if args.device is None else ["--device", args.device]
-    if not (Path(args.out) / "model").is_dir():
-        paths = ["--data.train.path", args.data, "--data.valid.path", args.data]
-        if code := run(["train", str(HERE / "cells.toml"), "--out", args.out, *paths, *recipe, *device]):
-            return code
+    if code := train(args, recipe, device):
+        return code
     model = unmask.load(args.out, device=args.device)
     held = documents(args.data, "validation", "test")
     taught_N = (uniform(row_keys(0, torch.arange(len(held)))) < TAUGHT).tolist()
