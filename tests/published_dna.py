@@ -1,7 +1,7 @@
 """Caduceus and HyenaDNA as their papers and published folders have them, re-stated: names, layouts and equations.
 
 Written step by step and row by row, without a line of ours, so that what maps them onto ours has something to be held
-to. The authors' code was not at hand: where it does otherwise, this does not know.
+to. It was held to the authors' code itself, on random weights (docs/recurrent.md says how far).
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ D, STATES, TAPS, RANK, BLOCKS, ROWS = 8, 4, 4, 1, 2, 16
 COMPLEMENT = {str(i): i for i in range(12)} | {"7": 10, "10": 7, "8": 9, "9": 8}
 
 
-def caduceus_config(*, rcps: bool) -> dict[str, Any]:
+def caduceus_config(*, rcps: bool, fused: bool = True, blocks: int = BLOCKS) -> dict[str, Any]:
     mixer = {"d_state": STATES, "d_conv": TAPS, "expand": 2, "dt_rank": "auto", "conv_bias": True, "bias": False}
     return {
         "model_type": "caduceus",
         "d_model": D,
-        "n_layer": BLOCKS,
+        "n_layer": blocks,
         "vocab_size": 12,
+        "fused_add_norm": fused,
         "ssm_cfg": mixer,
         "rms_norm": True,
         "norm_epsilon": 1e-5,
@@ -45,15 +46,15 @@ def caduceus_config(*, rcps: bool) -> dict[str, Any]:
     }
 
 
-def caduceus_tensors(*, rcps: bool) -> Tensors:
-    """As saved: what is shared stands under one of its names."""
+def caduceus_tensors(*, rcps: bool, fused: bool = True, blocks: int = BLOCKS) -> Tensors:
+    """As saved: what is shared stands under one of its names; norms are wrapped where they are no part of a kernel."""
     torch.manual_seed(0)
-    E, wrapped = 2 * D, ".submodule" if rcps else ""
+    E, wrapped, around_norm = 2 * D, ".submodule" if rcps else "", ".submodule" if rcps and not fused else ""
     embedding = "word_embeddings.embedding" if rcps else "word_embeddings"
     made = {f"caduceus.backbone.embeddings.{embedding}.weight": draw(ROWS, D)}
-    for n in range(BLOCKS):
+    for n in range(blocks):
         layer = f"caduceus.backbone.layers.{n}"
-        made[f"{layer}.norm{wrapped}.weight"] = 1 + draw(D)
+        made[f"{layer}.norm{around_norm}.weight"] = 1 + draw(D)
         mixer = f"{layer}.mixer{wrapped}.mamba"
         made[f"{mixer}_fwd.in_proj.weight"], made[f"{mixer}_fwd.out_proj.weight"] = draw(2 * E, D), draw(D, E)
         for way in ("fwd", "rev"):
@@ -66,9 +67,9 @@ def caduceus_tensors(*, rcps: bool) -> Tensors:
                 f"{mixer}_{way}.dt_proj.weight": draw(E, RANK),
                 f"{mixer}_{way}.dt_proj.bias": draw(E),
             }
-    made[f"caduceus.backbone.norm_f{wrapped}.weight"] = 1 + draw(D)
+    made[f"caduceus.backbone.norm_f{around_norm}.weight"] = 1 + draw(D)
     if rcps:
-        made["lm_head.complement_map"] = torch.tensor([*COMPLEMENT.values(), *range(12, ROWS)])
+        made["lm_head.complement_map"] = torch.tensor([COMPLEMENT.get(str(i), i) for i in range(ROWS)])
     return made
 
 
@@ -112,21 +113,26 @@ def caduceus_ph(ids_L: Tensor, t: Tensors) -> Tensor:
     return rms_norm(x_LD, t["caduceus.backbone.norm_f.weight"]) @ weight.T
 
 
-def caduceus_ps(ids_L: Tensor, t: Tensors) -> Tensor:
-    """Twice the channels; the second half is kept reversed in length and in channels, as it is published."""
+def caduceus_ps(ids_L: Tensor, t: Tensors, *, fused: bool, blocks: int) -> Tensor:
+    """Twice the channels; the second half is kept reversed in length and in channels, as it is published.
+
+    fused: sum and norm are one kernel, and each block begins by letting the halves change places, as they are kept.
+    """
     weight = t["caduceus.backbone.embeddings.word_embeddings.embedding.weight"]
-    complement = t["lm_head.complement_map"]
+    complement, wrapped = t["lm_head.complement_map"], "" if fused else ".submodule"
     x_L2D = torch.cat([weight[ids_L], weight[complement[ids_L].flip(0)].flip(0, 1)], dim=-1)
 
     def halves(f: Any, x: Tensor) -> Tensor:
         return torch.cat([f(x[:, :D]), f(x[:, D:].flip(0, 1)).flip(0, 1)], dim=-1)
 
-    for n in range(BLOCKS):
+    for n in range(blocks):
         layer = f"caduceus.backbone.layers.{n}"
-        norm, mixer = t[f"{layer}.norm.submodule.weight"], f"{layer}.mixer.submodule.mamba"
+        norm, mixer = t[f"{layer}.norm{wrapped}.weight"], f"{layer}.mixer.submodule.mamba"
+        if fused:
+            x_L2D = x_L2D.roll(D, dims=1)
         normed = halves(lambda x, norm=norm: rms_norm(x, norm), x_L2D)
         x_L2D = x_L2D + halves(lambda x, mixer=mixer: bidirectional(x, t, mixer), normed)
-    last = t["caduceus.backbone.norm_f.submodule.weight"]
+    last = t[f"caduceus.backbone.norm_f{wrapped}.weight"]
     x_L2D = halves(lambda x: rms_norm(x, last), x_L2D)
     return x_L2D[:, :D] @ weight.T + x_L2D[:, D:].flip(-1) @ weight[complement].T
 

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from unmask.config import RunConfig, from_dict
 from unmask.corpora import Document, sources
 from unmask.corpora.csv import Csv
+from unmask.corpora.reading import read_like
 from unmask.corpora.sources import from_path
-from unmask.errors import ConfigError, DataError
+from unmask.errors import ConfigError, DataError, UsageError
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -114,3 +115,23 @@ def test_a_folder_of_tables_beside_others(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text("{}")
     with pytest.raises(DataError, match="both JSON lines and CSV"):
         from_path(str(tmp_path))
+
+
+def test_rows_are_chosen_by_their_values(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,split,chr\na,train,1\nb,test,1\nc,train,2\nd,valid,3\n")
+
+    def texts(*only: str) -> str:
+        return "".join(document.text for document in Csv(path=str(tmp_path / "t.csv"), only=only).documents())
+
+    assert texts("split=train") == "ac"
+    assert texts("split=train", "split = valid") == "acd"
+    assert texts("split=train", "chr=2") == "c"
+    plain = Csv(path=str(tmp_path / "t.csv"))
+    assert plain.fingerprint() != Csv(path=str(tmp_path / "t.csv"), only=("chr=2",)).fingerprint()
+    assert read_like(str(tmp_path / "t.csv"), Csv(path="other.csv", only=("chr=2",))) == plain
+    with pytest.raises(DataError, match=r"no row of .* has chr=9"):
+        texts("chr=9")
+    with pytest.raises(DataError, match="names no column 'spilt'; did you mean 'split'"):
+        texts("spilt=train")
+    with pytest.raises(UsageError, match="only holds columns with their values, as split=train; got 'train'"):
+        texts("train")

@@ -31,8 +31,9 @@ def network_of(read: Pretrained) -> Network:
     return network.eval()
 
 
-def caduceus(*, rcps: bool, **changes: Any) -> Held:
-    return Held(published.caduceus_config(rcps=rcps) | changes, published.caduceus_tensors(rcps=rcps), vocabulary())
+def caduceus(*, rcps: bool, fused: bool = True, blocks: int = published.BLOCKS, **changes: Any) -> Held:
+    how: dict[str, Any] = {"rcps": rcps, "fused": fused, "blocks": blocks}
+    return Held(published.caduceus_config(**how) | changes, published.caduceus_tensors(**how), vocabulary())
 
 
 def hyena(**changes: Any) -> Held:
@@ -70,20 +71,38 @@ def test_mamba_has_the_logits_of_transformers(tied: bool) -> None:
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("rcps", [True, False], ids=["ps", "ph"])
 @torch.no_grad()
-def test_caduceus_has_the_logits_of_its_paper(rcps: bool) -> None:
-    source = caduceus(rcps=rcps)
-    network = network_of(read_pretrained(source))
-    if rcps:
-        want = torch.stack([published.caduceus_ps(row, source.held) for row in IDS])
-    else:  # in training; in use the average of both strands, as its paper has it
-        want, network = torch.stack([published.caduceus_ph(row, source.held) for row in IDS]), network.train()
+def test_caduceus_ph_has_the_logits_of_its_authors() -> None:
+    """In training; in use it is the average of both strands, as its paper has it."""
+    source = caduceus(rcps=False)
+    network = network_of(read_pretrained(source)).train()
+    want = torch.stack([published.caduceus_ph(row, source.held) for row in IDS])
     torch.testing.assert_close(network(IDS), want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("fused", "blocks"), [(True, 2), (True, 3), (False, 2), (False, 3)])
 @torch.no_grad()
-def test_hyena_has_the_logits_of_its_paper() -> None:
+def test_caduceus_ps_has_the_logits_of_its_authors(fused: bool, blocks: int) -> None:
+    """With sum and norm as one kernel the strands change places in each block, which is another function."""
+    source = caduceus(rcps=True, fused=fused, blocks=blocks)
+    read = read_pretrained(source)
+    assert read.denoiser.tied is not (fused and blocks == 3)  # type: ignore[attr-defined]
+    network, complement_I = network_of(read), torch.tensor(read.denoiser.complement)  # type: ignore[attr-defined]
+    want = torch.stack([published.caduceus_ps(row, source.held, fused=fused, blocks=blocks) for row in IDS])
+    torch.testing.assert_close(network(IDS), want, rtol=1e-5, atol=1e-5)
+    other = network(complement_I[IDS].flip(1))[..., complement_I].flip(1)
+    torch.testing.assert_close(other, network(IDS), rtol=1e-5, atol=1e-5)
+
+
+def test_a_fused_norm_is_what_a_config_that_is_silent_means() -> None:
+    source = caduceus(rcps=True)
+    want = dict(read_pretrained(source).state)
+    del source.config["fused_add_norm"]
+    assert all(tensor.equal(want[name]) for name, tensor in read_pretrained(source).state.items())
+
+
+@torch.no_grad()
+def test_hyena_has_the_logits_of_its_authors() -> None:
     source = hyena()
     network = network_of(read_pretrained(source))
     begun = torch.nn.functional.pad(IDS, (1, 0), value=network.config.begin)  # type: ignore[union-attr]
@@ -130,7 +149,9 @@ def test_the_letters_are_a_vocabulary() -> None:
         ({"n_layer": 1}, "says nothing"),
         ({"vocab_size": 4096}, "letters ACGTN"),
         ({"complement_map": {"7": "x"}}, "no table of ids"),
-        ({"complement_map": {"7": 8}}, "describes no network"),
+        ({"complement_map": {"7": 8}}, "is not the complement_map"),
+        ({"complement_map": {"7": 8, "8": 7, "9": 10, "10": 9}}, "is not the complement_map"),
+        ({"fused_add_norm": "yes"}, "neither true nor false"),
     ],
 )
 def test_a_config_that_is_no_caduceus_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -151,8 +172,12 @@ def test_weights_that_are_another_kind_are_refused() -> None:
     source.held["caduceus.backbone.norm_f.weight"][0] = torch.nan
     with pytest.raises(ModelFolderError, match="not finite"):
         dict(read_pretrained(source).state)
+    with pytest.raises(ModelFolderError, match="describes no network"):
+        read_pretrained(caduceus(rcps=False, complement_map={"7": 8}))
     with pytest.raises(UsageError, match="hyena_order = 3"):
         read_pretrained(hyena(hyena_order=3))
+    with pytest.raises(UsageError, match="short_filter_order = 4"):
+        read_pretrained(hyena(short_filter_order=4))
     with pytest.raises(ModelFolderError, match="emb_dim"):
         read_pretrained(hyena(emb_dim=4))
     with pytest.raises(UsageError, match="use_bias = True"):

@@ -1,13 +1,14 @@
 """How likely texts are under a model: bits per byte, the fewer the likelier. For diffusion an upper bound.
 
 With --prompt it is the text given its prompt, which is neither noised nor scored. --data scores the texts of a file one
-by one, read as unmask eval reads it.
+by one, read as unmask eval reads it. Of DNA, --csv and --plot say what each base costs, also along regions of --fasta.
 
 Example:
   unmask score "The cat sat on the mat." "Mat the on sat cat the."
   unmask score runs/mine - < letter.txt
   unmask score runs/pairs "A poet." "A potato." --prompt "Who wrote it?"
   unmask score runs/pairs --data test.jsonl --field answer --prompt-field question --json
+  unmask score runs/dna --fasta genome.fa.gz --region chr20:60001-61000 --csv bases.csv --plot bases.svg
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from unmask.cli import _naming, _reading, _sampling
+from unmask.cli import _bases, _naming, _reading, _sampling
 from unmask.errors import UsageError, did_you_mean
 from unmask.storage.built_in import DEFAULT
 
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
     parser.add_argument("--data", help=f"{_reading.DATA}, whose texts are scored")
     _reading.add_arguments(parser)
+    _bases.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -50,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     if args.num_samples < 1:
         raise UsageError(f"--num-samples must be at least 1, got {args.num_samples}")
     pick_device(args.device)
+    if _bases.asked(args):
+        return _bases.run(args)
     if args.data is None:
         name, texts = _naming.model_and_texts(args.arguments, MISSING)
         texts = [_sampling.standard_input() if text == "-" else text for text in texts]

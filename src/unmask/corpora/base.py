@@ -13,7 +13,11 @@ from unmask.corpora.remote import is_url
 from unmask.errors import UsageError
 from unmask.registry import Room
 
-room = Room("unmask.corpora", base="Corpus", helpers=("intervals", "labels", "reading", "records", "remote", "sources"))
+room = Room(
+    "unmask.corpora",
+    base="Corpus",
+    helpers=("intervals", "labels", "reading", "records", "regions", "remote", "sources"),
+)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from unmask.corpora import Document, sources
+from unmask.corpora import Corpus, Document, sources
 from unmask.corpora.labels import check_label
 from unmask.corpora.records import Records
 from unmask.errors import DataError, UsageError, did_you_mean
@@ -21,14 +21,17 @@ class Csv(Records):
 
     delimiter: a tab in files ending in .tsv or .tab, else a comma. quoted: a field in double quotes may hold the
     delimiter, line breaks and, doubled, quotes; false: quotes are letters as any others.
+    only: the rows alone that have these values, as split=train; of one column any of them, of several columns each.
 
     >>> Csv(path="reviews.csv.gz", field="review", label_field="sentiment").documents()  # doctest: +SKIP
     """
 
     endings = sources.TABLES
+    choosing = ("only",)
 
     delimiter: str | None = None
     quoted: bool = True
+    only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,10 +39,51 @@ class Csv(Records):
             raise UsageError(f"the delimiter must be one character, or \\t for a tab; got {self.delimiter!r}")
         if self.delimiter is not None and self.delimiter in '"\r\n':
             raise UsageError("the delimiter cannot be a quote or a line break: give a comma, a semicolon or \\t")
+        if wrong := next((one for one in self.only if not one.partition("=")[0].strip() or "=" not in one), None):
+            raise UsageError(f"only holds columns with their values, as split=train; got {wrong!r}")
+
+    @property
+    def wanted(self) -> dict[str, set[str]]:
+        """The values that rows must have, by their columns.
+
+        >>> Csv(path="a.csv", only=("split=train",)).wanted
+        {'split': {'train'}}
+        """
+        wanted: dict[str, set[str]] = {}
+        for one in self.only:
+            column, _, value = one.partition("=")
+            wanted.setdefault(column.strip(), set()).add(value.strip())
+        return wanted
+
+    def documents(self) -> Iterator[Document]:
+        if not self.only:
+            yield from super().documents()
+            return
+        found = False
+        for file in self.files():
+            for document in self.read(file):
+                found = True
+                yield document
+        if not found:
+            raise DataError(f"no row of {self.path} has {', '.join(self.only)}: look at its values, or name others")
+
+    def check_beside(self, held_out: Corpus) -> None:
+        """Of one file, rows may be learned or held out, and none both."""
+        if not isinstance(held_out, Csv) or not (self.only or held_out.only):
+            return
+        if sources.digest("", self.files()) != sources.digest("", held_out.files()):
+            return
+        ours, theirs = self.wanted, held_out.wanted
+        if not any(ours[column].isdisjoint(theirs[column]) for column in ours.keys() & theirs.keys()):
+            raise UsageError(
+                f"data.train and data.valid read the same file {self.path} and may both hold a row: let `only` ask for "
+                "different values of one column, as split=train and split=valid"
+            )
 
     def fingerprint(self) -> str:
         files = self.files()
-        options = ["csv", self.field, self.prompt_field, self.label_field, self.separator, self.quoted]
+        options: list[Any] = ["csv", self.field, self.prompt_field, self.label_field, self.separator, self.quoted]
+        options += [{"only": sorted(self.only)}] if self.only else []  # so that older caches stay known
         return sources.digest([*options, *map(self._delimiter, files)], files)
 
     def _delimiter(self, file: sources.File) -> str:
@@ -56,6 +100,7 @@ class Csv(Records):
         prompt, label = (
             None if name is None else _column(file, name, names) for name in (self.prompt_field, self.label_field)
         )
+        chosen = [(_column(file, name, names), values) for name, values in self.wanted.items()]
         for number, row in rows:
             where = f"{file}, line {number}"
             if len(row) != len(names):
@@ -63,6 +108,8 @@ class Csv(Records):
                     f"{where} has {len(row)} columns, the first line {len(names)}: put a text that holds "
                     f"{self._delimiter(file)!r} in double quotes, or give another delimiter"
                 )
+            if any(row[at].strip() not in values for at, values in chosen):
+                continue
             yield Document(
                 row[text],
                 "" if prompt is None else row[prompt] + self.separator,

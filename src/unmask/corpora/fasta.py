@@ -62,7 +62,7 @@ class Fasta(Corpus):
         holes = self._holes()
         seen: list[str] = []
         for file in self.files():
-            for name, sequence in _records(file):
+            for name, sequence in read_records(file):
                 seen.append(name)
                 if not self.records or name in self.records:
                     yield from self._of_record(name, sequence, wanted, holes.get(name, []))
@@ -82,7 +82,7 @@ class Fasta(Corpus):
             for start, end in without([(one.start, one.end)], holes):
                 text = sequence[start:end]
                 if one.reverse:
-                    text = text.translate(_OTHER)[::-1]
+                    text = other_strand(text)
                 yield from self._pieces(text, one.name if self.labelled else None)
 
     def _pieces(self, text: str, label: str | None = None) -> Iterator[Document]:
@@ -147,8 +147,21 @@ class Fasta(Corpus):
         )
 
 
-def _records(file: sources.File) -> Iterator[tuple[str, str]]:
-    """Each record's name and sequence; one is in memory at a time."""
+def other_strand(text: str) -> str:
+    """The complements of its letters, read backwards.
+
+    >>> other_strand("AACgN")
+    'NcGTT'
+    """
+    return text.translate(_OTHER)[::-1]
+
+
+def read_records(file: sources.File) -> Iterator[tuple[str, str]]:
+    """Each record's name and sequence, unknown letters as N; one is in memory at a time.
+
+    >>> dict(read_records(Path("genome.fa.gz"))).keys()  # doctest: +SKIP
+    dict_keys(['chr20'])
+    """
     name: str | None = None
     lines: list[str] = []
     for number, line in sources.lines(file):

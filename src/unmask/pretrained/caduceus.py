@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from unmask.denoisers.caduceus import Caduceus
-from unmask.errors import ModelFolderError
+from unmask.errors import ModelFolderError, UsageError
 from unmask.pretrained.base import Pretrained, Source
 from unmask.pretrained.letters import letters
 from unmask.pretrained.mamba import direction
-from unmask.pretrained.renaming import Renamed, Their, check_ordinary, tied_or_own, whole
+from unmask.pretrained.renaming import Renamed, Their, as_it_is, check_ordinary, tied_or_own, whole
 
 MODEL_TYPES = ("caduceus",)
 
@@ -40,26 +43,37 @@ def read(source: Source) -> Pretrained:
     check_ordinary(source, mixer, ORDINARY_MIXER)
     tokenizer = letters(source)
     known = {_plain(name): name for name in source.shapes()}
-    tied = tied_or_own("lm_head.weight", known, source)
+    rcps, blocks = config.get("rcps") is True, whole(source, config, "n_layer")
+    exchanging = rcps and _exchanges(source, config)
+    last_exchanged = exchanging and blocks % 2 == 1
+    shared = rcps or tied_or_own("lm_head.weight", known, source)  # both strands' head is always the embedding
+    tied = shared and not last_exchanged
     denoiser = Caduceus(
         hidden=whole(source, config, "d_model"),
-        blocks=whole(source, config, "n_layer"),
+        blocks=blocks,
         expand=whole(source, mixer, "expand", 2),
         states=whole(source, mixer, "d_state", 16),
         taps=whole(source, mixer, "d_conv", 4),
         rank=0 if mixer.get("dt_rank", "auto") == "auto" else whole(source, mixer, "dt_rank"),
         tied=tied,
-        equivariance="ps" if config.get("rcps") is True else "ph",
+        equivariance="ps" if rcps else "ph",
         complement=_complement(source, config, tokenizer.num_ids),
     )
     embedding, head = "backbone.embeddings.word_embeddings.weight", "lm_head.weight"
-    theirs = {"embed.weight": Their(embedding, equals=(head,) if tied else ())}
-    for n in range(denoiser.blocks):
-        theirs |= dict(_block(f"blocks.{n}.branches.0.", f"backbone.layers.{n}."))
-    theirs["norm.weight"] = Their("backbone.norm_f.weight")
-    if not tied:
+    theirs = {"embed.weight": Their(embedding, equals=(head,) if shared else ())}
+    for n in range(blocks):
+        way = _block(f"blocks.{n}.branches.0.", f"backbone.layers.{n}.", exchanged=exchanging and n % 2 == 0)
+        theirs |= dict(way)
+    theirs["norm.weight"] = Their("backbone.norm_f.weight", _flipped(0) if last_exchanged else as_it_is)
+    if last_exchanged:
+        of_others = partial(_head_of_others, complement=denoiser.complement)
+        theirs["output.weight"] = Their(embedding, of_others, equals=(head,))
+    elif not tied:
         theirs["output.weight"] = Their(head)
     unused = frozenset(name for name in known if name.endswith("complement_map"))
+    for name in sorted(unused):
+        if source.tensors[known[name]].tolist() != list(denoiser.complement):
+            raise UsageError(f"{source.where}: {known[name]} is not the complement_map of config.json; repair either")
     state = Renamed(source, denoiser, tokenizer, theirs, known=known, unused=unused)
     return Pretrained(denoiser=denoiser, state=state, tokenizer=tokenizer, length=LENGTH)
 
@@ -75,14 +89,38 @@ def _plain(name: str) -> str:
     return re.sub(r"^lm_head\.lm_head\.", "lm_head.", name)
 
 
-def _block(ours: str, theirs: str) -> Iterator[tuple[str, Their]]:
+def _exchanges(source: Source, config: Mapping[str, Any]) -> bool:
+    """Whether the strands change places in each block, as they do where its sum and norm are one kernel.
+
+    That kernel's branch reads the first strand's half of the channels where the other branch reads the second's. What
+    is learned is another function, equivariant as well: both strands, each reversed in length and channels, enter each
+    other's place. Two blocks undo it, so a model of ours computes the same with every second block's weights turned:
+    channels from last to first, and what reads ahead reading back.
+    """
+    fused = config.get("fused_add_norm", True)
+    if not isinstance(fused, bool):
+        raise ModelFolderError(f"{source.where}: fused_add_norm of config.json is neither true nor false")
+    return fused
+
+
+def _flipped(dim: int) -> Callable[[Tensor], Tensor]:
+    return partial(Tensor.flip, dims=(dim,))
+
+
+def _head_of_others(weight_ID: Tensor, complement: tuple[int, ...]) -> Tensor:
+    """The head on vectors that stand in each other's place: of the complements, with the channels turned."""
+    return weight_ID[list(complement)].flip(1)
+
+
+def _block(ours: str, theirs: str, *, exchanged: bool) -> Iterator[tuple[str, Their]]:
     """Both directions have the same projections, of which a file may hold one or both."""
-    yield f"{ours}norm.weight", Their(f"{theirs}norm.weight")
-    for own, other in (("into", "in_proj"), ("out", "out_proj")):
+    yield f"{ours}norm.weight", Their(f"{theirs}norm.weight", _flipped(0) if exchanged else as_it_is)
+    for own, other, dim in (("into", "in_proj", 1), ("out", "out_proj", 0)):
         ahead, back = (f"{theirs}mixer.mamba_{way}.{other}.weight" for way in ("fwd", "rev"))
-        yield f"{ours}layer.{own}.weight", Their(ahead, equals=(back,))
-    yield from direction(f"{ours}layer.ahead.", f"{theirs}mixer.mamba_fwd.")
-    yield from direction(f"{ours}layer.back.", f"{theirs}mixer.mamba_rev.")
+        yield f"{ours}layer.{own}.weight", Their(ahead, _flipped(dim) if exchanged else as_it_is, equals=(back,))
+    first, second = ("rev", "fwd") if exchanged else ("fwd", "rev")
+    yield from direction(f"{ours}layer.ahead.", f"{theirs}mixer.mamba_{first}.")
+    yield from direction(f"{ours}layer.back.", f"{theirs}mixer.mamba_{second}.")
 
 
 def _complement(source: Source, config: Mapping[str, Any], num_ids: int) -> tuple[int, ...]:

@@ -19,6 +19,8 @@ MODEL_TYPES = ("hyenadna",)
 ORDINARY = {
     "hyena_order": (2,),
     "num_inner_mlps": (2,),
+    "short_filter_order": (3,),  # they pad by 2 for any: of more taps some would look ahead
+    "train_freq": (True,),
     "use_bias": (True,),
     "layer_norm_epsilon": (1e-5,),
 }
@@ -63,7 +65,7 @@ def read(source: Source) -> Pretrained:
             hidden=hidden,
             blocks=whole(source, config, "n_layer"),
             length=length,
-            taps=whole(source, config, "short_filter_order", 3),
+            taps=3,
             filter_width=whole(source, config, "filter_order", 64),
             waves=(places - 1) // 2,
             frequency=float(frequency),

@@ -18,7 +18,7 @@ from unmask.storage.untrusted import printable
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def _same(tensor: Tensor) -> Tensor:
+def as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
@@ -26,7 +26,7 @@ class Their(NamedTuple):
     """The tensor of that name, turned into ours. equals: other names that may hold it as well, as shared weights do."""
 
     name: str
-    turned: Callable[[Tensor], Tensor] = _same
+    turned: Callable[[Tensor], Tensor] = as_it_is
     equals: tuple[str, ...] = ()
 
 

@@ -1,0 +1,102 @@
+"""Regions of a FASTA file with what stands around them, as they are asked for by name or by a BED file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unmask.corpora import sources
+from unmask.corpora.fasta import other_strand, read_records
+from unmask.corpora.intervals import END, Interval
+from unmask.errors import DataError, UsageError, did_you_mean
+
+_REGION = re.compile(r"(?P<record>.+?)(?::(?P<first>[\d,]+)-(?P<last>[\d,]+))?(?::(?P<strand>[+-]))?")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The bases of a region, read along its strand, with those that stand before and after it there.
+
+    end: of the interval, also where nobody had said it.
+    """
+
+    interval: Interval
+    end: int
+    text: str
+    before: str = ""
+    after: str = ""
+
+    def positions(self) -> range:
+        """Where each base stands in its record, counted from 1; of the other strand from the end to the start.
+
+        >>> list(Stretch(Interval("a", 4, 7, reverse=True), 7, "ACG").positions())
+        [7, 6, 5]
+        """
+        start = self.interval.start
+        return range(self.end, start, -1) if self.interval.reverse else range(start + 1, self.end + 1)
+
+    @property
+    def name(self) -> str:
+        """
+        >>> Stretch(Interval("a", 4, 7, reverse=True), 7, "ACG").name
+        'a:5-7:-'
+        """
+        strand = ":-" if self.interval.reverse else ""
+        return f"{self.interval.record}:{self.interval.start + 1}-{self.end}{strand}"
+
+
+def parse_region(text: str) -> Interval:
+    """A region as genome browsers write it: a record, its first and its last base, counted from 1.
+
+    >>> parse_region("chr20:60,001-61,000:-")
+    Interval(record='chr20', start=60000, end=61000, name='chr20:60,001-61,000:-', reverse=True, line=0)
+    >>> parse_region("chr20").start
+    0
+    """
+    found = _REGION.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"{text[:60]!r} is no region: write chr20, or chr20:60001-61000, with :- for the other strand")
+    reverse = found["strand"] == "-"
+    if found["first"] is None:
+        return Interval(found["record"], 0, END, text.strip(), reverse)
+    first, last = (int(found[part].replace(",", "") or 0) for part in ("first", "last"))
+    if not 1 <= first <= last:
+        raise UsageError(f"the region {text[:60]!r} is empty: it goes from its first base, counted from 1, to its last")
+    return Interval(found["record"], first - 1, last, text.strip(), reverse)
+
+
+def read_stretches(path: str, wanted: Sequence[Interval], *, flank: int = 0) -> list[Stretch]:
+    """The regions in the order in which they are asked for, with up to `flank` bases on either side.
+
+    The file is read once, a record at a time, and no index of it is needed.
+
+    >>> read_stretches("genome.fa.gz", [parse_region("chr20:60001-60004")])[0].text  # doctest: +SKIP
+    'GATC'
+    """
+    made: dict[int, Stretch] = {}
+    seen: list[str] = []
+    for file in sources.find(path, sources.FASTA):
+        for name, sequence in read_records(file):
+            seen.append(name)
+            for number, one in enumerate(wanted):
+                if one.record == name:
+                    made[number] = _stretch(one, sequence, flank)
+            if len(made) == len(wanted):
+                return [made[number] for number in range(len(wanted))]
+    if not seen:
+        raise sources.is_empty(path)
+    missing = next(one for number, one in enumerate(wanted) if number not in made)
+    raise DataError(f"{path} has no record {missing.record!r}; {did_you_mean(missing.record, seen)}")
+
+
+def _stretch(one: Interval, sequence: str, flank: int) -> Stretch:
+    end = len(sequence) if one.end == END else one.end
+    if end > len(sequence) or not sequence:
+        asked = f"{one.start + 1:,} to {one.end:,}" if one.end != END else "all of it"
+        raise DataError(f"{one.record} has {len(sequence):,} bases, but {asked} is asked for; another assembly?")
+    before, text = sequence[max(0, one.start - flank) : one.start], sequence[one.start : end]
+    after = sequence[end : end + flank]
+    if one.reverse:
+        before, text, after = (other_strand(part) for part in (after, text, before))
+    return Stretch(one, end, text.upper(), before.upper(), after.upper())
