@@ -8,9 +8,10 @@ of each holds the same text; they are compared in bits per byte, since a token o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -18,9 +19,17 @@ from unmask.data.packing import Rows
 from unmask.data.tokenizers import Tokenizer
 from unmask.errors import UsageError
 from unmask.evaluation.bound import Bound
-from unmask.evaluation.evaluate import chosen_rows
-from unmask.evaluation.paired import Interval, gap
+from unmask.evaluation.evaluate import chosen_rows, with_protocol
+from unmask.evaluation.measurement import Measurement
+from unmask.evaluation.paired import GAP_SIGN, Interval, gap, seen
+from unmask.metrics.perplexity import Perplexity, until_narrow
 from unmask.objectives.base import Kind
+from unmask.objectives.draws import Draws
+
+if TYPE_CHECKING:
+    from unmask.distributed.world import World
+    from unmask.evaluation.evaluate import Progress
+    from unmask.model import Model
 
 Unit = Literal["nats per token", "bits per byte"]
 
@@ -45,13 +54,19 @@ class Difference:
     @property
     def visible(self) -> bool:
         """Whether it can be told from 0 on texts like these; of other training seeds nothing is known."""
-        return self.interval.half is not None and abs(self.value) > self.interval.half
+        return seen(self.interval.ci95) == "visible"
+
+    @property
+    def sign(self) -> str:
+        """How it stands to the difference of what is measured: see `GAP_SIGN`."""
+        return GAP_SIGN.get(self.kinds, "≈")
 
     def summary(self) -> dict[str, Any]:
         """Plain data for JSON, which has neither NaN nor infinity."""
         given = (self.value - self.draws_half, self.value + self.draws_half)
         return {
             "unit": self.unit,
+            "sign": self.sign,
             "value": _finite(self.value),
             "ci95": _finite(self.interval.ci95),
             "ci95_given_texts": _finite(given),
@@ -68,16 +83,10 @@ def difference(ours: Bound, theirs: Bound, unit: Unit, count_B: torch.Tensor | N
     >>> difference(one, two, "nats per token").summary()["ci95_given_texts"]
     [1.0, 1.0]
     """
-    kinds = (ours.kind, theirs.kind)
-    if kinds.count("pseudo") == 1:
-        raise UsageError("a pseudo-likelihood is no bound: it can be compared with another pseudo-likelihood alone")
-    if count_B is None:
-        count_B = ours.tokens_B
-    scale = 1 / math.log(2) if unit == "bits per byte" else 1.0
-    draws_BS = (ours.draws_BS.double() - theirs.draws_BS.double()) * scale
-    apart = Bound(draws_BS=draws_BS, tokens_B=count_B, kind="exact" if set(kinds) == {"exact"} else "upper bound")
-    interval = gap({0: ours.nats_B.double() * scale}, {0: theirs.nats_B.double() * scale}, count_B)
-    return Difference(unit, interval, apart.draws_half, kinds)
+    pair = Pair(ours, theirs, unit, count_B)
+    scale = _scale(unit)
+    nats = {0: ours.nats_B.double() * scale}, {0: theirs.nats_B.double() * scale}
+    return Difference(unit, gap(*nats, pair.counts_B), pair.draws_half, pair.kinds)
 
 
 def unit_of(
@@ -114,6 +123,131 @@ def unit_of(
     if same:
         return "nats per token", None
     return "bits per byte", torch.from_numpy(rows.bytes_of(indices))
+
+
+@dataclass(frozen=True)
+class Other:
+    """The model that another one is measured against, with rows of the same texts; see `unit_of`."""
+
+    model: Model
+    rows: Rows
+    unit: Unit
+    count_B: torch.Tensor | None
+
+    @classmethod
+    def of(cls, model: Model, rows: Rows, own: tuple[Rows, Tokenizer], max_rows: int | None = None) -> Other:
+        """own: the rows that the first model is measured on, and how it spells them. Rows of other texts are refused.
+
+        >>> Other.of(model, rows, (rows, model.tokenizer)).unit  # doctest: +SKIP
+        'nats per token'
+        """
+        unit, count_B = unit_of(own, (rows, model.tokenizer), max_rows)
+        return cls(model, rows.classed(model.labels) if model.denoiser.num_classes else rows, unit, count_B)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two bounds of the same texts and draws, whose difference more draws make narrower. count_B: as in `difference`.
+
+    once: which of the two reads its texts once, with nothing drawn.
+    """
+
+    ours: Bound
+    theirs: Bound
+    unit: Unit = "nats per token"
+    count_B: torch.Tensor | None = None
+    once: tuple[bool, bool] = (False, False)
+
+    @property
+    def difference(self) -> Difference:
+        return difference(self.ours, self.theirs, self.unit, self.count_B)
+
+    @property
+    def kinds(self) -> tuple[Kind, Kind]:
+        kinds = (self.ours.kind, self.theirs.kind)
+        if kinds.count("pseudo") == 1:
+            raise UsageError("a pseudo-likelihood is no bound: it can be compared with another pseudo-likelihood alone")
+        return kinds
+
+    @property
+    def counts_B(self) -> torch.Tensor:
+        return self.ours.tokens_B if self.count_B is None else self.count_B
+
+    @property
+    def draws_half(self) -> float:
+        """How far the 95% interval of the difference given the texts reaches to each side."""
+        draws_BS = (self.ours.draws_BS.double() - self.theirs.draws_BS.double()) * _scale(self.unit)
+        kind: Kind = "exact" if set(self.kinds) == {"exact"} else "upper bound"
+        return Bound(draws_BS=draws_BS, tokens_B=self.counts_B, kind=kind).draws_half
+
+    def with_more(self, pair: Pair) -> Pair:
+        ours, theirs = self.ours.with_more(pair.ours), self.theirs.with_more(pair.theirs)
+        return self._of(ours, theirs)
+
+    def with_larger(self, pair: Pair) -> Pair:
+        ours, theirs = self.ours.with_larger(pair.ours), self.theirs.with_larger(pair.theirs)
+        return self._of(ours, theirs)
+
+    def _of(self, ours: Bound, theirs: Bound) -> Pair:
+        return replace(self, ours=self.ours if self.once[0] else ours, theirs=self.theirs if self.once[1] else theirs)
+
+
+def evaluate_against(
+    model: Model,
+    rows: Rows,
+    other: Other,
+    metric: Perplexity,
+    *,
+    seed: int = 0,
+    about: Mapping[str, Any] | None = None,
+    world: World | None = None,
+    progress: Progress | None = None,
+) -> tuple[Measurement, Measurement, Difference]:
+    """Both models' perplexities on the same rows and draws, and their difference.
+
+    `precision` of the metric is of the difference, in its unit: what the two have in common cancels, so it takes fewer
+    draws than two bounds that are each as narrow.
+
+    >>> ours, theirs, apart = evaluate_against(model, rows, Other.of(other, rows, (rows, model.tokenizer)),
+    ...     Perplexity(precision=0.01))  # doctest: +SKIP
+    >>> apart.visible  # doctest: +SKIP
+    True
+    """
+    how: dict[str, Any] = {"seed": seed, "world": world, "progress": progress}
+    rows = rows.classed(model.labels) if model.denoiser.num_classes else rows
+    ours, theirs = metric.reading(model, rows, **how), metric.reading(other.model, other.rows, **how)
+    once = ours.once, theirs.once
+    read: dict[int, Bound] = {}  # of a model of which nothing is drawn, the one time that it reads
+
+    def bound(number: int, draws: Draws) -> Bound:
+        reading = (ours, theirs)[number]
+        if not reading.once:
+            return reading.bound(draws)
+        if number not in read:
+            read[number] = reading.bound(draws)
+        return read[number]
+
+    def measure(draws: Draws) -> Pair:
+        return Pair(bound(0, draws), bound(1, draws), other.unit, other.count_B, once)
+
+    if metric.precision is None or all(once):
+        draws = Draws.of(metric.num_samples, ours.rows)
+        pair = measure(draws)
+    else:
+        pair, draws = until_narrow(measure, ours.rows, metric.precision, at_least=metric.num_samples)
+    apart, of = pair.difference, "the difference"
+    first = metric.measured(ours, pair.ours, draws, apart.draws_half, of)
+    second = metric.measured(theirs, pair.theirs, draws, apart.draws_half, of)
+    kept: dict[str, Any] = {"seed": seed, "about": about or {}}
+    return (
+        with_protocol(first, metric, model, rows, **kept),
+        with_protocol(second, metric, other.model, other.rows, **kept),
+        apart,
+    )
+
+
+def _scale(unit: Unit) -> float:
+    return 1 / math.log(2) if unit == "bits per byte" else 1.0
 
 
 def _finite(value: Any) -> Any:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from unmask.data.packing import Anchor, Rows, pack_texts
 from unmask.errors import DataError, NonFiniteError, UsageError
+from unmask.evaluation.against import Difference, Other, evaluate_against
 from unmask.evaluation.evaluate import evaluate
-from unmask.evaluation.suites.base import Entry, Identity, Measured, Numbers, Suite
+from unmask.evaluation.suites.base import Entry, Identity, Measured, Numbers, Suite, Two
+from unmask.evaluation.suites.differences import difference_of
 from unmask.evaluation.suites.texts import Source, TextSet
 
 if TYPE_CHECKING:
@@ -53,22 +55,59 @@ class LikelihoodSuite(Suite):
         return {"packing": packing, "anchor": model.anchor_of(packing)}
 
     def measure(self, model: Model, one: Entry, found: Any, run: SuiteRun, identity: Identity) -> Measured:
+        (read,) = _read([model], found, run, [identity])
+        with run.bar(one.title) as progress:
+            how: dict[str, Any] = {"seed": run.seed, "world": run.world, "progress": progress}
+            about = read.about(found, identity["data"])
+            measured = evaluate(model, read.rows, metric=run.metric, about=about, **how)
+        return Measured(numbers=_numbers(cast(TextSet, one), measured, read))
+
+    def alike(self, models: Two[Model], run: SuiteRun) -> Two[SuiteRun]:
+        if run.packing != "pad" and len({model.tokenizer.fingerprint() for model in models}) > 1:
+            raise UsageError(
+                "these models spell texts in different tokens, so rows of packed texts hold other parts of them: "
+                "compare them with --packing pad"
+            )
+        run = replace(run, length=run.length or min(model.length for model in models))
+        return run, run
+
+    def measure_both(
+        self, models: Two[Model], one: Entry, found: Any, runs: Two[SuiteRun], identities: Two[Identity]
+    ) -> Measured:
+        (model, other), run = models, runs[0]
+        ours, theirs = _read(models, found, run, identities)
+        try:
+            against = Other.of(other, theirs.rows, (ours.rows, model.tokenizer), run.metric.max_rows)
+        except UsageError as e:  # of this set alone
+            raise DataError(str(e)) from None
+        with run.bar(one.title) as progress:
+            how: dict[str, Any] = {"seed": run.seed, "world": run.world, "progress": progress}
+            about = ours.about(found, identities[0]["data"])
+            first, second, apart = evaluate_against(model, ours.rows, against, run.metric, about=about, **how)
+        texts = cast(TextSet, one)
+        numbers = _numbers(texts, second, theirs, "the other model") | {"identity": identities[1]}
+        if len(set(apart.kinds)) > 1:
+            numbers["notes"] = [f"Differences are of an {apart.kinds[0]} and an {apart.kinds[1]} value"]
+        both = {"against": numbers, "differences": [_difference(apart, first, second)]}
+        return Measured(numbers=_numbers(texts, first, ours) | both)
+
+
+def _difference(apart: Difference, first: Measurement, second: Measurement) -> Numbers:
+    bounds = (first.bound, second.bound)
+    key = "nats_per_token" if apart.unit == "nats per token" else "bits_per_byte"
+    ours, theirs = (getattr(bound, key) for bound in bounds)
+    return difference_of(apart.unit, apart.unit, ours, theirs, apart.interval.ci95) | apart.summary()
+
+
+def _read(models: Sequence[Model], found: Source, run: SuiteRun, identities: Sequence[Identity]) -> list[_Read]:
+    """The set's rows as each model spells and frames them."""
+    read: list[_Read] = []
+    for model, identity in zip(models, identities, strict=True):
         anchor: Anchor = identity["anchor"]
         how: dict[str, Any] = {"policy": identity["packing"], "length": identity["length"], "anchor": anchor}
-        read: list[_Read] = []
-        run.world.agree(lambda: read.append(_pack(model, found, how)))
-        run.world.arm()
-        with run.bar(one.title) as progress:
-            measured = evaluate(
-                model,
-                read[0].rows,
-                metric=run.metric,
-                seed=run.seed,
-                about=read[0].about(found, identity["data"]),
-                world=run.world,
-                progress=progress,
-            )
-        return Measured(numbers=_numbers(cast(TextSet, one), measured, read[0]))
+        run.world.agree(lambda: read.append(_pack(model, found, how)))  # noqa: B023 - called at once
+    run.world.arm()
+    return read
 
 
 @dataclass
@@ -118,12 +157,12 @@ def _pack(model: Model, source: Source, how: dict[str, Any]) -> _Read:
     return _Read(rows, *counts)
 
 
-def _numbers(one: TextSet, measured: Measurement, read: _Read) -> Numbers:
+def _numbers(one: TextSet, measured: Measurement, read: _Read, whose: str = "the model") -> Numbers:
     """All that is kept of a set; plain data."""
     bound, report = measured.bound, read.rows.report
     if bound is None or not math.isfinite(bound.nats):
         value = "no likelihood" if bound is None else f"{bound.nats} nats"
-        raise NonFiniteError(f"the model gives {value} on {one.title}, which is no finite number: see its weights")
+        raise NonFiniteError(f"{whose} gives {value} on {one.title}, which is no finite number: see its weights")
     return {
         "kind": measured.kind,
         "sign": measured.sign,
