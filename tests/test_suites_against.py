@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_other_tokens_are_compared_in_bits_per_byte_or_not_at_all(
     assert apart["value"] == pytest.approx(
         numbers(found["ptb"])["bits_per_byte"] - numbers(found["ptb"])["against"]["bits_per_byte"]
     )
-    assert "does not hold the same text" in found["lambada"].failure  # longer than a window: it goes on in other places
+    assert "cut them in other places" in found["lambada"].failure
 
 
 def test_a_broken_other_model_costs_its_sets_alone(model: Model, data: Path) -> None:
@@ -141,7 +142,7 @@ def test_what_is_written_is_paired_text_by_text(pairs: Path, tmp_path: Path, cap
     assert run([*words, "--against", str(exact)]) == 0
     shown = capsys.readouterr()
     assert "the sampler ancestral is not for the other model" in shown.err
-    assert "Flickr 2016, BLEU" in shown.out
+    assert re.search(r"\nFlickr 2016\n  BLEU +[+-]", shown.out)
     kept = json.loads((out / "flickr2016.json").read_text())
     records = [json.loads(line) for line in (out / "flickr2016.jsonl").read_text().splitlines()]
     assert [one["prompt"] for one in records] == GERMAN

@@ -189,6 +189,8 @@ def _show_against(suite: Suite, args: argparse.Namespace, outcomes: list[Outcome
     for one in others:
         print("\n".join(suite.layout.lines(one)))
     ours, theirs = short_names(args)
+    if ours == theirs:
+        ours, theirs = f"{ours} by {args.sampler or 'itself'}", f"by {args.against_sampler or 'the same'}"
     print(f"\n{ours} − {theirs}, on the same texts")
     print("\n".join(differences.terminal_lines(outcomes)))
     for note in differences.notes_of(outcomes):

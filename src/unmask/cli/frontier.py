@@ -87,22 +87,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace, lines: list[dict[str, object]]) -> None:
     from unmask.evaluation.judging.frontier_chart import draw
-    from unmask.evaluation.judging.frontier_report import as_csv, table, timing
+    from unmask.evaluation.judging.frontier_report import as_csv, lengths, table, timing
     from unmask.evaluation.judging.quoted import CAVEAT, quoted_lines
     from unmask.storage.atomic import atomic_text
 
     folder = Path(args.out)
     beside = [] if args.quote is None else quoted_lines(args.quote)
-    notes = [note for note in (timing(lines), CAVEAT if beside else "") if note]
-    shown = "\n\n".join([table([*lines, *beside]), *notes])
-    atomic_text(folder / "frontier.md", shown + "\n")
+    notes = [note for note in (timing(lines), lengths(lines), CAVEAT if beside else "") if note]
+    atomic_text(folder / "frontier.md", "\n\n".join([table([*lines, *beside]), *notes]) + "\n")
     atomic_text(folder / "frontier.csv", as_csv(lines))
     atomic_text(folder / "frontier.svg", draw(lines))
     if args.json:
         print(json.dumps({"out": args.out, "real": lines[0], "points": lines[1:]}))
     else:
-        print(shown)
-        print(f"\n{folder / 'frontier.svg'}")
+        _judging.print_table([*lines, *beside], notes)
+        print(f"\n{folder}/frontier.svg, .md, .csv")
 
 
 def _dtypes(args: argparse.Namespace, over: dict[str, list[str]]) -> list[str]:

@@ -61,9 +61,14 @@ def terminal_lines(outcomes: Sequence[Outcome], width: int = 79) -> list[str]:
     >>> terminal_lines([])
     []
     """
-    lines = []
+    lines: list[list[str]] = []
     for title, of, name, _, _, *rest in rows_of(outcomes):
-        lines.append([", ".join([title, *([] if of == "all" else [of]), name]), *rest])
+        what = name if of == "all" else f"{of}, {name}"
+        if name in _DIGITS:  # one number a set
+            lines.append([f"{title}, {what}", *rest])
+        else:
+            lines += [[title, "", "", ""]] * (not any(row[0] == title for row in lines))
+            lines.append([f"  {what}", *rest])
     if not lines:
         return []
     cells = [["", "difference", "95% interval", ""], *lines]

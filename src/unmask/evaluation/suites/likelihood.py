@@ -79,7 +79,12 @@ class LikelihoodSuite(Suite):
         try:
             against = Other.of(other, theirs.rows, (ours.rows, model.tokenizer), run.metric.max_rows)
         except UsageError as e:  # of this set alone
-            raise DataError(str(e)) from None
+            if model.tokenizer.fingerprint() == other.tokenizer.fingerprint():
+                raise DataError(str(e)) from None
+            raise DataError(
+                f"texts of {one.title} are longer than a window, and the models' tokens cut them in other places, so "
+                "they cannot be paired: compare on shorter texts, or on models of one tokenizer"
+            ) from None
         with run.bar(one.title) as progress:
             how: dict[str, Any] = {"seed": run.seed, "world": run.world, "progress": progress}
             about = ours.about(found, identities[0]["data"])
