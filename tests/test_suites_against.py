@@ -133,7 +133,13 @@ def test_results_of_two_models_are_taken_again(
     assert "has changed: against" in capsys.readouterr().err
 
 
-def test_what_is_written_is_paired_text_by_text(pairs: Path, tmp_path: Path, capsys: Capture) -> None:  # noqa: F811
+def test_what_is_written_is_paired_text_by_text(
+    pairs: Path,  # noqa: F811
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("unmask.evaluation.suites.written.FEWEST", 5)
     mine, exact, out = tmp_path / "mine", tmp_path / "exact", tmp_path / "out"
     small_model().save(mine)
     small_model(ar=True).save(exact)
@@ -179,6 +185,7 @@ def test_two_samplers_of_one_model(pairs: Path, tmp_path: Path, capsys: Capture)
         assert run([*words, "--sampler", sampler, "--json"]) == 0
         alone.append(json.loads(capsys.readouterr().out)["sets"]["flickr2016"]["scores"])
     assert [both["scores"], both["against"]["scores"]] == alone
+    assert all(one["ci95"] is None and not one["visible"] for one in both["differences"])  # of five texts
     assert run([*words, "--against-sampler", samplers[0]]) == 2
     assert "give both" in capsys.readouterr().err
 
