@@ -88,6 +88,18 @@ def test_draws_go_on_until_the_difference_is_narrow(trained: Trained, model: Mod
     assert unmask.evaluate(exact, rows).value == theirs.value
 
 
+def test_an_estimator_is_of_the_model_that_has_it(
+    trained: Trained, trained_ar: Trained, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, other = str(trained.folder), str(trained_ar.folder)
+    how = ["--data", str(texts), "--packing", "pad", "--estimator", "T=4"]
+    both = told(capsys, mine, "--against", other, *how)
+    assert both["ppl"] == told(capsys, mine, *how)["ppl"]
+    assert both["against"]["ppl"] == told(capsys, other, *how[:-2])["ppl"]
+    assert run(["eval", other, "--against", other, *how, "--device", "cpu"]) == 2
+    assert "none of AR" in capsys.readouterr().err
+
+
 def test_a_model_is_as_good_as_itself(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
     name = str(trained.folder)
     apart = told(capsys, name, "--against", name, "--max-rows", "4")["difference"]

@@ -260,7 +260,7 @@ def test_a_table_for_a_terminal_is_narrow() -> None:
     assert shown[1].split() == ["real", "1,234", "1,000–123,456", "0.123*", "0.123", "0.123", "0.123*"]
     assert "not finite" in shown[4]
     assert lengths(lines) == ""
-    assert "1 of the others 40" in lengths([*lines, line("short", 40.0)])
+    assert "1 of 3 other sets 40" in lengths([*lines, line("short", 40.0)])
 
 
 def test_what_a_judge_cannot_read_is_told_on_the_command_line(

@@ -227,6 +227,7 @@ def test_differences_of_a_suite(copied: Path, tmp_path: Path) -> None:
         assert ("− the model of sha256 ffffffffffff" in page) == there
         assert ("| 4.0000 | 3.5000 | ≤ +0.5000 | +0.2500 – +0.7500 | visible |" in page) == there
         assert ("ptb.json is damaged" in page) != there
+        assert ("--against OTHER" in page) == there
 
 
 def test_results_of_a_suite_of_written_texts(copied: Path, tmp_path: Path) -> None:

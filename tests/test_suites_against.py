@@ -59,6 +59,17 @@ def test_likelihoods_of_a_suite_are_paired(model: Model, data: Path) -> None:
     assert (itself["value"], itself["visible"]) == (0.0, False)
 
 
+def test_an_estimator_is_of_the_model_that_has_it(model: Model, ar_model: Model, data: Path) -> None:  # noqa: F811
+    asked = Perplexity(num_samples=2, estimator="T=4")
+    alone = numbers(measure(model, data, ["ptb"], metric=asked)["ptb"])
+    there = numbers(measure(model, data, ["ptb"], metric=asked, against=ar_model)["ptb"])
+    back = numbers(measure(ar_model, data, ["ptb"], metric=asked, against=model)["ptb"])
+    assert alone["nats"] == there["nats"] == back["against"]["nats"]
+    assert there["against"]["nats"] == back["nats"]
+    assert there["differences"][0]["value"] == pytest.approx(-back["differences"][0]["value"])
+    assert (there["differences"][0]["sign"], back["differences"][0]["sign"]) == ("≤", "≥")
+
+
 def test_the_precision_of_a_suite_against_is_of_the_difference(model: Model, data: Path) -> None:
     both = measure(model, data, ["ptb"], against=moved(model, 1.03), metric=Perplexity(precision=0.05))
     got = numbers(both["ptb"])

@@ -192,6 +192,14 @@ class Pair:
         return replace(self, ours=self.ours if self.once[0] else ours, theirs=self.theirs if self.once[1] else theirs)
 
 
+def metrics_of(models: tuple[Model, Model], metric: Perplexity) -> tuple[Perplexity, Perplexity]:
+    """The metric of each: an estimator is of the one that has a bound, where the other has an exact value."""
+    exact = [model.objective.kind == "exact" for model in models]
+    own = (replace(metric, estimator=None) if known and not all(exact) else metric for known in exact)
+    first, second = own
+    return first, second
+
+
 def evaluate_against(
     model: Model,
     rows: Rows,
@@ -215,7 +223,8 @@ def evaluate_against(
     """
     how: dict[str, Any] = {"seed": seed, "world": world, "progress": progress}
     rows = rows.classed(model.labels) if model.denoiser.num_classes else rows
-    ours, theirs = metric.reading(model, rows, **how), metric.reading(other.model, other.rows, **how)
+    mine, others = metrics_of((model, other.model), metric)
+    ours, theirs = mine.reading(model, rows, **how), others.reading(other.model, other.rows, **how)
     once = ours.once, theirs.once
     read: dict[int, Bound] = {}  # of a model of which nothing is drawn, the one time that it reads
 
@@ -240,8 +249,8 @@ def evaluate_against(
     second = metric.measured(theirs, pair.theirs, draws, apart.draws_half, of)
     kept: dict[str, Any] = {"seed": seed, "about": about or {}}
     return (
-        with_protocol(first, metric, model, rows, **kept),
-        with_protocol(second, metric, other.model, other.rows, **kept),
+        with_protocol(first, mine, model, rows, **kept),
+        with_protocol(second, others, other.model, other.rows, **kept),
         apart,
     )
 

@@ -230,7 +230,8 @@ def _commands(runs: Sequence[Run], words: Sequence[str]) -> list[Block]:
             rows = run.recipe.get("valid_rows")
             most = ["--max-rows", str(rows)] if isinstance(rows, int) else []
             lines.append(["unmask", "eval", run.given, "--num-samples", "1", *most])
-        lines += [_suite_command(run, results) for results in run.results]
+        names = {one.fingerprint: one.given for one in runs}
+        lines += [_suite_command(run, results, names) for results in run.results]
         lines += [] if run.samples is None else [run.samples.command]
         blocks.append(
             Code("\n".join(map(shlex.join, lines)), f"{run.name}: training, its best validation, what follows")
@@ -242,7 +243,8 @@ def _commands(runs: Sequence[Run], words: Sequence[str]) -> list[Block]:
     return blocks
 
 
-def _suite_command(run: Run, results: Results) -> list[str]:
+def _suite_command(run: Run, results: Results, names: Mapping[str, str]) -> list[str]:
+    """names: of the models, by the hash of their weights."""
     words = ["unmask", "eval", run.given, "--suite", results.suite.name, "--sets", *results.numbers]
     identity = next(iter(results.numbers.values())).get("identity")
     kept = identity if isinstance(identity, dict) else {}
@@ -250,6 +252,10 @@ def _suite_command(run: Run, results: Results) -> list[str]:
     for key in ("length", "estimator", "num_samples", "precision", "max_rows", *flags, "guidance", "lengths", "seed"):
         if kept.get(key) is not None:
             words += [f"--{flags.get(key, key).replace('_', '-')}", str(kept[key])]
+    other = kept.get("against")
+    if isinstance(other, dict):
+        words += ["--against", names.get(str(other.get("model")), "OTHER")]
+        words += ["--against-sampler", str(other["asked"])] if other.get("asked") is not None else []
     return [*words, "--out", str(results.folder)]
 
 

@@ -85,8 +85,8 @@ def lengths(lines: Iterable[Line]) -> str:
     reach = least if least == most else f"{least} to {most}"
     return (
         "Texts of other lengths cannot be compared by entropy, n-grams and self-BLEU, and stars mean little: real "
-        f"texts have {long:,.0f} tokens in the mean, {len(far)} of the others {reach}. Leave out --length, or give "
-        "real texts that are as long."
+        f"texts have {long:,.0f} tokens in the mean, {len(far)} of {len(others)} other sets {reach}. Leave out "
+        "--length, or give real texts that are as long."
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from unmask.data.packing import Anchor, Rows, pack_texts
 from unmask.errors import DataError, NonFiniteError, UsageError
-from unmask.evaluation.against import Difference, Other, evaluate_against
+from unmask.evaluation.against import Difference, Other, evaluate_against, metrics_of
 from unmask.evaluation.evaluate import evaluate
 from unmask.evaluation.suites.base import Entry, Identity, Measured, Numbers, Suite, Two
 from unmask.evaluation.suites.differences import difference_of
@@ -69,7 +69,8 @@ class LikelihoodSuite(Suite):
                 "compare them with --packing pad"
             )
         run = replace(run, length=run.length or min(model.length for model in models))
-        return run, run
+        ours, theirs = metrics_of(models, run.metric)
+        return replace(run, metric=ours), replace(run, metric=theirs)
 
     def measure_both(
         self, models: Two[Model], one: Entry, found: Any, runs: Two[SuiteRun], identities: Two[Identity]
@@ -88,7 +89,8 @@ class LikelihoodSuite(Suite):
         with run.bar(one.title) as progress:
             how: dict[str, Any] = {"seed": run.seed, "world": run.world, "progress": progress}
             about = ours.about(found, identities[0]["data"])
-            first, second, apart = evaluate_against(model, ours.rows, against, run.metric, about=about, **how)
+            metric = run.metric if run.metric.estimator is not None else runs[1].metric  # of whom it is
+            first, second, apart = evaluate_against(model, ours.rows, against, metric, about=about, **how)
         texts = cast(TextSet, one)
         numbers = _numbers(texts, second, theirs, "the other model") | {"identity": identities[1]}
         if len(set(apart.kinds)) > 1:
