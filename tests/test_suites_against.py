@@ -59,7 +59,7 @@ def test_likelihoods_of_a_suite_are_paired(model: Model, data: Path) -> None:
     assert (itself["value"], itself["visible"]) == (0.0, False)
 
 
-def test_an_estimator_is_of_the_model_that_has_it(model: Model, ar_model: Model, data: Path) -> None:  # noqa: F811
+def test_an_estimator_is_of_the_model_that_has_it(model: Model, ar_model: Model, data: Path) -> None:
     asked = Perplexity(num_samples=2, estimator="T=4")
     alone = numbers(measure(model, data, ["ptb"], metric=asked)["ptb"])
     there = numbers(measure(model, data, ["ptb"], metric=asked, against=ar_model)["ptb"])
