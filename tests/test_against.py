@@ -16,7 +16,7 @@ from unmask.cli import run
 from unmask.data.packing import pack_texts
 from unmask.data.tokenizers import load_tokenizer
 from unmask.errors import UsageError
-from unmask.evaluation.against import Other, difference, evaluate_against, unit_of
+from unmask.evaluation.against import Other, difference, evaluate_against, shared_by
 from unmask.evaluation.bound import Bound
 from unmask.metrics.perplexity import Perplexity
 from unmask.model import Model
@@ -120,7 +120,7 @@ def test_other_tokens_are_compared_in_bits_per_byte_of_whole_texts(
     assert apart["unit"] == "bits per byte"
     assert apart["value"] == pytest.approx(found["bits_per_byte"] - found["against"]["bits_per_byte"])
     for words, sentence in (
-        (["--data", str(texts), "--packing", "wrap", "--length", "8"], "does not hold the same text"),
+        (["--data", str(texts), "--packing", "wrap", "--length", "8"], "text 1 is not the same for both models"),
         ([], "give both the same --data"),
     ):
         assert run(["eval", mine, "--against", theirs, *words, "--device", "cpu"]) == 2
@@ -130,10 +130,10 @@ def test_other_tokens_are_compared_in_bits_per_byte_of_whole_texts(
 def test_rows_that_differ_are_refused(model: Model) -> None:
     one, two = (pack_texts(texts, model.tokenizer, "pad", 32) for texts in (TEXTS, TEXTS[:3]))
     three = pack_texts(TEXTS[::-1], model.tokenizer, "pad", 32)
-    assert unit_of((one, model.tokenizer), (one, model.tokenizer)) == ("nats per token", None)
+    assert shared_by((one, model.tokenizer), (one, model.tokenizer)).unit == "nats per token"
     for other, row in ((two, 4), (three, 1)):
-        with pytest.raises(UsageError, match=f"row {row} does not hold"):
-            unit_of((one, model.tokenizer), (other, model.tokenizer))
+        with pytest.raises(UsageError, match=f"row {row} is not the same"):
+            shared_by((one, model.tokenizer), (other, model.tokenizer))
 
 
 def test_numbers_that_are_not_finite_have_no_interval() -> None:

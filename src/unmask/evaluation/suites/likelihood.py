@@ -48,6 +48,7 @@ class LikelihoodSuite(Suite):
             "num_samples": metric.num_samples,
             "precision": metric.precision,
             "max_rows": metric.max_rows,
+            **({} if run.max_texts is None else {"max_texts": run.max_texts}),
         }
 
     def of_set(self, model: Model, one: Entry, run: SuiteRun) -> Identity:
@@ -70,7 +71,12 @@ class LikelihoodSuite(Suite):
             )
         run = replace(run, length=run.length or min(model.length for model in models))
         ours, theirs = metrics_of(models, run.metric)
-        return replace(run, metric=ours), replace(run, metric=theirs)
+        runs = replace(run, metric=ours), replace(run, metric=theirs)
+        if len({model.tokenizer.fingerprint() for model in models}) == 1:
+            return runs
+        most = run.metric.max_rows  # rows hold other parts of a text for each, so texts are counted
+        first, second = (replace(one, metric=replace(one.metric, max_rows=None), max_texts=most) for one in runs)
+        return first, second
 
     def measure_both(
         self, models: Two[Model], one: Entry, found: Any, runs: Two[SuiteRun], identities: Two[Identity]
@@ -80,12 +86,7 @@ class LikelihoodSuite(Suite):
         try:
             against = Other.of(other, theirs.rows, (ours.rows, model.tokenizer), run.metric.max_rows)
         except UsageError as e:  # of this set alone
-            if model.tokenizer.fingerprint() == other.tokenizer.fingerprint():
-                raise DataError(str(e)) from None
-            raise DataError(
-                f"texts of {one.title} are longer than a window, and the models' tokens cut them in other places, so "
-                "they cannot be paired: compare on shorter texts, or on models of one tokenizer"
-            ) from None
+            raise DataError(str(e)) from None
         with run.bar(one.title) as progress:
             how: dict[str, Any] = {"seed": run.seed, "world": run.world, "progress": progress}
             about = ours.about(found, identities[0]["data"])
@@ -112,7 +113,7 @@ def _read(models: Sequence[Model], found: Source, run: SuiteRun, identities: Seq
     for model, identity in zip(models, identities, strict=True):
         anchor: Anchor = identity["anchor"]
         how: dict[str, Any] = {"policy": identity["packing"], "length": identity["length"], "anchor": anchor}
-        run.world.agree(lambda: read.append(_pack(model, found, how)))  # noqa: B023 - called at once
+        run.world.agree(lambda: read.append(_pack(model, found, how, run.max_texts)))  # noqa: B023 - called at once
     run.world.arm()
     return read
 
@@ -139,13 +140,16 @@ class _Read:
         }
 
 
-def _pack(model: Model, source: Source, how: dict[str, Any]) -> _Read:
-    """Every document, none cut: what is too long for a row goes on in further ones."""
+def _pack(model: Model, source: Source, how: dict[str, Any], most: int | None = None) -> _Read:
+    """Every document, or so many spread evenly; none cut: what is too long for a row goes on in further ones."""
     counts = [0, 0, 0]
 
     def documents() -> Iterator[str]:
+        chosen = None if most is None else _spread(sum(bool(text.strip()) for text in source.texts()), most)
         for text in source.texts():
             counts[0] += 1
+            if text.strip() and chosen is not None and counts[0] - counts[1] - 1 not in chosen:
+                continue
             if text.strip():
                 counts[2] += len(text.encode("utf-8", errors="surrogatepass"))
                 yield text
@@ -162,6 +166,10 @@ def _pack(model: Model, source: Source, how: dict[str, Any]) -> _Read:
         empty = f"all of its {counts[1]:,} documents are blank" if counts[0] else str(e)
         raise DataError(f"{source.name} holds no text: {empty}") from None
     return _Read(rows, *counts)
+
+
+def _spread(num: int, most: int) -> set[int]:
+    return {i * (num - 1) // max(1, most - 1) for i in range(most)} if most < num else set(range(num))
 
 
 def _numbers(one: TextSet, measured: Measurement, read: _Read, whose: str = "the model") -> Numbers:

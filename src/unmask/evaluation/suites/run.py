@@ -41,7 +41,8 @@ class SuiteRun:
 
     Of likelihoods: metric; packing, None: each set's own. Of what a model writes: writing.
     length: None: the model's window, or the smaller one of both. against: a model that is measured on the same, for the
-    differences; writing_against: how it writes, if not as the first one does.
+    differences; writing_against: how it writes, if not as the first one does. max_texts: texts of a set, spread evenly,
+    where they are counted rather than rows; None: all.
     """
 
     suite: Suite
@@ -53,6 +54,7 @@ class SuiteRun:
     length: int | None = None
     against: Model | None = None
     writing_against: Writing | None = None
+    max_texts: int | None = None
     seed: int = 0
     world: World = field(default_factory=World)
     say: Say = lambda sentence: None
