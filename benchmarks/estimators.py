@@ -1,18 +1,20 @@
 """How much each estimator of the bound varies given the texts, at equal network calls.
 
-    python benchmarks/estimators.py MODEL TEXTS [--rows 8] [--draws 64] [--precision 0.05] [--json FILE] [--plot FILE]
+    python benchmarks/estimators.py MODEL TEXTS [--rows 8] [--length 64] [--draws 96] [--precision 0.1] [--plot SVG]
 
 plain: what the papers' evaluations do, an independent uniform time for each draw, the weight -alpha'/(1-alpha). time:
 the same with times spread evenly over groups of four draws of a row. T=1000: steps. count: the number of masks instead
 of a time, each alone and in groups, as `unmask eval` takes them for a network without time. Told is the standard error
-of nats per token given the texts, and how many calls plain needs for as narrow an interval, for each. Last comes what
-`unmask eval --precision` needs for an interval of that width, beside the calls and seconds of plain for the same.
+of nats per token given the texts with its own 95% interval, and how many calls plain needs for as narrow an interval.
+Last comes what `unmask eval --precision` needs for an interval of that width, beside the calls and seconds of plain for
+the same. --plot draws the errors, light or dark as the reader's screen is; marks differ in shape, not in colour alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from dataclasses import replace
 from itertools import islice
@@ -22,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.cli._chart import Curve, draw
+from unmask.axes import short, ticks
 from unmask.corpora.sources import from_path
 from unmask.data.batch import Batch
 from unmask.data.packing import Rows, pack_texts
@@ -37,8 +39,8 @@ from unmask.objectives.draws import Draws, bound_draws
 # How many draws of a row are spread evenly over time together, and the form of the bound.
 WAYS = {
     "plain": (1, "time"),
-    "time": (4, "time"),
-    "T=1000": (4, "T=1000"),
+    "time of 4": (4, "time"),
+    "T=1000 of 4": (4, "T=1000"),
     "count alone": (1, "count"),
     "count of 2": (2, "count"),
     "count of 4": (4, "count"),
@@ -59,6 +61,94 @@ def estimates(model: Model, batch: Batch, name: str, draws: int) -> tuple[Tensor
             nats = [form.row_nats(model.denoiser, one).double().cpu() for one in drawn]
             made.append(torch.stack(nats).mean(dim=0))
     return torch.stack(made, dim=1), time.perf_counter() - began
+
+
+def error_of(draws_BS: Tensor, tokens: int) -> dict[str, Any]:
+    """The standard error of nats per token given the texts, and how far it is known: a 95% interval.
+
+    The sum of the rows' variances is taken for chi-square, with the degrees of freedom of Satterthwaite.
+
+    >>> error_of(torch.tensor([[0.0, 2.0], [1.0, 1.0]]), tokens=2)["error"]
+    0.5
+    """
+    rows, columns = draws_BS.shape
+    variance_B = draws_BS.double().var(dim=1)
+    error = math.sqrt(float(variance_B.sum()) / columns) / tokens
+    freedom = float(variance_B.sum()) ** 2 / (float(variance_B.square().sum()) / (columns - 1))
+    ends = [error / math.sqrt(chi_square(freedom, z) / freedom) for z in (1.96, -1.96)]
+    return {"error": error, "error_ci95": ends, "groups": rows * columns}
+
+
+def chi_square(freedom: float, z: float) -> float:
+    """The quantile of chi-square at that of the normal law, by Wilson and Hilferty; within 2% from 8 degrees on.
+
+    >>> round(chi_square(10, 1.96), 1)  # 20.5
+    20.5
+    """
+    return freedom * (1 - 2 / (9 * freedom) + z * math.sqrt(2 / (9 * freedom))) ** 3
+
+
+LEFT, RIGHT, TOP, WIDTH, ROW = 150, 190, 62, 420, 30
+SHAPES = {"time": "circle", "T=1000": "square", "count": "diamond"}
+STYLE = """
+  text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328; }
+  .page { fill: #ffffff; } .note { fill: #57606a; } .grid { stroke: #d8dee4; }
+  .bar { stroke: #1f2328; stroke-width: 1.4; } .mark { fill: #1f2328; stroke: #1f2328; }
+  .alone { fill: #ffffff; stroke-width: 1.6; }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #e6edf3; } .page { fill: #0d1117; } .note { fill: #9198a1; } .grid { stroke: #21262d; }
+    .bar { stroke: #e6edf3; } .mark { fill: #e6edf3; stroke: #e6edf3; } .alone { fill: #0d1117; }
+  }
+"""
+
+
+def draw(found: dict[str, dict[str, Any]], title: str) -> str:
+    """A line for each estimator: its error with the interval, and what a call is worth in calls of the plain one.
+
+    >>> one = {"error": 0.05, "error_ci95": [0.04, 0.06], "calls_of_plain": 1.0}
+    >>> draw({"plain": one}, "of nothing")[:4]
+    '<svg'
+    """
+    high = 1.05 * max(one["error_ci95"][1] for one in found.values())
+    bottom = TOP + ROW * len(found)
+
+    def x_of(error: float) -> float:
+        return LEFT + WIDTH * error / high
+
+    body = [f'<text x="16" y="24">{title}</text>']
+    body.append(f'<text class="note" x="{LEFT + WIDTH + 16}" y="{TOP - 14}">a call in calls of plain</text>')
+    for tick in ticks(0, high):
+        x = x_of(tick)
+        body.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{bottom}"/>')
+        body.append(f'<text class="note" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{short(tick)}</text>')
+    for number, (name, one) in enumerate(found.items()):
+        y = TOP + ROW * (number + 0.5)
+        low, top = (x_of(end) for end in one["error_ci95"])
+        body.append(f'<text x="{LEFT - 14}" y="{y + 4.5:.1f}" text-anchor="end">{name}</text>')
+        for x1, x2, y1, y2 in ((low, top, y, y), (low, low, y - 4, y + 4), (top, top, y - 4, y + 4)):
+            body.append(f'<line class="bar" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>')
+        strata, form = WAYS[name]
+        body.append(mark(SHAPES[form], x_of(one["error"]), y, alone=strata == 1))
+        body.append(f'<text x="{LEFT + WIDTH + 16}" y="{y + 4.5:.1f}">{one["calls_of_plain"]:.1f}</text>')
+    key = "○ continuous time  □ T steps  ◇ count of masks; hollow: each draw by itself, filled: in groups"
+    across = "standard error of nats per token given the texts, with its 95% interval"
+    body.append(f'<text x="{LEFT}" y="{bottom + 40}">{across}</text>')
+    body.append(f'<text class="note" x="{LEFT}" y="{bottom + 60}">{key}</text>')
+    width, height = LEFT + WIDTH + RIGHT, bottom + 76
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    page = '<rect class="page" width="100%" height="100%" rx="6"/>'
+    return "\n".join([f'{head} role="img"><title>{title}</title><style>{STYLE}</style>{page}', *body, "</svg>\n"])
+
+
+def mark(shape: str, x: float, y: float, *, alone: bool) -> str:
+    look = f'class="mark{" alone" if alone else ""}"'
+    if shape == "circle":
+        return f'<circle {look} cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
+    corners = {
+        "square": [(-4.5, -4.5), (4.5, -4.5), (4.5, 4.5), (-4.5, 4.5)],
+        "diamond": [(0, -6), (6, 0), (0, 6), (-6, 0)],
+    }
+    return f'<polygon {look} points="{" ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners[shape])}"/>'
 
 
 @torch.no_grad()
@@ -87,28 +177,30 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("texts")
     parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--length", type=int, help="tokens of a text, the first ones (default: the model's window)")
     parser.add_argument("--draws", type=int, default=64, help="network calls of a row, a multiple of 16")
     parser.add_argument("--precision", type=float, default=0.05, help="in nats per token, to each side (default 0.05)")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg")
     args = parser.parse_args()
     model = load(args.model)
     texts = [document.text for document in islice(from_path(args.texts).documents(), args.rows)]
-    rows = pack_texts(texts, model.tokenizer, "pad", model.length, model.anchor)
+    rows = pack_texts(texts, model.tokenizer, "pad", args.length or model.length, model.anchor)
     (batch,) = batches_of(model.denoiser, rows, seed=0, batch=len(rows))
     tokens = int(batch.num_tokens)
     found: dict[str, dict[str, Any]] = {}
     for name in WAYS:
         draws_BS, seconds = estimates(model, batch, name, args.draws)
-        columns = draws_BS.shape[1]
-        error = float((draws_BS.var(dim=1).sum() / columns).sqrt()) / tokens
-        found[name] = {"nats_per_token": float(draws_BS.mean(dim=1).sum()) / tokens, "error": error, "seconds": seconds}
+        value = float(draws_BS.mean(dim=1).sum()) / tokens
+        found[name] = {"nats_per_token": value, **error_of(draws_BS, tokens), "seconds": seconds}
     plain = found["plain"]["error"]
-    print(f"{len(texts)} texts, {tokens} tokens, {args.draws} calls a text")
-    print(f"{'estimator':<12} {'nats/token':>10} {'error':>8} {'calls of plain':>15} {'seconds':>8}")
+    title = f"{len(texts)} texts, {tokens:,} tokens, {args.draws} network calls a text"
+    print(title)
+    print(f"{'estimator':<12} {'nats/token':>10} {'error':>8} {'95% of it':>17} {'calls of plain':>15} {'seconds':>8}")
     for name, one in found.items():
         one["calls_of_plain"] = (plain / one["error"]) ** 2
-        numbers = f"{one['nats_per_token']:>10.4f} {one['error']:>8.4f} {one['calls_of_plain']:>15.2f}"
+        spread = "{:.4f} – {:.4f}".format(*one["error_ci95"])
+        numbers = f"{one['nats_per_token']:>10.4f} {one['error']:>8.4f} {spread:>17} {one['calls_of_plain']:>15.2f}"
         print(f"{name:<12} {numbers} {one['seconds']:>8.1f}")
     last = to_precision(model, rows, args.precision, plain * args.draws**0.5)
     last["seconds_of_plain"] = last["calls_of_plain"] * found["plain"]["seconds"] / args.draws
@@ -119,15 +211,11 @@ def main() -> None:
         f"{last['calls_of_plain'] / last['calls']:.1f} times the calls, "
         f"{last['seconds_of_plain'] / last['seconds']:.1f} times the seconds"
     )
-    found["precision"] = {"asked": args.precision, **last}
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if args.plot:
-        calls = [8, 16, 32, 64, 128, 256]
-        curves = [
-            Curve(name, [], [(n, found[name]["error"] * (args.draws / n) ** 0.5) for n in calls]) for name in WAYS
-        ]
-        args.plot.write_text(draw(curves, across="calls a text", up="standard error, nats per token"), encoding="utf-8")
+        args.plot.write_text(draw(found, f"{args.model}: {title}"), encoding="utf-8")
+    if args.json:
+        precision = {"asked": args.precision, **last}
+        args.json.write_text(json.dumps(found | {"precision": precision}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from unmask.cli import run
 from unmask.data.packing import pack_texts
 from unmask.data.tokenizers import load_tokenizer
 from unmask.errors import UsageError
-from unmask.evaluation.against import difference, unit_of
+from unmask.evaluation.against import Other, difference, evaluate_against, shared_by
 from unmask.evaluation.bound import Bound
+from unmask.metrics.perplexity import Perplexity
 from unmask.model import Model
 
 TEXTS = ["the cat sat on the mat", "a dog ran", "no rat ate the oat cake", "the sun set"]
@@ -57,8 +58,46 @@ def test_it_is_the_difference_of_what_each_gives_alone(
     assert run(["eval", mine, "--against", other, *how, "--device", "cpu"]) == 0
     said = capsys.readouterr().out
     assert f"against     {other}" in said
-    assert f"difference  {apart['value']:+.4f} nats/token" in said
+    assert f"difference  ≤ {apart['value']:+.4f} nats/token" in said
     assert "an upper bound, of" in said
+
+
+def test_draws_go_on_until_the_difference_is_narrow(trained: Trained, model: Model, trained_ar: Trained) -> None:
+    """What two bounds have in common cancels: so narrow a difference takes fewer draws than so narrow a bound."""
+    rows = pack_texts(TEXTS, model.tokenizer, "pad", 32)
+    other, exact = unmask.load(trained.folder), unmask.load(trained_ar.folder)
+    with torch.no_grad():
+        for parameter in other.denoiser.parameters():
+            parameter.mul_(1.02)
+    first = unmask.load(trained.folder)
+    own = rows, first.tokenizer
+    asked = Perplexity(precision=0.04)
+    ours, theirs, apart = evaluate_against(first, rows, Other.of(other, rows, own), asked)
+    assert apart.draws_half <= 0.04
+    for one in (ours, theirs):
+        assert (one.protocol["precision_of"], one.protocol["precision_reached"]) == ("the difference", True)
+    alone = unmask.evaluate(first, rows, metric=asked)
+    assert ours.protocol["draws_per_row"] == theirs.protocol["draws_per_row"] < alone.protocol["draws_per_row"]
+    # of a model of which nothing is drawn there is one reading, however many the other one takes
+    ours, theirs, apart = evaluate_against(first, rows, Other.of(exact, rows, own), Perplexity(precision=0.1))
+    assert theirs.bound is not None
+    assert ours.bound is not None
+    assert theirs.bound.draws_BS.shape[1] == theirs.protocol["draws_per_row"] == 1
+    assert apart.draws_half == pytest.approx(ours.bound.draws_half)
+    assert apart.draws_half <= 0.1
+    assert unmask.evaluate(exact, rows).value == theirs.value
+
+
+def test_an_estimator_is_of_the_model_that_has_it(
+    trained: Trained, trained_ar: Trained, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, other = str(trained.folder), str(trained_ar.folder)
+    how = ["--data", str(texts), "--packing", "pad", "--estimator", "T=4"]
+    both = told(capsys, mine, "--against", other, *how)
+    assert both["ppl"] == told(capsys, mine, *how)["ppl"]
+    assert both["against"]["ppl"] == told(capsys, other, *how[:-2])["ppl"]
+    assert run(["eval", other, "--against", other, *how, "--device", "cpu"]) == 2
+    assert "none of AR" in capsys.readouterr().err
 
 
 def test_a_model_is_as_good_as_itself(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +120,7 @@ def test_other_tokens_are_compared_in_bits_per_byte_of_whole_texts(
     assert apart["unit"] == "bits per byte"
     assert apart["value"] == pytest.approx(found["bits_per_byte"] - found["against"]["bits_per_byte"])
     for words, sentence in (
-        (["--data", str(texts), "--packing", "wrap", "--length", "8"], "does not hold the same text"),
+        (["--data", str(texts), "--packing", "wrap", "--length", "8"], "text 1 is not the same for both models"),
         ([], "give both the same --data"),
     ):
         assert run(["eval", mine, "--against", theirs, *words, "--device", "cpu"]) == 2
@@ -91,10 +130,10 @@ def test_other_tokens_are_compared_in_bits_per_byte_of_whole_texts(
 def test_rows_that_differ_are_refused(model: Model) -> None:
     one, two = (pack_texts(texts, model.tokenizer, "pad", 32) for texts in (TEXTS, TEXTS[:3]))
     three = pack_texts(TEXTS[::-1], model.tokenizer, "pad", 32)
-    assert unit_of((one, model.tokenizer), (one, model.tokenizer)) == ("nats per token", None)
+    assert shared_by((one, model.tokenizer), (one, model.tokenizer)).unit == "nats per token"
     for other, row in ((two, 4), (three, 1)):
-        with pytest.raises(UsageError, match=f"row {row} does not hold"):
-            unit_of((one, model.tokenizer), (other, model.tokenizer))
+        with pytest.raises(UsageError, match=f"row {row} is not the same"):
+            shared_by((one, model.tokenizer), (other, model.tokenizer))
 
 
 def test_numbers_that_are_not_finite_have_no_interval() -> None:
@@ -115,9 +154,7 @@ def test_numbers_that_are_not_finite_have_no_interval() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--precision", "0.1"], "leave out --precision"),
         (["--metric", "masked_accuracy"], "leave out --metric"),
-        (["--suite", "zero-shot"], "leave out --suite"),
         (["--length", "33", "--data", "stdlib"], "beyond the window of"),
     ],
 )

@@ -264,6 +264,31 @@ def test_frontier_on_the_command_line(
     assert len(read_points(tmp_path / "f" / "points.jsonl")) == 6
 
 
+def test_texts_are_judged_where_the_models_are_not(
+    trained: Trained, trained_ar: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "real.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in REAL), encoding="utf-8")
+    given = ["--real", str(tmp_path / "real.jsonl"), "--num", "6", "--device", "cpu"]
+    words = ["frontier", str(trained.folder), str(trained_ar.folder), *given, "--over", "steps=1,4"]
+    judge = ["--judge", str(trained_ar.folder)]
+    for folder in ("here", "there"):
+        assert run([*words, "--out", str(tmp_path / folder), "--write-only"]) == 0
+    assert run([*words, "--out", str(tmp_path / "here"), *judge]) == 0
+    assert run(["frontier", *given, "--out", str(tmp_path / "there"), *judge]) == 0
+    here, there = (read_points(tmp_path / folder / "points.jsonl") for folder in ("here", "there"))
+    for one in (*here, *there):
+        one.get("protocol", {}).pop("seconds_per_text", None)
+    assert here == there
+    capsys.readouterr()
+    for wrong, said in (
+        (["--out", str(tmp_path / "none"), *judge], "holds no texts of a frontier"),
+        (["--out", str(tmp_path / "there"), "--write-only"], "say who writes"),
+        (["--out", str(tmp_path / "there"), "--over", "steps=8", *judge], "say who writes"),
+    ):
+        assert run(["frontier", *given, *wrong]) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_table_5_in_one_command(
     trained: Trained, trained_ar: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

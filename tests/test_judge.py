@@ -18,6 +18,7 @@ from tiny import WORDS, Trained
 from unmask.cli import run
 from unmask.errors import DataError, UsageError
 from unmask.evaluation.judging import judge as judges
+from unmask.evaluation.judging.frontier_report import lengths, narrow
 from unmask.evaluation.judging.generated_text import (
     describe,
     distinct,
@@ -223,6 +224,43 @@ def test_judge_on_the_command_line(
     # A model writes its own, with options of its sampler.
     assert run(["judge", str(trained.folder), *given, "--device", "cpu", "--steps", "2", "--temperature", "0.5"]) == 0
     assert str(trained.folder) in capsys.readouterr().out
+
+
+def test_an_option_is_of_the_models_that_have_it(
+    trained: Trained, trained_ar: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "real.jsonl").write_text('{"text": "the cat sat on the mat"}\n' * 4, encoding="utf-8")
+    given = ["--judge", str(trained_ar.folder), "--real", str(tmp_path / "real.jsonl"), "--device", "cpu", "--num", "3"]
+    words = ["judge", str(trained.folder), str(trained_ar.folder), *given, "--steps", "2", "--dtype", "bf16"]
+    assert run(words) in (0, 1)
+    said = capsys.readouterr()
+    assert "its points are without steps" in said.err
+    assert f"written     {trained.folder}: sampler=Ancestral" in said.out
+    assert "dtype=bfloat16, device=cpu" in said.out
+    assert run(["judge", str(trained_ar.folder), *given, "--steps", "2"]) == 2
+    assert "no sampler of these models has the option steps" in capsys.readouterr().err
+
+
+def test_a_table_for_a_terminal_is_narrow() -> None:
+    def line(name: str, length: float, **ppl: Any) -> dict[str, Any]:
+        numbers = {
+            key: {"value": 0.12345, "ci95": None} for key in ("entropy", "distinct_4", "repeated_4", "self_bleu")
+        }
+        numbers |= {
+            "judge_ppl": {"value": 1234.5, "ci95": [1000.2, 123456.0], **ppl},
+            "mauve": {"value": None, "ci95": None},
+        }
+        numbers["length"] = {"value": length, "ci95": None}
+        return {"name": name, "numbers": numbers, "less_varied": ["entropy", "self_bleu"]}
+
+    lines = [line("real", 100.0), line("mdlm-steps=16-sampler=ancestral-1e6766d1", 120.0), line("a", 90.0, value=None)]
+    shown = narrow(lines).splitlines()
+    assert max(map(len, shown)) < 80
+    assert shown[2] == "mdlm-steps=16-sampler=ancestral-1e6766d1"
+    assert shown[1].split() == ["real", "1,234", "1,000–123,456", "0.123*", "0.123", "0.123", "0.123*"]
+    assert "not finite" in shown[4]
+    assert lengths(lines) == ""
+    assert "1 of 3 other sets 40" in lengths([*lines, line("short", 40.0)])
 
 
 def test_what_a_judge_cannot_read_is_told_on_the_command_line(

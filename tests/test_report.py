@@ -15,6 +15,7 @@ import pytest
 
 from unmask.cli import run
 from unmask.evaluation.suites import find_suite
+from unmask.evaluation.suites.differences import difference_of
 from unmask.evaluation.suites.results import model_fingerprint
 from unmask.model import load
 from unmask.reporting.as_html import as_html
@@ -210,6 +211,23 @@ def test_results_of_a_suite(copied: Path, tmp_path: Path) -> None:
     assert "LAMBADA was not measured: lambada.json is damaged" in page
     assert f"--suite zero-shot --sets ptb --length 32 --estimator count --num-samples 4 --seed 0 --out {given}" in page
     assert f"{find_suite('zero-shot').sets['ptb'].quoted['MDLM']:.2f}" in page
+
+
+def test_differences_of_a_suite(copied: Path, tmp_path: Path) -> None:
+    given = suite_results(tmp_path / "given", model_fingerprint(load(copied, device="cpu")))
+    (given / "lambada.json").unlink()
+    kept = json.loads((given / "ptb.json").read_text())
+    apart = difference_of("nats per token", "nats per token", 4.0, 3.5, (0.25, 0.75), sign="≤")
+    both = {"against": {}, "differences": [apart]}
+    for identity, there in (({"against": {"model": "f" * 64}}, True), ({}, False)):
+        identity = {**kept["identity"], **identity}
+        (given / "ptb.json").write_text(json.dumps(kept | both | {"identity": identity}))
+        assert report(str(copied), "--samples", "0", "--results", str(given), "--format", "md") == 0
+        page = (copied / "report.md").read_text()
+        assert ("− the model of sha256 ffffffffffff" in page) == there
+        assert ("| 4.0000 | 3.5000 | ≤ +0.5000 | +0.2500 – +0.7500 | visible |" in page) == there
+        assert ("ptb.json is damaged" in page) != there
+        assert ("--against OTHER" in page) == there
 
 
 def test_results_of_a_suite_of_written_texts(copied: Path, tmp_path: Path) -> None:

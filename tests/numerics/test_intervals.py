@@ -13,7 +13,7 @@ from chains import World
 
 import unmask
 from unmask.errors import UsageError
-from unmask.evaluation.against import difference
+from unmask.evaluation.against import Pair, difference
 from unmask.evaluation.bound import Bound
 from unmask.metrics.perplexity import Perplexity, until_narrow
 from unmask.model import Model
@@ -111,6 +111,28 @@ def test_the_interval_of_a_difference_covers(repeats: Repeats) -> None:
     assert 0.93 <= given / repeats.num <= 0.97, given
     assert 0.93 <= over / repeats.num <= 0.97, over
     assert narrower > 0.99 * repeats.num
+
+
+def test_the_interval_of_a_difference_covers_where_its_width_decides_when_to_stop(repeats: Repeats) -> None:
+    """And it stops before either bound is as narrow."""
+    other = World.random(V=2, L=3, seed=10)
+    other.logits = 0.8 * repeats.world.logits + 0.2 * other.logits
+    theirs, precision = Repeats(other), 0.02
+    apart_X = repeats.bound_X - theirs.bound_X
+    given, ended = 0, set()
+    for repeat in range(repeats.num):
+        found, draws = until_narrow(
+            lambda draws, repeat=repeat: Pair(repeats.measured(repeat, draws), theirs.measured(repeat, draws)),
+            repeats.rows,
+            precision,
+        )
+        assert found.draws_half <= precision < found.ours.draws_half
+        value = found.difference.value
+        truth = float(apart_X[repeats.chosen_RB[repeat]].mean()) / repeats.world.L
+        given += value - found.draws_half <= truth <= value + found.draws_half
+        ended.add(draws.num)
+    assert len(ended) > 1
+    assert 0.93 <= given / repeats.num <= 0.97, (given, ended)
 
 
 def test_groups_grow_and_keep_what_they_have() -> None:

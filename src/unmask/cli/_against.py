@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unmask.errors import UsageError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from unmask.corpora import Corpus
     from unmask.data.packing import Rows
-    from unmask.evaluation.against import Difference, Unit
-    from unmask.evaluation.measurement import Measurement
+    from unmask.evaluation.against import Difference, Other
     from unmask.metrics import Metric
     from unmask.model import Model
 
@@ -26,12 +22,8 @@ def check(args: argparse.Namespace, metric: Metric) -> None:
 
     if args.against is None:
         return
-    if args.suite is not None:
-        raise UsageError("--against compares on one text: leave out --suite, and name the file of a set with --data")
     if not isinstance(metric, Perplexity):
         raise UsageError("--against compares perplexities: leave out --metric")
-    if metric.precision is not None:
-        raise UsageError("--against gives both models the same draws: leave out --precision, and give --num-samples")
 
 
 def length_of(args: argparse.Namespace, model: Model, other: Model | None) -> int:
@@ -49,22 +41,12 @@ def length_of(args: argparse.Namespace, model: Model, other: Model | None) -> in
     return length
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The other model, its rows, and in what the two can be compared; see `unit_of`."""
-
-    model: Model
-    rows: Rows
-    unit: Unit
-    count_B: Tensor | None
-
-
-def seen_by(
+def other_of(
     args: argparse.Namespace, other: Model, model: Model, rows: Rows, corpus: Corpus, max_rows: int | None
-) -> Seen:
-    """The other model's rows: the same ones where it spells and frames texts alike, else the same texts anew."""
+) -> Other:
+    """The other model with its rows: the same ones where it spells and frames texts alike, else the same texts anew."""
     from unmask.data.packing import Anchor, build_rows
-    from unmask.evaluation.against import unit_of
+    from unmask.evaluation.against import Other
 
     policy = rows.report.policy
     anchor: Anchor = other.anchor_of(policy)
@@ -74,33 +56,32 @@ def seen_by(
         raise UsageError(f"{args.against} spells or frames texts unlike {args.model}: give both the same --data FILE")
     else:
         found = build_rows(corpus, other.tokenizer, policy=policy, length=rows.length, anchor=anchor)
-    unit, count_B = unit_of((rows, model.tokenizer), (found, other.tokenizer), max_rows)
-    return Seen(other, found.classed(other.labels) if other.denoiser.num_classes else found, unit, count_B)
-
-
-def difference_of(measured: Measurement, theirs: Measurement, seen: Seen) -> Difference:
-    from unmask.evaluation.against import difference
-
-    assert measured.bound is not None
-    assert theirs.bound is not None
-    return difference(measured.bound, theirs.bound, seen.unit, seen.count_B)
+    return Other.of(other, found, (rows, model.tokenizer), max_rows)
 
 
 def told(args: argparse.Namespace, apart: Difference) -> list[str]:
     """The difference in words, a line each."""
-    ours, theirs = (Path(name).name or name for name in (args.model, args.against))
-    ours, theirs = (ours, theirs) if ours != theirs else (args.model, args.against)
+    from unmask.evaluation.paired import seen
+
+    ours, theirs = short_names(args)
     interval = "no interval: a single text"
     if (ends := apart.interval.ci95) is not None:
         interval = "95% interval {:+.4f} – {:+.4f}".format(*ends)
-    seen = "visible" if apart.visible else "not visible"
-    unit = apart.unit.replace(" per ", "/")
-    lines = [f"difference  {apart.value:+.4f} {unit}   {interval} over texts: {seen}   ({ours} − {theirs})"]
+    unit, found = apart.unit.replace(" per ", "/"), seen(apart.interval.ci95)
+    lines = [
+        f"difference  {apart.sign} {apart.value:+.4f} {unit}   {interval} over texts: {found}   ({ours} − {theirs})"
+    ]
     if not set(apart.kinds) <= {"exact"}:
         lines.append(f"given texts ± {apart.draws_half:.4f} {unit}, over times and masks alone")
     if len(set(apart.kinds)) > 1:
         lines.append(f"of {ours} {_kind(apart.kinds[0])}, of {theirs} {_kind(apart.kinds[1])}")
     return lines
+
+
+def short_names(args: argparse.Namespace) -> tuple[str, str]:
+    """What the two models are called where there is little room."""
+    ours, theirs = (Path(name).name or name for name in (args.model, args.against))
+    return (ours, theirs) if ours != theirs else (args.model, args.against)
 
 
 def _kind(kind: str) -> str:

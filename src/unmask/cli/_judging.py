@@ -71,6 +71,18 @@ def texts_in(path: str, num: int, field: str | None = None) -> list[str]:
     return texts
 
 
+def print_table(lines: list[dict[str, Any]], notes: list[str]) -> None:
+    """On a terminal a table that fits it; in a file or a pipe Markdown with every interval."""
+    from rich.console import Console
+
+    from unmask.evaluation.judging.frontier_report import narrow, table
+
+    console = Console(highlight=False, markup=False)
+    console.print(narrow(lines) if console.is_terminal else table(lines), soft_wrap=True)
+    for note in notes:
+        console.print(f"\n{note}", soft_wrap=not console.is_terminal)
+
+
 def is_model(name: str) -> bool:
     """A built-in model, a model's folder or a run's; all else are texts."""
     from unmask.storage.built_in import built_in_names

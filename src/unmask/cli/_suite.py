@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # of `unmask eval`, which some suites know and others refuse
 OPTIONS = frozenset(["packing", "length", "max_rows", "num_samples", "precision", "estimator", "batch"])
-OPTIONS |= {"sampler", "guidance", "lengths"}
+OPTIONS |= {"sampler", "against_sampler", "guidance", "lengths"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sampler",
         metavar="SAMPLER",
         help="what writes: a name, or a JSON object with name and options (default: the model's, likeliest tokens)",
+    )
+    group.add_argument(
+        "--against-sampler", metavar="SAMPLER", help="what the model of --against writes with (default: the same)"
     )
     group.add_argument("--guidance", type=float, metavar="W", help="follow the source more closely; two calls a step")
     group.add_argument(
@@ -56,6 +59,8 @@ def check(args: argparse.Namespace) -> tuple[Suite, list[Entry]]:
     for name in OPTIONS - suite.options:
         if getattr(args, name) is not None:
             raise UsageError(f"the suite {suite.name} has no option --{name.replace('_', '-')}: leave it out")
+    if args.against_sampler is not None and args.against is None:
+        raise UsageError("--against-sampler is what the model of --against writes with: give both, or leave it out")
     if args.packing == "sentence":
         raise UsageError("a suite scores every token, and --packing sentence cuts lines: give wrap or pad")
     folder = None if args.data_dir is None else Path(args.data_dir).expanduser()
@@ -70,7 +75,7 @@ def check(args: argparse.Namespace) -> tuple[Suite, list[Entry]]:
 
 def refuse_without(args: argparse.Namespace) -> None:
     """The options of a suite mean nothing where none is named."""
-    for flag in ("data_dir", "sets", "out", "sampler", "guidance", "lengths"):
+    for flag in ("data_dir", "sets", "out", "sampler", "against_sampler", "guidance", "lengths"):
         if getattr(args, flag) is not None:
             raise UsageError(f"--{flag.replace('_', '-')} belongs to a suite: give --suite zero-shot, or leave it out")
 
@@ -83,8 +88,9 @@ def run(args: argparse.Namespace, metric: Perplexity, world: World) -> int:
     from unmask.model import load
 
     suite, sets = check(args)
-    writing = _writing(args)
+    writing = _writing(args, args.sampler)
     model = load(args.model, device=world.device)
+    other = None if args.against is None else load(args.against, device=world.device)
     if args.sets is None:
         sets = list(suite.usual(model, sets))
     way = SuiteRun(
@@ -95,6 +101,8 @@ def run(args: argparse.Namespace, metric: Perplexity, world: World) -> int:
         out=_out(args),
         packing=args.packing,
         length=args.length,
+        against=other,
+        writing_against=None if args.against_sampler is None else _writing(args, args.against_sampler),
         seed=args.seed,
         world=world,
         say=_say if world.first else lambda sentence: None,
@@ -106,23 +114,23 @@ def run(args: argparse.Namespace, metric: Perplexity, world: World) -> int:
         if world.first:
             _show(suite, outcome, first=len(outcomes) == 1, as_json=args.json)
     if world.first:
-        table = Results(way.out, suite).write_table(suite.layout.markdown(suite, args.model, outcomes))
-        _close(suite, args.model, outcomes, table, as_json=args.json)
+        page = suite.layout.markdown(suite, args.model, outcomes, args.against)
+        _close(suite, args, outcomes, Results(way.out, suite).write_table(page))
     if failed := [one.set.title for one in outcomes if one.failure]:
         raise UnmaskError(f"{len(failed)} of {len(sets)} sets not measured: {', '.join(failed)}")
     return 0
 
 
-def _writing(args: argparse.Namespace) -> Writing:
+def _writing(args: argparse.Namespace, named: str | None) -> Writing:
     from unmask.evaluation.suites.writing import Writing
 
     given = {"guidance": args.guidance, "lengths": args.lengths, "max_rows": args.max_rows, "draws": args.num_samples}
     given["batch"] = args.batch
-    named = args.sampler
     try:
         options = json.loads(named) if named is not None and named.lstrip().startswith("{") else {"name": named}
     except (ValueError, RecursionError) as e:
-        raise UsageError(f"--sampler is not valid JSON: {e}") from None
+        flag = "--sampler" if named == args.sampler else "--against-sampler"
+        raise UsageError(f"{flag} is not valid JSON: {e}") from None
     name = options.pop("name", None)
     how = {key: value for key, value in given.items() if value is not None}
     return Writing(sampler=name, options=options, **how)
@@ -146,13 +154,16 @@ def _show(suite: Suite, outcome: Outcome, *, first: bool, as_json: bool) -> None
     print("\n".join(suite.layout.lines(outcome)), flush=True)
 
 
-def _close(suite: Suite, model: str, outcomes: list[Outcome], table: Path | None, *, as_json: bool) -> None:
+def _close(suite: Suite, args: argparse.Namespace, outcomes: list[Outcome], table: Path | None) -> None:
     layout = suite.layout
     measured = {one.set.name: one.numbers for one in outcomes if one.numbers is not None}
-    if as_json:
+    if args.json:
         failed = {one.set.name: one.failure for one in outcomes if one.failure}
-        print(json.dumps({"suite": suite.name, "model": model, "sets": measured, "failed": failed}))
+        names = {"model": args.model} | ({} if args.against is None else {"against": args.against})
+        print(json.dumps({"suite": suite.name, **names, "sets": measured, "failed": failed}))
         return
+    if args.against is not None and measured:
+        _show_against(suite, args, outcomes)
     print()
     for one in outcomes:
         if one.numbers is not None:
@@ -165,6 +176,25 @@ def _close(suite: Suite, model: str, outcomes: list[Outcome], table: Path | None
         print(_wrapped("protocol", common))
     if table is not None:
         print(_wrapped("table", f"{table}{layout.beside}"))
+
+
+def _show_against(suite: Suite, args: argparse.Namespace, outcomes: list[Outcome]) -> None:
+    """The other model's table, and below it the differences."""
+    from unmask.cli._against import short_names
+    from unmask.evaluation.suites import differences
+    from unmask.evaluation.suites.base import others_of
+
+    others = [one for one in others_of(outcomes) if one.numbers is not None]
+    print(f"\nagainst {args.against}\n{suite.layout.header(others[0].numbers)}")
+    for one in others:
+        print("\n".join(suite.layout.lines(one)))
+    ours, theirs = short_names(args)
+    if ours == theirs:
+        ours, theirs = f"{ours} by {args.sampler or 'itself'}", f"by {args.against_sampler or 'the same'}"
+    print(f"\n{ours} − {theirs}, on the same texts")
+    print("\n".join(differences.terminal_lines(outcomes)))
+    for note in differences.notes_of(outcomes):
+        print(_wrapped("", f"{note}."))
 
 
 def _wrapped(head: str, text: str) -> str:

@@ -9,7 +9,8 @@ name from the Hugging Face hub. With --out a suite that was stopped goes on with
 
 --against OTHER measures another model with the same rows, masks and seeds, and tells how far apart the two are: paired
 text by text, so that a difference far smaller than both intervals can be seen. Models that spell texts in different
-tokens are compared in bits per byte, where both see the same texts.
+tokens are compared in bits per byte, where both see the same texts. With --precision the draws go on until the interval
+of the difference is that narrow; with --suite every number of every set has its difference.
 
 --suite translation, style, infilling, last-word and planning measure what a model writes: see docs/conditional.md.
 
@@ -21,7 +22,8 @@ Example:
   unmask eval demo-model --data notes.txt --nproc 4
   unmask eval runs/pairs --data test.jsonl --field answer --prompt-field question
   unmask eval demo-model --data notes.txt --precision 0.01
-  unmask eval runs/a --against runs/b --data notes.txt --num-samples 16
+  unmask eval runs/a --against runs/b --data notes.txt --precision 0.01
+  unmask eval runs/a --against runs/b --suite zero-shot --data-dir sets --out results
   unmask eval demo-model --data notes.txt --metric '{"name": "masked_accuracy", "rate": 0.5}'
   unmask eval demo-model --suite zero-shot --data-dir sets --sets ptb wikitext --out results
   unmask eval runs/translation --suite translation --data-dir sets --out results
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from unmask.corpora import Corpus
     from unmask.data.packing import Anchor, Policy, Rows
     from unmask.distributed.world import World
+    from unmask.evaluation.against import Difference
     from unmask.evaluation.measurement import Measurement
     from unmask.metrics import Metric
     from unmask.metrics.perplexity import Perplexity
@@ -62,7 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-rows", type=int, help="evaluate this many rows, spread evenly (default: all)")
     parser.add_argument("--num-samples", type=int, help="draws of time and masks for each row (default 4)")
     parser.add_argument(
-        "--precision", type=float, help="draw until the interval given the texts is ± this, in nats per token"
+        "--precision",
+        type=float,
+        help="draw until the interval given the texts is ± this (with --against: the difference's)",
     )
     parser.add_argument("--estimator", help="count, time, T=<steps> or pseudo (default: the objective's own)")
     parser.add_argument(
@@ -95,6 +100,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     from unmask.corpora.sources import existing
     from unmask.data.reading_bar import reading_bar
     from unmask.errors import UsageError
+    from unmask.evaluation.against import evaluate_against
     from unmask.evaluation.evaluate import evaluate
     from unmask.model import load
 
@@ -120,8 +126,10 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     length = _against.length_of(args, model, other)
     with reading_bar() if world.first else nullcontext() as bar:
         corpus, rows, name = _measured_on(args, model, trained, packing, length, anchor, bar)
-    seen = (
-        None if other is None else _against.seen_by(args, other, model, rows, corpus, getattr(metric, "max_rows", None))
+    against = (
+        None
+        if other is None
+        else _against.other_of(args, other, model, rows, corpus, getattr(metric, "max_rows", None))
     )
     rows = rows.classed(model.labels) if model.denoiser.num_classes else rows
     about = {"data": name, "split": "all" if args.data is not None else "valid"}
@@ -129,15 +137,19 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     world.arm()
     with progress_bar("evaluate") if world.first else nullcontext() as progress:
         how: dict[str, Any] = {"seed": args.seed, "about": about, "world": world, "progress": progress}
-        measured = evaluate(model, rows, metric=metric, **how)
-        theirs = None if seen is None else evaluate(seen.model, seen.rows, metric=metric, **how)
-    if not world.first:
-        return 0
+        both = None if against is None else evaluate_against(model, rows, against, cast("Perplexity", metric), **how)
+        measured = evaluate(model, rows, metric=metric, **how) if both is None else both[0]
+    if world.first:
+        _show(args, measured, None if both is None else both[1:])
+    return 0
+
+
+def _show(args: argparse.Namespace, measured: Measurement, against: tuple[Measurement, Difference] | None) -> None:
     numbers = _numbers(measured)
     if not args.json:
         _print(measured)
-    if seen is not None and theirs is not None:
-        apart = _against.difference_of(measured, theirs, seen)
+    if against is not None:
+        theirs, apart = against
         numbers["against"] = {"model": args.against} | _numbers(theirs)
         numbers["difference"] = apart.summary()
         if not args.json:
@@ -146,7 +158,6 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
             print("\n" + "\n".join(_against.told(args, apart)))
     if args.json:
         print(json.dumps(numbers))
-    return 0
 
 
 def _metric(args: argparse.Namespace) -> Metric:

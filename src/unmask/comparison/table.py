@@ -13,11 +13,8 @@ from torch import Tensor
 from unmask.comparison import quoted
 from unmask.comparison.trial import Trial
 from unmask.evaluation.measurement import SIGN
-from unmask.evaluation.paired import Interval, SeedNoise, gap, level, seed_noise, slope
+from unmask.evaluation.paired import GAP_SIGN, Interval, SeedNoise, gap, level, seed_noise, slope
 
-# How a difference stands to the difference of what is measured, by the kinds of both sides: an upper bound minus an
-# exact value is an upper bound; of two bounds the difference bounds nothing.
-GAP_SIGN = {("exact", "exact"): "=", ("upper bound", "exact"): "≤", ("exact", "upper bound"): "≥"}
 COSTS = ("parameters", "parameters_without_embeddings", "tokens", "epochs", "steps", "passes", "flops")
 MEASURED = ("seconds", "tokens_per_second")
 

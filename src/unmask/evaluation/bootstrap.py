@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,47 @@ def bootstrap_ci95(
     numbers = [number(stats_NK[drawn_N].sum(axis=0)) for drawn_N in _drawn(num, seed, resamples)]
     low, high = np.quantile(numbers, (0.025, 0.975))
     return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """A number of a set as a function of sums over its texts. over: which of the texts it is of; None: all."""
+
+    stats_NK: NDArray[Any]
+    number: Callable[[Floats], float]
+    over: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, stats_NK: NDArray[Any], number: Callable[[Floats], float], over: Sequence[int] | None = None) -> Sums:
+        return cls(np.asarray(stats_NK, dtype=np.float64), number, None if over is None else tuple(over))
+
+    @property
+    def value(self) -> float:
+        return self.number(self.stats_NK.sum(axis=0))
+
+    def ci95(self, *, seed: int = 0) -> tuple[float, float] | None:
+        """See `bootstrap_ci95`."""
+        return bootstrap_ci95(self.stats_NK, self.number, seed=seed)
+
+
+def paired_ci95(ours: Sums, theirs: Sums, *, seed: int = 0, resamples: int = RESAMPLES) -> tuple[float, float] | None:
+    """A 95% interval of ours - theirs for the same texts: each resample has the same texts of both, so that what makes
+    a text hard leaves the difference. None where the two are of other texts, or of one.
+
+    >>> right = Sums.of(np.array([[1.0], [0.0]]), lambda total_K: float(total_K[0]))
+    >>> paired_ci95(right, right)
+    (0.0, 0.0)
+    """
+    if ours.over != theirs.over or len(ours.stats_NK) != len(theirs.stats_NK):
+        return None
+    split = ours.stats_NK.shape[1]
+    both_NK = np.concatenate([ours.stats_NK, theirs.stats_NK], axis=1)
+    return bootstrap_ci95(
+        both_NK,
+        lambda total_K: ours.number(total_K[:split]) - theirs.number(total_K[split:]),
+        seed=seed,
+        resamples=resamples,
+    )
 
 
 @functools.lru_cache(maxsize=2)

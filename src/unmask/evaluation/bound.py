@@ -145,6 +145,24 @@ class Bound:
         half = student_975(max(rows, 1 if rows > 1 else columns) - 1) * self.standard_error
         return self.nats_per_token - half, self.nats_per_token + half
 
+    def with_more(self, other: Bound) -> Bound:
+        """A bound of the same sequences with the estimates of both.
+
+        >>> one = Bound(draws_BS=torch.ones(2, 1), tokens_B=torch.tensor([1, 1]))
+        >>> one.with_more(one).draws_BS.shape
+        torch.Size([2, 2])
+        """
+        return replace(self, draws_BS=torch.cat([self.draws_BS, other.draws_BS], dim=1))
+
+    def with_larger(self, other: Bound) -> Bound:
+        """A bound of the same sequences whose estimates are the means of both: of two halves of each group of draws.
+
+        >>> one, two = (Bound(draws_BS=torch.full((1, 2), x), tokens_B=torch.tensor([1])) for x in (1.0, 2.0))
+        >>> one.with_larger(two).draws_BS
+        tensor([[1.5000, 1.5000]])
+        """
+        return replace(self, draws_BS=(self.draws_BS + other.draws_BS) / 2)
+
     def summary(self) -> dict[str, float | int | list[float] | None]:
         """Plain numbers for `--json`."""
         lo, hi = self.ci95
@@ -162,28 +180,6 @@ class Bound:
             "bytes": self.num_bytes,
             "sequences": len(self.tokens_B),
         }
-
-
-def more_draws(first: Bound, second: Bound) -> Bound:
-    """One bound of the same sequences with the estimates of both.
-
-    >>> import torch
-    >>> one = Bound(draws_BS=torch.ones(2, 1), tokens_B=torch.tensor([1, 1]))
-    >>> more_draws(one, one).draws_BS.shape
-    torch.Size([2, 2])
-    """
-    return replace(first, draws_BS=torch.cat([first.draws_BS, second.draws_BS], dim=1))
-
-
-def larger_draws(first: Bound, second: Bound) -> Bound:
-    """One bound of the same sequences whose estimates are the means of both: of two halves of each group of draws.
-
-    >>> import torch
-    >>> one, two = (Bound(draws_BS=torch.full((1, 2), x), tokens_B=torch.tensor([1])) for x in (1.0, 2.0))
-    >>> larger_draws(one, two).draws_BS
-    tensor([[1.5000, 1.5000]])
-    """
-    return replace(first, draws_BS=(first.draws_BS + second.draws_BS) / 2)
 
 
 def join(bounds: list[Bound], num_bytes: int | None = None) -> Bound:

@@ -62,10 +62,22 @@ def evaluate(
     rows, source = _packed(model, data, packing, length)
     rows = rows.classed(model.labels) if model.denoiser.num_classes else rows
     measured = measure(metric, model, rows, seed=seed, world=world, progress=progress)
+    return with_protocol(measured, metric, model, rows, seed=seed, about=source | dict(about or {}))
+
+
+def with_protocol(
+    measured: Measurement, metric: Metric, model: Model, rows: Rows, *, seed: int, about: Mapping[str, Any]
+) -> Measurement:
+    """A measurement with all that must be known of it. about: more of the protocol, what the data is for one.
+
+    >>> with_protocol(measured, metric, model, rows, seed=0, about={"data": "texts"}).protocol  # doctest: +SKIP
+    """
     exact = measured.kind == "exact"
     protocol = {
         "metric": repr(metric),
-        **source,
+        "data": "rows",
+        "split": "all",
+        "fingerprint": rows.key or None,
         "corpus": rows.report.sentence(),
         "packing": rows.report.policy,
         "anchor": rows.report.anchor,
@@ -79,7 +91,7 @@ def evaluate(
         "dtype": str(next((p.dtype for p in model.denoiser.parameters()), torch.float32)).removeprefix("torch."),
         "unmask": unmask.__version__,
     }
-    return dataclasses.replace(measured, protocol=protocol | dict(measured.protocol) | dict(about or {}))
+    return dataclasses.replace(measured, protocol=protocol | dict(measured.protocol) | dict(about))
 
 
 def measure(
@@ -124,7 +136,7 @@ def _packed(model: Model, data: Data, packing: Policy | None, length: int | None
     if isinstance(data, Rows):
         if packing is not None or length is not None:
             raise UsageError("rows are packed already: leave out packing and length, or give the corpus")
-        return data, {"data": "rows", "split": "all", "fingerprint": data.key or None}
+        return data, {}
     policy = packing or model.packing
     anchor = model.anchor_of(policy)
     length = length or model.length

@@ -8,21 +8,22 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unmask.errors import MissingExtraError
-from unmask.evaluation.bootstrap import bootstrap_ci95
+from unmask.evaluation.bootstrap import Sums
 
 _PIECES = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """One number of a set of texts. n: texts. signature: of the tool that counted, where it has one.
+    """One number of a set of texts. n: texts. signature: of the tool that counted, where it has one. sums: what it is
+    made of, text by text, where a model wrote them.
 
     >>> Score(name="exact match", value=50.0, ci95=None, n=2).summary()["value"]
     50.0
@@ -34,6 +35,7 @@ class Score:
     n: int
     of: str = "all"
     signature: str = ""
+    sums: Sums | None = field(default=None, repr=False, compare=False)
 
     def summary(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -43,8 +45,16 @@ class Score:
         )
 
 
-def share(name: str, right: Sequence[float], counts: Sequence[float] | None = None, **how: Any) -> Score:
-    """100 · sum(right) / sum(counts) with its bootstrap interval over texts; counts: one a text where left out.
+def share(
+    name: str,
+    right: Sequence[float],
+    counts: Sequence[float] | None = None,
+    *,
+    over: Sequence[int] | None = None,
+    **how: Any,
+) -> Score:
+    """100 · sum(right) / sum(counts) with its bootstrap interval over texts; counts: one a text where left out. over:
+    which of the set's texts these are, if not all.
 
     >>> share("exact match", [1, 0, 0, 1]).value
     50.0
@@ -57,13 +67,8 @@ def share(name: str, right: Sequence[float], counts: Sequence[float] | None = No
     def number(total_2: NDArray[np.float64]) -> float:
         return float(100 * total_2[0] / max(total_2[1], 1.0))
 
-    return Score(
-        name=name,
-        value=number(stats_N2.sum(axis=0)),
-        ci95=bootstrap_ci95(stats_N2, number, seed=seed),
-        n=len(right_N),
-        **how,
-    )
+    sums = Sums.of(stats_N2, number, over)
+    return Score(name=name, value=sums.value, ci95=sums.ci95(seed=seed), n=len(right_N), sums=sums, **how)
 
 
 def rouge_l(output: str, reference: str) -> float:
@@ -120,8 +125,10 @@ def _scored(name: str, metric: Any, outputs: Sequence[str], references: Sequence
     def number(total_K: NDArray[np.float64]) -> float:
         return float(metric._compute_score_from_stats(total_K.astype(int).tolist()).score)
 
-    ci95 = bootstrap_ci95(stats_NK, number, seed=seed)
-    return Score(name=name, value=value, ci95=ci95, n=len(outputs), signature=str(metric.get_signature()), **how)
+    sums, signature = Sums.of(stats_NK, number), str(metric.get_signature())
+    return Score(
+        name=name, value=value, ci95=sums.ci95(seed=seed), n=len(outputs), signature=signature, sums=sums, **how
+    )
 
 
 def _sacrebleu() -> Any:

@@ -19,6 +19,19 @@ from unmask.evaluation.measurement import ratio_error, student_975
 
 Verdict = Literal["visible", "not visible", "one seed"]
 
+# How a difference stands to the difference of what is measured, by the kinds of both sides: an upper bound minus an
+# exact value is an upper bound; of two bounds the difference bounds nothing.
+GAP_SIGN = {("exact", "exact"): "=", ("upper bound", "exact"): "≤", ("exact", "upper bound"): "≥"}
+
+
+def seen(ci95: Sequence[float] | None) -> Literal["visible", "not visible"]:
+    """Whether a difference can be told from 0: its interval does not hold it. Without an interval nothing can.
+
+    >>> seen((0.1, 0.3)), seen((-0.1, 0.3)), seen(None)
+    ('visible', 'not visible', 'not visible')
+    """
+    return "not visible" if ci95 is None or not (ci95[0] > 0 or ci95[1] < 0) else "visible"
+
 
 @dataclass(frozen=True)
 class SeedNoise:
@@ -57,9 +70,8 @@ class Interval:
         >>> Interval(0.1, 0.05, None, "nothing").verdict, Interval(0.1, 0.05, 0.02, "paired seeds").verdict
         ('one seed', 'visible')
         """
-        if self.half is None or abs(self.value) <= self.half:
-            return "not visible"
-        return "visible" if self.seeds_half is not None else "one seed"
+        found = seen(self.ci95)
+        return "one seed" if found == "visible" and self.seeds_half is None else found
 
 
 def seed_noise(levels: Sequence[Sequence[float]]) -> SeedNoise | None:

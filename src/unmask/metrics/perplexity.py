@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 from unmask.errors import UsageError
 from unmask.metrics import Metric
@@ -27,6 +27,30 @@ MOST_DRAWS = 4096  # of a row, however fine a precision is asked for
 BELIEVED = (
     30  # degrees of freedom: an interval from fewer is narrow by chance now and then, and stops the draws too soon
 )
+
+
+class Estimate(Protocol):
+    """What draws make narrower: a bound, or how far two are apart."""
+
+    @property
+    def draws_half(self) -> float: ...
+
+    def with_more(self, other: Self) -> Self: ...
+
+    def with_larger(self, other: Self) -> Self: ...
+
+
+E = TypeVar("E", bound=Estimate)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Rows as a model reads them: how many, by which estimator, and their bound at any draws. once: none are drawn."""
+
+    rows: int
+    estimator: str
+    once: bool
+    bound: Callable[[Draws], Bound]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,39 +91,49 @@ class Perplexity(Metric):
 
         world: several processes share the batches, and each gets the number that one process gives.
         """
-        from unmask.evaluation.evaluate import chosen_rows, evaluate_rows
         from unmask.objectives.draws import Draws
+
+        reading = self.reading(model, data, seed=seed, world=world, progress=progress)
+        draws = Draws.of(self.num_samples, reading.rows)
+        if self.precision is None or reading.once:
+            bound = reading.bound(draws)
+        else:
+            bound, draws = until_narrow(reading.bound, reading.rows, self.precision, at_least=self.num_samples)
+        return self.measured(reading, bound, draws, bound.draws_half)
+
+    def reading(
+        self, model: Model, data: Rows, *, seed: int, world: World | None = None, progress: Progress | None = None
+    ) -> Reading:
+        """What this metric measures of a model on rows, before it is known how many draws it takes."""
+        from unmask.evaluation.evaluate import chosen_rows, evaluate_rows
 
         estimator = self.estimator or model.objective.estimator(model.denoiser)
         how: dict[str, Any] = {"max_rows": self.max_rows, "batch": self.batch, "estimator": estimator}
         how |= {"world": world, "progress": progress, "seed": seed}
 
-        def measure(draws: Draws) -> Bound:
+        def bound(draws: Draws) -> Bound:
             return evaluate_rows(model.denoiser, model.objective, data, num_samples=draws, **how)
 
-        rows = len(chosen_rows(data, self.max_rows))
-        draws = Draws.of(self.num_samples, rows)
-        one_reading = model.objective.with_estimator(estimator).one_reading
-        if self.precision is None or one_reading:
-            bound = measure(draws)
-        else:
-            bound, draws = until_narrow(measure, rows, self.precision, at_least=self.num_samples)
-        about = {"rows": rows, "estimator": estimator, "draws_per_row": 1 if one_reading else draws.num}
+        once = model.objective.with_estimator(estimator).one_reading
+        return Reading(len(chosen_rows(data, self.max_rows)), estimator, once, bound)
+
+    def measured(self, reading: Reading, bound: Bound, draws: Draws, half: float, of: str = "") -> Measurement:
+        """The perplexity that these draws gave. half: what `precision` is of, if not of this bound's own: `of` what."""
+        drawn = 1 if reading.once else draws.num
+        about: dict[str, Any] = {"rows": reading.rows, "estimator": reading.estimator, "draws_per_row": drawn}
         if self.precision is not None:
-            reached = one_reading or bound.draws_half <= self.precision
-            about |= {"precision": self.precision, "precision_reached": reached}
+            reached = half <= self.precision or (reading.once and not of)
+            about |= {"precision": self.precision} | ({"precision_of": of} if of else {})
+            about |= {"precision_reached": reached}
         return measured_of(bound, about)
 
 
-def until_narrow(
-    measure: Callable[[Draws], Bound], rows: int, precision: float, *, at_least: int = 8
-) -> tuple[Bound, Draws]:
-    """Draw until the interval given the texts is narrow enough; the bound and its draws.
+def until_narrow(measure: Callable[[Draws], E], rows: int, precision: float, *, at_least: int = 8) -> tuple[E, Draws]:
+    """Draw until the interval given the texts is narrow enough; the bound, or whatever is estimated, and its draws.
 
     As few groups as their spread can be believed from, for they are the larger then: two where there are many rows.
     They double while that helps most, keeping the draws that are there; then come as many further groups as seem due.
     """
-    from unmask.evaluation.bound import larger_draws, more_draws
     from unmask.objectives.draws import LARGEST, Draws
 
     groups, size = max(2, 1 + math.ceil(BELIEVED / rows)), 1
@@ -110,11 +144,11 @@ def until_narrow(
     while precision < bound.draws_half < math.inf and draws.num < MOST_DRAWS:  # of no finite number nothing gets better
         if draws.size < LARGEST:
             draws = draws.doubled()
-            bound = larger_draws(bound, measure(draws))
+            bound = bound.with_larger(measure(draws))
         else:
             due = math.ceil(min(2.0, (bound.draws_half / precision) ** 2) * draws.groups)
             draws = draws.joined_by(max(1, due - draws.groups))
-            bound = more_draws(bound, measure(draws))
+            bound = bound.with_more(measure(draws))
     return bound, draws
 
 

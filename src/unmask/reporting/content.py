@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unmask.comparison.quoted import OTHERS, QUOTED, Quoted
 from unmask.evaluation.measurement import SIGN
+from unmask.evaluation.suites import differences
 from unmask.evaluation.suites.base import Outcome
 from unmask.reporting.blocks import Block, Code, Document, Figure, Replay, Table, Text, Title
 from unmask.reporting.curves import ACROSS, panel, series_of
@@ -104,7 +105,7 @@ def _suites(runs: Sequence[Run], left: Sequence[str]) -> list[Block]:
     blocks += [Text(sentence, warning=True) for sentence in left]
     for run in runs:
         for results in run.results:
-            blocks += _suite(run, results)
+            blocks += _suite(run, results, {one.fingerprint: one.name for one in runs})
     if len(blocks) == 1:
         blocks.append(
             Text("No results of a suite: unmask eval RUN --suite zero-shot --out RUN/zero-shot measures them.")
@@ -112,7 +113,8 @@ def _suites(runs: Sequence[Run], left: Sequence[str]) -> list[Block]:
     return blocks
 
 
-def _suite(run: Run, results: Results) -> list[Block]:
+def _suite(run: Run, results: Results, names: Mapping[str, str]) -> list[Block]:
+    """names: of the runs of the report, by the hash of their weights."""
     blocks: list[Block] = [Title(f"{run.name}: {results.suite.name}, from {results.folder}", 3)]
     if not results.same_model:
         blocks.append(Text("These results are of other weights than the run's model has now.", warning=True))
@@ -124,12 +126,27 @@ def _suite(run: Run, results: Results) -> list[Block]:
                 layout.columns_and_rows(results.suite, [outcome])
                 layout.notes(results.suite, [outcome])
                 layout.protocol_line(results.numbers[name])
+                differences.markdown([outcome] if _other(outcome) else [])
             except (KeyError, TypeError, ValueError, AttributeError):
                 outcome = Outcome(set=one, failure=f"{name}.json is damaged")
             outcomes.append(outcome)
     blocks.append(Table(*layout.columns_and_rows(results.suite, outcomes), " ".join(_sentences(results, outcomes))))
     lines = dict.fromkeys(layout.protocol_line(one.numbers) for one in outcomes if one.numbers is not None)
-    return [*blocks, *(Text(f"Protocol: {line}.") for line in lines)]
+    blocks += [Text(f"Protocol: {line}.") for line in lines]
+    for other in dict.fromkeys(_other(one) for one in outcomes if _other(one)):
+        of = [one for one in outcomes if _other(one) == other]
+        name = names.get(other, f"the model of sha256 {other[:12]}")
+        rows = differences.rows_of(of)
+        notes = " ".join(f"{note}." for note in differences.notes_of(of))
+        blocks += [Title(f"{run.name} − {name}", 3), Table(differences.COLUMNS, rows, notes)]
+    return blocks
+
+
+def _other(outcome: Outcome) -> str:
+    """The hash of the weights that a set was measured against, or nothing."""
+    if outcome.numbers is None or "differences" not in outcome.numbers:
+        return ""
+    return str(outcome.numbers["identity"]["against"]["model"])
 
 
 def _sentences(results: Results, outcomes: Sequence[Outcome]) -> list[str]:
@@ -213,7 +230,8 @@ def _commands(runs: Sequence[Run], words: Sequence[str]) -> list[Block]:
             rows = run.recipe.get("valid_rows")
             most = ["--max-rows", str(rows)] if isinstance(rows, int) else []
             lines.append(["unmask", "eval", run.given, "--num-samples", "1", *most])
-        lines += [_suite_command(run, results) for results in run.results]
+        names = {one.fingerprint: one.given for one in runs}
+        lines += [_suite_command(run, results, names) for results in run.results]
         lines += [] if run.samples is None else [run.samples.command]
         blocks.append(
             Code("\n".join(map(shlex.join, lines)), f"{run.name}: training, its best validation, what follows")
@@ -225,7 +243,8 @@ def _commands(runs: Sequence[Run], words: Sequence[str]) -> list[Block]:
     return blocks
 
 
-def _suite_command(run: Run, results: Results) -> list[str]:
+def _suite_command(run: Run, results: Results, names: Mapping[str, str]) -> list[str]:
+    """names: of the models, by the hash of their weights."""
     words = ["unmask", "eval", run.given, "--suite", results.suite.name, "--sets", *results.numbers]
     identity = next(iter(results.numbers.values())).get("identity")
     kept = identity if isinstance(identity, dict) else {}
@@ -233,6 +252,10 @@ def _suite_command(run: Run, results: Results) -> list[str]:
     for key in ("length", "estimator", "num_samples", "precision", "max_rows", *flags, "guidance", "lengths", "seed"):
         if kept.get(key) is not None:
             words += [f"--{flags.get(key, key).replace('_', '-')}", str(kept[key])]
+    other = kept.get("against")
+    if isinstance(other, dict):
+        words += ["--against", names.get(str(other.get("model")), "OTHER")]
+        words += ["--against-sampler", str(other["asked"])] if other.get("asked") is not None else []
     return [*words, "--out", str(results.folder)]
 
 

@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -164,12 +164,25 @@ class Frontier:
         """
         return read_points(self.folder / POINTS) if (self.folder / POINTS).exists() else []
 
-    def _begin(self, models: Mapping[str, Model], variant: str) -> None:
+    def points(self) -> list[Point]:
+        """Those that the folder was asked to write, for a judge who has not the models.
+
+        >>> frontier.points()[0].name  # doctest: +SKIP
+        'stories-steps=16'
+        """
+        kept = self.manifest.get("points", {}).values()
+        return [Point(one["model"], tuple((key, value) for key, value in one["options"])) for one in kept]
+
+    def _begin(self, models: Mapping[str, Model], variant: str, points: Iterable[Point]) -> None:
         for name, model in models.items():
             name += variant
             found = json.loads(json.dumps(identity(model)))
             if self.manifest["models"].setdefault(name, found) != found:
                 raise UsageError(f"{self.folder} was begun with another model {name}: give another folder")
+        asked = {
+            point.name: {"model": point.model, "options": [list(one) for one in point.options]} for point in points
+        }
+        self.manifest["points"] = self.manifest.get("points", {}) | asked
         self._keep()
 
     def _keep(self) -> None:
@@ -194,7 +207,7 @@ class Frontier:
         >>> frontier.write(points_of(models, over), models)  # doctest: +SKIP
         []
         """
-        self._begin(models, variant)
+        self._begin(models, variant, points)
         wrong = []
         for point, sampler in points.items():
             path = self._path(point)

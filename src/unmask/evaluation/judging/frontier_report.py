@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 Line = dict[str, Any]
+FAR = 1.5  # times as long as the real texts, or as short
 COLUMNS = {
     "judge_ppl": "judge's perplexity (95%)",
     "entropy": "unigram entropy",
@@ -65,6 +66,67 @@ def timing(lines: Iterable[Line]) -> str:
         if "model" in line and "timed" in how:
             said.append(f"{how['timed']}, {how['batch']} at a time on {how['device']} in {how['dtype']}")
     return f"Seconds a text: {'; '.join(dict.fromkeys(said))}." if said else ""
+
+
+def lengths(lines: Iterable[Line]) -> str:
+    """What is to be said where texts are far shorter or longer than the real ones; nothing where they are as long.
+
+    >>> of = [{"name": name, "numbers": {"length": {"value": n}}} for name, n in (("real", 200.0), ("a", 50.0))]
+    >>> lengths(of)[:44]
+    'Texts of other lengths cannot be compared by'
+    """
+    real, *others = [line for line in lines if not line.get("quoted")]
+    long = real["numbers"].get("length", {}).get("value")
+    sizes = [line["numbers"].get("length", {}).get("value") for line in others]
+    far = [size for size in sizes if size and long and not 1 / FAR < size / long < FAR]
+    if not far:
+        return ""
+    least, most = f"{min(far):,.0f}", f"{max(far):,.0f}"
+    reach = least if least == most else f"{least} to {most}"
+    return (
+        "Texts of other lengths cannot be compared by entropy, n-grams and self-BLEU, and stars mean little: real "
+        f"texts have {long:,.0f} tokens in the mean, {len(far)} of {len(others)} other sets {reach}. Leave out "
+        "--length, or give real texts that are as long."
+    )
+
+
+NARROW = {"entropy": "entropy", "distinct_4": "dist-4", "repeated_4": "rep-4", "self_bleu": "s-BLEU", "mauve": "MAUVE"}
+
+
+def narrow(lines: Iterable[Line]) -> str:
+    """The same for a terminal of 80 columns: intervals of the perplexity alone, and a long name has a line of its own.
+
+    >>> one = {"name": "real", "numbers": {"judge_ppl": {"value": 8.0, "ci95": [7.5, 8.5], "n": 9}}, "less_varied": []}
+    >>> print(narrow([one]).splitlines()[1])
+    real               8.00 7.50–8.50
+    """
+    lines = list(lines)
+    shown = [name for name in NARROW if any(name in line["numbers"] for line in lines)]
+    heads = "".join(f"{NARROW[name]:>8}" for name in shown)
+    out = [f"{'texts':<14}{'PPL':>9} {'95% interval':<15}{heads}".rstrip()]
+    for line in lines:
+        ppl = line["numbers"]["judge_ppl"]
+        name, value = line["name"], "not finite" if ppl["value"] is None else _few(ppl["value"])
+        spread = "" if ppl["ci95"] is None else "–".join(map(_few, ppl["ci95"]))
+        numbers = [(line["numbers"].get(key), key in line["less_varied"]) for key in shown]
+        cells = "".join(
+            f"{'' if one is None or one['value'] is None else format(one['value'], '.3f') + '*' * star:>8}"
+            for one, star in numbers
+        )
+        if len(name) > 13:
+            out.append(name)
+            name = ""
+        out.append(f"{name:<14}{value:>9} {spread:<15}{cells}".rstrip())
+    return "\n".join([*out, "* less variety than the real texts have, the 95% intervals apart"])
+
+
+def _few(value: float) -> str:
+    """Three digits or so.
+
+    >>> [_few(x) for x in (8.456, 84.56, 2778.4, 1e7)]
+    ['8.46', '84.6', '2,778', '1e+07']
+    """
+    return f"{value:.2g}" if value >= 1e6 else f"{value:,.{2 if value < 10 else 1 if value < 1000 else 0}f}"
 
 
 def _cell(line: Line, name: str) -> str:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from unmask.corpora.sources import COMPRESSED
 from unmask.errors import DataError, UsageError, did_you_mean
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from unmask.evaluation.suites.run import SuiteRun
     from unmask.model import Model
 
+T = TypeVar("T")
+Two = tuple[T, T]  # of a model, and of the one that it is measured against
 Numbers = dict[str, Any]
 Identity = dict[str, Any]
 PLAIN_OR_COMPRESSED = ("", *COMPRESSED)
@@ -92,9 +94,15 @@ class Layout(ABC):
         """What was counted in a set, for the protocol's table."""
         return {}
 
-    def markdown(self, suite: Suite, model: str, outcomes: Sequence[Outcome]) -> str:
-        """The table, its notes, and the protocol of each set."""
+    def markdown(self, suite: Suite, model: str, outcomes: Sequence[Outcome], against: str | None = None) -> str:
+        """The table, its notes, and the protocol of each set; of a model that it is measured against the same table,
+        and the differences."""
+        from unmask.evaluation.suites import differences
+
         parts = [f"# {suite.name}: {model}", markdown_table(*self.columns_and_rows(suite, outcomes))]
+        if against is not None:
+            parts += [f"## Against {against}", markdown_table(*self.columns_and_rows(suite, others_of(outcomes)))]
+            parts += [f"## {model} − {against}", *differences.markdown(outcomes), "## How"]
         parts.append("\n".join(f"- {line}" for line in self.notes(suite, outcomes)))
         measured = [(one.set.title, one.numbers) for one in outcomes if one.numbers is not None]
         if measured:
@@ -105,6 +113,18 @@ class Layout(ABC):
             lines = [f"Protocol: {line}." for line in common] + [f"Model: sha256 {model}." for model in models]
             parts += [markdown_table(names, rows), *lines]
         return "\n\n".join(parts) + "\n"
+
+
+def others_of(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The outcomes of the model that a suite was measured against.
+
+    >>> others_of([])
+    []
+    """
+    return [
+        Outcome(set=one.set, numbers=None if one.numbers is None else one.numbers["against"], failure=one.failure)
+        for one in outcomes
+    ]
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -143,6 +163,16 @@ class Suite(ABC):
     @abstractmethod
     def measure(self, model: Model, one: Entry, found: Any, run: SuiteRun, identity: Identity) -> Measured:
         """The numbers of a set, of what its `find` gave."""
+
+    @abstractmethod
+    def measure_both(
+        self, models: Two[Model], one: Entry, found: Any, runs: Two[SuiteRun], identities: Two[Identity]
+    ) -> Measured:
+        """The same of two models: numbers with `against`, the other one's, and `differences`; see `differences.py`."""
+
+    @abstractmethod
+    def alike(self, models: Two[Model], run: SuiteRun) -> Two[SuiteRun]:
+        """How each of two models is measured, so that they can be compared; or why they cannot be."""
 
     def of_file(self, path: str) -> Entry:
         """The set of a file of the user's, where `options` has data."""

@@ -67,6 +67,10 @@ class TextFile(Entry):
 class Infilling(WrittenSuite):
     """Each text with 15, 30, 45, 60 and 75% of its tokens hidden, in two ways."""
 
+    def question(self, record: Record) -> Any:
+        gaps = [gap["reference"] for gap in record["gaps"]]
+        return record["text"], record["hidden"], record["way"], gaps
+
     def of_file(self, path: str) -> Entry:
         """The set of a file of the user's."""
         return TextFile(name=Path(path).name.split(".")[0] or "data", title=Path(path).name[:12], path=path)

@@ -48,6 +48,8 @@ class LastWords(Entry):
 class LastWord(WrittenSuite):
     """The likeliest tokens after the context, as many as the last word has."""
 
+    answers = frozenset({"output", "tokens", "right"})
+
     def asked(self, model: Model) -> str:
         given = "the likeliest tokens are written after it, as many as the last word has"
         if model.process is None:
@@ -82,8 +84,9 @@ class LastWord(WrittenSuite):
             made.append(records[i] | {"output": model.tokenizer.decode(ids), "tokens": len(ids), "right": right[-1]})
         scores = [share("greedy match", right, seed=run.seed)]
         for of, which in (("words of one token", True), ("words of more tokens", False)):
-            some = [good for good, one in zip(right, single, strict=True) if one == which]
-            scores += [share("greedy match", some, of=of, seed=run.seed)] if some else []
+            some = [i for i, one in enumerate(single) if one == which]
+            good = [right[i] for i in some]
+            scores += [share("greedy match", good, over=some, of=of, seed=run.seed)] if some else []
         cut = sum(len(parts[i][0]) > room - len(parts[i][1]) for i in able)
         told = [f"the beginning of {cut:,} contexts, beyond the window"] * bool(cut)
         return Written(records=made, scores=scores, left_out=", ".join(told))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from unmask.data.packing import Anchor, Rows, pack_texts
 from unmask.errors import DataError, NonFiniteError, UsageError
+from unmask.evaluation.against import Difference, Other, evaluate_against, metrics_of
 from unmask.evaluation.evaluate import evaluate
-from unmask.evaluation.suites.base import Entry, Identity, Measured, Numbers, Suite
+from unmask.evaluation.suites.base import Entry, Identity, Measured, Numbers, Suite, Two
+from unmask.evaluation.suites.differences import difference_of
 from unmask.evaluation.suites.texts import Source, TextSet
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class LikelihoodSuite(Suite):
             "num_samples": metric.num_samples,
             "precision": metric.precision,
             "max_rows": metric.max_rows,
+            **({} if run.max_texts is None else {"max_texts": run.max_texts}),
         }
 
     def of_set(self, model: Model, one: Entry, run: SuiteRun) -> Identity:
@@ -53,22 +56,66 @@ class LikelihoodSuite(Suite):
         return {"packing": packing, "anchor": model.anchor_of(packing)}
 
     def measure(self, model: Model, one: Entry, found: Any, run: SuiteRun, identity: Identity) -> Measured:
+        (read,) = _read([model], found, run, [identity])
+        with run.bar(one.title) as progress:
+            how: dict[str, Any] = {"seed": run.seed, "world": run.world, "progress": progress}
+            about = read.about(found, identity["data"])
+            measured = evaluate(model, read.rows, metric=run.metric, about=about, **how)
+        return Measured(numbers=_numbers(cast(TextSet, one), measured, read))
+
+    def alike(self, models: Two[Model], run: SuiteRun) -> Two[SuiteRun]:
+        if run.packing != "pad" and len({model.tokenizer.fingerprint() for model in models}) > 1:
+            raise UsageError(
+                "these models spell texts in different tokens, so rows of packed texts hold other parts of them: "
+                "compare them with --packing pad"
+            )
+        run = replace(run, length=run.length or min(model.length for model in models))
+        ours, theirs = metrics_of(models, run.metric)
+        runs = replace(run, metric=ours), replace(run, metric=theirs)
+        if len({model.tokenizer.fingerprint() for model in models}) == 1:
+            return runs
+        most = run.metric.max_rows  # rows hold other parts of a text for each, so texts are counted
+        first, second = (replace(one, metric=replace(one.metric, max_rows=None), max_texts=most) for one in runs)
+        return first, second
+
+    def measure_both(
+        self, models: Two[Model], one: Entry, found: Any, runs: Two[SuiteRun], identities: Two[Identity]
+    ) -> Measured:
+        (model, other), run = models, runs[0]
+        ours, theirs = _read(models, found, run, identities)
+        try:
+            against = Other.of(other, theirs.rows, (ours.rows, model.tokenizer), run.metric.max_rows)
+        except UsageError as e:  # of this set alone
+            raise DataError(str(e)) from None
+        with run.bar(one.title) as progress:
+            how: dict[str, Any] = {"seed": run.seed, "world": run.world, "progress": progress}
+            about = ours.about(found, identities[0]["data"])
+            metric = run.metric if run.metric.estimator is not None else runs[1].metric  # of whom it is
+            first, second, apart = evaluate_against(model, ours.rows, against, metric, about=about, **how)
+        texts = cast(TextSet, one)
+        numbers = _numbers(texts, second, theirs, "the other model") | {"identity": identities[1]}
+        if len(set(apart.kinds)) > 1:
+            numbers["notes"] = [f"Differences are of an {apart.kinds[0]} and an {apart.kinds[1]} value"]
+        both = {"against": numbers, "differences": [_difference(apart, first, second)]}
+        return Measured(numbers=_numbers(texts, first, ours) | both)
+
+
+def _difference(apart: Difference, first: Measurement, second: Measurement) -> Numbers:
+    bounds = (first.bound, second.bound)
+    key = "nats_per_token" if apart.unit == "nats per token" else "bits_per_byte"
+    ours, theirs = (getattr(bound, key) for bound in bounds)
+    return difference_of(apart.unit, apart.unit, ours, theirs, apart.interval.ci95) | apart.summary()
+
+
+def _read(models: Sequence[Model], found: Source, run: SuiteRun, identities: Sequence[Identity]) -> list[_Read]:
+    """The set's rows as each model spells and frames them."""
+    read: list[_Read] = []
+    for model, identity in zip(models, identities, strict=True):
         anchor: Anchor = identity["anchor"]
         how: dict[str, Any] = {"policy": identity["packing"], "length": identity["length"], "anchor": anchor}
-        read: list[_Read] = []
-        run.world.agree(lambda: read.append(_pack(model, found, how)))
-        run.world.arm()
-        with run.bar(one.title) as progress:
-            measured = evaluate(
-                model,
-                read[0].rows,
-                metric=run.metric,
-                seed=run.seed,
-                about=read[0].about(found, identity["data"]),
-                world=run.world,
-                progress=progress,
-            )
-        return Measured(numbers=_numbers(cast(TextSet, one), measured, read[0]))
+        run.world.agree(lambda: read.append(_pack(model, found, how, run.max_texts)))  # noqa: B023 - called at once
+    run.world.arm()
+    return read
 
 
 @dataclass
@@ -93,13 +140,16 @@ class _Read:
         }
 
 
-def _pack(model: Model, source: Source, how: dict[str, Any]) -> _Read:
-    """Every document, none cut: what is too long for a row goes on in further ones."""
+def _pack(model: Model, source: Source, how: dict[str, Any], most: int | None = None) -> _Read:
+    """Every document, or so many spread evenly; none cut: what is too long for a row goes on in further ones."""
     counts = [0, 0, 0]
 
     def documents() -> Iterator[str]:
+        chosen = None if most is None else _spread(sum(bool(text.strip()) for text in source.texts()), most)
         for text in source.texts():
             counts[0] += 1
+            if text.strip() and chosen is not None and counts[0] - counts[1] - 1 not in chosen:
+                continue
             if text.strip():
                 counts[2] += len(text.encode("utf-8", errors="surrogatepass"))
                 yield text
@@ -118,12 +168,16 @@ def _pack(model: Model, source: Source, how: dict[str, Any]) -> _Read:
     return _Read(rows, *counts)
 
 
-def _numbers(one: TextSet, measured: Measurement, read: _Read) -> Numbers:
+def _spread(num: int, most: int) -> set[int]:
+    return {i * (num - 1) // max(1, most - 1) for i in range(most)} if most < num else set(range(num))
+
+
+def _numbers(one: TextSet, measured: Measurement, read: _Read, whose: str = "the model") -> Numbers:
     """All that is kept of a set; plain data."""
     bound, report = measured.bound, read.rows.report
     if bound is None or not math.isfinite(bound.nats):
         value = "no likelihood" if bound is None else f"{bound.nats} nats"
-        raise NonFiniteError(f"the model gives {value} on {one.title}, which is no finite number: see its weights")
+        raise NonFiniteError(f"{whose} gives {value} on {one.title}, which is no finite number: see its weights")
     return {
         "kind": measured.kind,
         "sign": measured.sign,

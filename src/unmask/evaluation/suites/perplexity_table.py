@@ -50,6 +50,8 @@ class PerplexityTable(Layout):
         protocol = numbers["protocol"]
         most = numbers["identity"]["max_rows"]
         rows = [] if most is None else [f"at most {most:,} rows a set, spread evenly"]
+        if (texts := numbers["identity"].get("max_texts")) is not None:
+            rows.append(f"at most {texts:,} texts a set, spread evenly")
         anchor = [] if protocol["anchor"] == "none" else [f"anchor {protocol['anchor']}"]
         given = [] if protocol["given"] == "nothing" else [f"given the {protocol['given']}"]
         parts = [

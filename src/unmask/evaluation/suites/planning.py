@@ -80,12 +80,14 @@ class Planning(PromptSuite):
         made = [share("exact match", right, seed=seed), share("right digits", digits, size, seed=seed)]
         if wrong := [i for i, good in enumerate(right) if not good]:
             missed = [size[i] - digits[i] for i in wrong]
-            made.append(share("wrong digits", missed, [size[i] for i in wrong], of="wrong answers", seed=seed))
+            made.append(
+                share("wrong digits", missed, [size[i] for i in wrong], over=wrong, of="wrong answers", seed=seed)
+            )
         for low, high in CHAINS:
-            some = [good for good, one in zip(right, records, strict=True) if low <= one["chain"] <= high]
+            some = [i for i, one in enumerate(records) if low <= one["chain"] <= high]
             if some:
                 of = f"carries over {low} to {high}" if high < 99 else f"carries over {low} or more"
-                made.append(share("exact match", some, of=of, seed=seed))
+                made.append(share("exact match", [right[i] for i in some], over=some, of=of, seed=seed))
         return made
 
 

@@ -70,6 +70,8 @@ class Results:
         outputs = numbers.get("outputs")
         if not changed and isinstance(outputs, dict) and outputs.get("sha256") != _digest(path.with_suffix(OUTPUTS)):
             changed = [f"{one.name}{OUTPUTS}, what the model wrote"]
+        if "against" not in identity:  # of two models then, of one now
+            numbers = {name: value for name, value in numbers.items() if name not in ("against", "differences")}
         return (None, changed) if changed else (numbers, [])
 
     def keep(self, one: Entry, numbers: Numbers, outputs: Sequence[Mapping[str, Any]] | None = None) -> Numbers:

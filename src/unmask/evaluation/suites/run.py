@@ -25,13 +25,24 @@ Say = Callable[[str], None]
 Bar = Callable[[str], AbstractContextManager[Progress | None]]
 
 
+@dataclass(frozen=True)
+class _Way:
+    """A model, how it is measured, and what decides the numbers of every set."""
+
+    model: Model
+    run: SuiteRun
+    common: Identity
+
+
 @dataclass(frozen=True, kw_only=True)
 class SuiteRun:
     """How a suite is measured. say: is told what is taken from a file or measured again. bar: a progress bar for each
     set, by its title.
 
     Of likelihoods: metric; packing, None: each set's own. Of what a model writes: writing.
-    length: None: the model's window.
+    length: None: the model's window, or the smaller one of both. against: a model that is measured on the same, for the
+    differences; writing_against: how it writes, if not as the first one does. max_texts: texts of a set, spread evenly,
+    where they are counted rather than rows; None: all.
     """
 
     suite: Suite
@@ -41,6 +52,9 @@ class SuiteRun:
     out: Path | None = None
     packing: Policy | None = None
     length: int | None = None
+    against: Model | None = None
+    writing_against: Writing | None = None
+    max_texts: int | None = None
     seed: int = 0
     world: World = field(default_factory=World)
     say: Say = lambda sentence: None
@@ -56,11 +70,16 @@ class SuiteRun:
         sets = list(sets)
         results = Results(self.out, self.suite)
         results.check(sets)
-        common = self._common(model)
+        if self.against is None:
+            ways = [_Way(model, self, self._common(model))]
+        else:
+            models = model, self.against
+            runs = self.suite.alike(models, self)
+            ways = [_Way(each, run, run._common(each)) for each, run in zip(models, runs, strict=True)]
         self.world.from_first(results.prepare)
         for one in sets:
             try:
-                yield self._outcome(model, one, results, common)
+                yield self._outcome(ways, one, results)
             except (DataError, MissingExtraError, NonFiniteError) as e:
                 yield Outcome(set=one, failure=" ".join(str(e).split()))
 
@@ -77,16 +96,24 @@ class SuiteRun:
             "unmask": unmask.__version__,
         }
 
-    def _outcome(self, model: Model, one: Entry, results: Results, common: Identity) -> Outcome:
+    def _outcome(self, ways: list[_Way], one: Entry, results: Results) -> Outcome:
         found, data = self.world.agree(lambda: one.find(self.data_dir))[self.world.rank]
-        identity = common | {"set": one.name, "data": data} | self.suite.of_set(model, one, self)
+        here = {"set": one.name, "data": data}
+        identity, *others = (way.common | here | self.suite.of_set(way.model, one, way.run) for way in ways)
+        if others:
+            own = {key: value for key, value in others[0].items() if value != identity.get(key, ...)}
+            identity["against"] = {"model": others[0]["model"]} | own
         numbers, changed = self.world.from_first(lambda: results.finished(one, identity))
         if numbers is not None:
             self.say(f"{one.title}: measured already, its numbers are taken from {one.name}.json")
             return Outcome(set=one, numbers=numbers, taken=True)
         if changed:
             self.say(f"{one.title}: measured again, for what {one.name}.json is of has changed: {', '.join(changed)}")
-        measured = self.suite.measure(model, one, found, self, identity)
+        if not others:
+            measured = self.suite.measure(ways[0].model, one, found, self, identity)
+        else:
+            models, runs = (ways[0].model, ways[1].model), (ways[0].run, ways[1].run)
+            measured = self.suite.measure_both(models, one, found, runs, (identity, others[0]))
         numbers = {"suite": self.suite.name, "set": one.name, "title": one.title, **measured.numbers}
         numbers["identity"] = identity
         if self.world.first:

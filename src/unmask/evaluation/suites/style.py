@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from unmask.corpora.restyle import STYLES, Restyle, prompt_of, without
 from unmask.evaluation.ngram_classifier import NgramClassifier, train_classifier
 from unmask.evaluation.overlap import Score, bleu, chrf, need_sacrebleu, share
-from unmask.evaluation.suites.base import Entry, Identity, Measured, find_file
+from unmask.evaluation.suites.base import Entry, Identity, find_file
 from unmask.evaluation.suites.detokenizers import ENGLISH
 from unmask.evaluation.suites.scores import ScoreTable
 from unmask.evaluation.suites.written import OPTIONS, Items, PromptSuite, Record
@@ -64,7 +64,7 @@ class Style(PromptSuite):
             "anew after them"
         )
 
-    def measure(self, model: Model, one: Entry, found: Any, run: SuiteRun, identity: Identity) -> Measured:
+    def ready(self, one: Entry, found: Any, run: SuiteRun) -> Items:
         judged = cast(Judged, found)
         sentences, taken_out = judged.corpus.sentences()
         markers = judged.corpus.markers(sentences)
@@ -81,10 +81,9 @@ class Style(PromptSuite):
             f"{taken_out:,} of {len(sentences) + taken_out:,} sentences are among the references, by their letters, "
             "and are taken out of the training data of the classifier and of the corpus restyle",
         ]
-        items = _Ready(
+        return _Ready(
             source=judged.source, records=records, about={"notes": told}, corpus=judged.corpus, classifier=classifier
         )
-        return super().measure(model, one, items, run, identity)
 
     def spelled(self, output: str) -> str:
         return _spelled(output)
@@ -96,8 +95,9 @@ class Style(PromptSuite):
 
         def accuracy(name: str, of: str, style: int | None = None) -> Score:
             likely = classifier.probabilities(texts[name]).tolist()
-            some = [(p > 0.5) == bool(w) for p, w in zip(likely, wanted, strict=True) if style in (None, w)]
-            return share("style accuracy", some, of=of, seed=seed)
+            over = [i for i, w in enumerate(wanted) if style in (None, w)]
+            some = [(likely[i] > 0.5) == bool(wanted[i]) for i in over]
+            return share("style accuracy", some, over=over, of=of, seed=seed)
 
         def alike(name: str, to: str, of: str) -> list[Score]:
             made = [measure(texts[name], [texts[to]], of=of, seed=seed) for measure in (bleu, chrf)]
@@ -106,8 +106,9 @@ class Style(PromptSuite):
         scores = [accuracy("output", "outputs")]
         scores += [accuracy("output", f"outputs, to {STYLES[s]}", s) for s in (0, 1) if s in wanted]
         scores += [*alike("output", "source", "outputs"), *alike("output", "reference", "outputs")]
-        scores += [accuracy("reference", "rewrites by people"), *alike("reference", "source", "rewrites by people")]
-        return [*scores, accuracy("source", "sources unchanged"), *alike("source", "reference", "sources unchanged")]
+        beside = [accuracy("reference", "rewrites by people"), *alike("reference", "source", "rewrites by people")]
+        beside += [accuracy("source", "sources unchanged"), *alike("source", "reference", "sources unchanged")]
+        return [*scores, *(dataclasses.replace(one, sums=None) for one in beside)]  # which no model wrote
 
 
 @dataclass(frozen=True, kw_only=True)

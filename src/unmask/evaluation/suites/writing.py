@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,13 @@ class Writing:
             if e.option != "temperature" or "temperature" in self.options:
                 raise
             return model.make_sampler(self.sampler, **self.options)
+
+    def fits(self, model: Model) -> Writing:
+        """The same for a model that has not this sampler, or ends its texts itself: as it writes by itself."""
+        way = self
+        if self.sampler is not None and self.sampler not in model.sampler_names():
+            way = replace(way, sampler=None, options={})
+        return replace(way, lengths=None) if model.process is None else way
 
     def identity(self, model: Model) -> Identity:
         """What decides what is written, besides model and seed."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import unmask
 from unmask.errors import DataError
+from unmask.evaluation.bootstrap import paired_ci95
 from unmask.evaluation.overlap import Score
-from unmask.evaluation.suites.base import Entry, Identity, Measured, Suite
+from unmask.evaluation.suites.base import Entry, Identity, Measured, Numbers, Suite, Two
+from unmask.evaluation.suites.differences import difference_of
 from unmask.evaluation.suites.writing import check_prompts, targets
 
 if TYPE_CHECKING:
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from unmask.evaluation.suites.run import SuiteRun
     from unmask.model import Model
 
-OPTIONS = frozenset(["max_rows", "batch", "sampler", "guidance"])
+FEWEST = 10  # texts of a difference's interval: the bootstrap of fewer is far too narrow
+OPTIONS = frozenset(["max_rows", "batch", "sampler", "against_sampler", "guidance"])
 Record = dict[str, Any]
 Note = Callable[[str], None]
 
@@ -44,7 +47,12 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenSuite(Suite):
-    """A model writes, a tool scores; the likeliest tokens are taken where nobody says otherwise."""
+    """A model writes, a tool scores; the likeliest tokens are taken where nobody says otherwise.
+
+    answers: the fields of a record that are the model's; in the others two models' records must agree to be compared.
+    """
+
+    answers: ClassVar[frozenset[str]] = frozenset({"output"})
 
     def common(self, model: Model, run: SuiteRun) -> Identity:
         return run.writing.identity(model)
@@ -59,8 +67,53 @@ class WrittenSuite(Suite):
     ) -> Written:
         """What the model writes for these items, and the scores."""
 
-    def measure(self, model: Model, one: Entry, found: Any, run: SuiteRun, identity: Identity) -> Measured:
+    def ready(self, one: Entry, found: Any, run: SuiteRun) -> Items:
+        """What the models are asked, of what the set's `find` gave."""
         items: Items = found
+        return items
+
+    def question(self, record: Record) -> Any:
+        """What a model was asked in a record."""
+        return {name: value for name, value in record.items() if name not in self.answers}
+
+    def measure(self, model: Model, one: Entry, found: Any, run: SuiteRun, identity: Identity) -> Measured:
+        numbers, written = self._measured(model, one, self.ready(one, found, run), run, identity)
+        return Measured(numbers=numbers, outputs=written.records)
+
+    def alike(self, models: Two[Model], run: SuiteRun) -> Two[SuiteRun]:
+        """The other model writes with the same sampler where it has it, else with its own."""
+        if run.writing_against is not None:
+            return run, replace(run, writing=run.writing_against)
+        writing = run.writing.fits(models[1])
+        if writing.sampler != run.writing.sampler:
+            run.say(f"the sampler {run.writing.sampler} is not for the other model, which writes with its own")
+        return run, replace(run, writing=writing)
+
+    def measure_both(
+        self, models: Two[Model], one: Entry, found: Any, runs: Two[SuiteRun], identities: Two[Identity]
+    ) -> Measured:
+        items = self.ready(one, found, runs[0])
+        numbers, ours = self._measured(models[0], one, items, runs[0], identities[0])
+        against, theirs = self._measured(models[1], one, items, runs[1], identities[1])
+        against["identity"] = identities[1]
+        same = [*map(self.question, ours.records)] == [*map(self.question, theirs.records)]
+        if same:
+            both = [
+                record | {"against": {name: value for name, value in second.items() if record[name] != value}}
+                for record, second in zip(ours.records, theirs.records, strict=True)
+            ]
+        else:
+            against["notes"] = [f"{one.title}: the models were not asked the same, so no difference is told"]
+            both = [*ours.records, *({"against": record} for record in theirs.records)]
+        found_of = {(score.of, score.name): score for score in theirs.scores}
+        seed = runs[0].seed
+        differences = [_difference(score, found_of.get((score.of, score.name)), seed) for score in ours.scores]
+        numbers |= {"against": against, "differences": [one for one in differences if one is not None] if same else []}
+        return Measured(numbers=numbers, outputs=both)
+
+    def _measured(
+        self, model: Model, one: Entry, items: Items, run: SuiteRun, identity: Identity
+    ) -> tuple[Numbers, Written]:
         records = [dict(items.records[i]) for i in run.writing.chosen(len(items.records))]
         if not records:
             raise DataError(f"{items.source} is empty: there is nothing to ask")
@@ -87,7 +140,15 @@ class WrittenSuite(Suite):
             "scores": [score.summary() for score in written.scores],
             "protocol": protocol,
         }
-        return Measured(numbers=numbers, outputs=written.records)
+        return numbers, written
+
+
+def _difference(ours: Score, theirs: Score | None, seed: int) -> Numbers | None:
+    """Paired by bootstrap; None of what no model wrote, and where the two are of other texts."""
+    if theirs is None or ours.sums is None or theirs.sums is None or ours.sums.over != theirs.sums.over:
+        return None
+    ci95 = None if ours.n < FEWEST else paired_ci95(ours.sums, theirs.sums, seed=seed)
+    return difference_of(ours.name, "points", ours.value, theirs.value, ci95, of=ours.of)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,310 @@
+"""The queue of recorded.toml: table 3, figure 2, table 5 and Multi30k, on a GPU that is lent for minutes.
+
+    python benchmarks/recorded.py --list
+    python benchmarks/recorded.py --pack sent --data /data [--only JOB]
+    python benchmarks/recorded.py --minutes 9 --data sent --out runs/recorded --back new.tar.gz [--finished old.tar.gz]
+    python benchmarks/recorded.py --toy --data /data --out rehearsal --device cpu
+
+A job is a list of steps, each a command of unmask; the same command goes on where it was stopped. A step that is
+finished has left a file that says so. Networks stay on the machine (stays), since they are too large to travel: their
+file does, too, and on another machine they are trained again where a later step of the job wants them. All else is
+small: --back keeps the results and texts, written anew after every step, in archives of 15 MiB at most (new.tar.gz,
+new-2.tar.gz, ...), and --finished puts them in place. A step begins where its seconds fit what is left of the minutes;
+training begins in any case, is asked to stop in time, and goes on with the next call on the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from unmask.errors import Stopped
+from unmask.storage.atomic import atomic_text
+
+HERE = Path(__file__).parent
+MOST = 15 * 2**20  # bytes of an archive
+GRACE = 40.0  # seconds that a command gets to stop in
+TOY = 15.0  # seconds of a step of the rehearsal
+STEPS = "steps"  # in the folder of results: a file for each finished step
+UNMASK = [sys.executable, "-c", "import sys; from unmask.cli import main; sys.exit(main())"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command. key: a hash of it that does not depend on where folders lie. stays: the folder that it makes and that
+    does not travel. prints: the file that gets its stdout.
+    """
+
+    words: tuple[str, ...]
+    key: str
+    seconds: float
+    stays: str = ""
+    prints: str = ""
+
+    @property
+    def title(self) -> str:
+        return " ".join(word for word in self.words[:2] if not word.startswith("-"))
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    steps: tuple[Step, ...]
+    data: tuple[str, ...]  # files that it reads, in the folder of the data
+
+
+class Queue:
+    """The jobs, and what the folder of results says of them."""
+
+    def __init__(self, text: str, out: Path, data: str, *, toy: bool = False, device: str | None = None) -> None:
+        given = tomllib.loads(text)
+        self.out, self.device, self.toy = out, device, toy
+        self.values = {"data": data, "out": str(out), "here": str(HERE)} | given["size"]["toy" if toy else "full"]
+        self.jobs = [job for one in given["job"] for job in self._jobs(one)]
+
+    def _jobs(self, one: Mapping[str, Any]) -> Iterator[Job]:
+        """One for each combination of what stands under `each`."""
+        each: dict[str, list[Any]] = one.get("each", {})
+        for values in itertools.product(*each.values()):
+            known = self.values | dict(zip(each, map(str, values), strict=True))
+            name = one["name"].format_map(known)
+            yield Job(name, tuple(self._step(step, known) for step in one["steps"]), tuple(one.get("data", ())))
+
+    def _step(self, one: Mapping[str, Any], known: Mapping[str, Any]) -> Step:
+        nowhere = {name: f"{{{name}}}" for name in ("data", "out", "here")}
+        named = words_of([*one["run"], one.get("prints", "")], {**known, **nowhere})
+        key = hashlib.sha256(json.dumps(named).encode()).hexdigest()[:12]
+        words = words_of(one["run"], known)
+        if self.device is not None and words[0] != "windows":
+            words += ["--device", self.device]
+        about = {name: spelled(one[name], known) for name in ("stays", "prints") if name in one}
+        return Step(tuple(words), key, TOY if self.toy else float(one["seconds"]), **about)
+
+    def mark(self, step: Step) -> Path:
+        """The file that says that a step is finished: beside what it has made, where that stays."""
+        folder = self.out / STEPS if not step.stays else Path(step.stays)
+        return folder / f"{step.key}.finished.json"
+
+    def finished(self, step: Step) -> bool:
+        return self.mark(step).is_file()
+
+    def due(self, job: Job) -> list[Step]:
+        """What is left of a job: networks only where a step after them is."""
+        left = [i for i, step in enumerate(job.steps) if not self.finished(step) and not step.stays]
+        return [step for step in job.steps[: max(left) + 1] if not self.finished(step)] if left else []
+
+    def bring(self, archive: Path) -> None:
+        """Put what other machines have finished in place."""
+        for one in parts_of(archive):
+            with tarfile.open(one) as small:
+                small.extractall(self.out, filter="data")
+
+    def take_back(self, archive: Path) -> list[Path]:
+        """All results, without what stays; each archive whole or not at all."""
+        stays = {Path(step.stays) for job in self.jobs for step in job.steps if step.stays}
+        files = [
+            path
+            for path in sorted(self.out.rglob("*"))
+            if path.is_file() and not path.name.startswith(".") and not any(folder in path.parents for folder in stays)
+        ]
+        made, group, size = [], list[Path](), 0
+        for path in files:
+            if group and size + path.stat().st_size > 3 * MOST:  # texts shrink to a third or less
+                made.append(self._archive(archive, len(made) + 1, group))
+                group, size = [], 0
+            group.append(path)
+            size += path.stat().st_size
+        return [*made, self._archive(archive, len(made) + 1, group)] if group else made
+
+    def _archive(self, archive: Path, number: int, files: list[Path]) -> Path:
+        path = part_of(archive, number)
+        new = path.with_name(f".{path.name}.new")
+        with tarfile.open(new, "w:gz", compresslevel=6) as small:
+            for file in files:
+                small.add(file, str(file.relative_to(self.out)))
+        if new.stat().st_size > MOST:
+            print(
+                f"{path.name} has {new.stat().st_size / 2**20:.1f} MiB: more than {MOST / 2**20:.0f}", file=sys.stderr
+            )
+        new.replace(path)
+        return path
+
+
+def words_of(given: list[str], known: Mapping[str, Any]) -> list[str]:
+    """A command with the values in their places; a word that names a list stands for all of its words."""
+    words: list[str] = []
+    for word in given:
+        held = known.get(word[1:-1]) if word.startswith("{") and word.endswith("}") else None
+        words += [spelled(part, known) for part in held] if isinstance(held, list) else [spelled(word, known)]
+    return words
+
+
+def spelled(word: str, known: Mapping[str, Any]) -> str:
+    """A word with the values in their places; braces of JSON stay.
+
+    >>> spelled('{"steps": <T>}', {"T": 4}), spelled("{out}/a", {"out": "runs"})
+    ('{"steps": 4}', 'runs/a')
+    """
+    if word.startswith('{"'):
+        for name, value in known.items():
+            word = word.replace(f"<{name}>", str(value))
+        return word
+    return word.format_map(known)
+
+
+def part_of(archive: Path, number: int) -> Path:
+    stem = archive.name.removesuffix(".tar.gz")
+    return archive if number == 1 else archive.with_name(f"{stem}-{number}.tar.gz")
+
+
+def parts_of(archive: Path) -> Iterator[Path]:
+    for number in itertools.count(1):
+        if not (one := part_of(archive, number)).is_file():
+            return
+        yield one
+
+
+def started(queue: Queue, step: Step) -> list[str]:
+    """The command line of a step; a training run that has saved something goes on with it."""
+    words, run = list(step.words), Path(step.stays)
+    if words[0] == "windows":
+        return [sys.executable, str(HERE / "windows.py"), *words[1:]]
+    if words[0] == "train" and any(run.glob("checkpoints/step-*")):
+        words = ["train", step.stays, "--resume", *(words[-2:] if queue.device is not None else [])]
+    elif words[0] == "train" and run.is_dir():
+        shutil.rmtree(run)  # of this queue's own, begun and stopped before anything was saved
+    return [*UNMASK, *words]
+
+
+def perform(queue: Queue, step: Step, seconds: float) -> str:
+    """Run a step for so many seconds at most: "" where it is finished, else what became of it."""
+    stdout = subprocess.PIPE if step.prints else None
+    began = time.monotonic()
+    running = subprocess.Popen([*started(queue, step)], stdout=stdout, text=True)
+    try:
+        said, _ = running.communicate(timeout=max(1.0, seconds - GRACE))
+    except (subprocess.TimeoutExpired, KeyboardInterrupt) as e:
+        running.send_signal(signal.SIGTERM)
+        try:
+            running.communicate(timeout=GRACE)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.communicate()
+        if isinstance(e, KeyboardInterrupt):
+            raise Stopped("stopped: the same command goes on") from None
+        return "stopped: it goes on with the next call"
+    if running.returncode == Stopped.exit_code:
+        return "stopped: it goes on with the next call"
+    if running.returncode:
+        return f"failed with exit code {running.returncode}"
+    if step.prints:
+        Path(step.prints).parent.mkdir(parents=True, exist_ok=True)
+        atomic_text(Path(step.prints), said)
+    mark = queue.mark(step)
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    took = {"words": step.words, "seconds": round(time.monotonic() - began, 1)}
+    atomic_text(mark, json.dumps(took, indent=1) + "\n")
+    return ""
+
+
+def work(queue: Queue, args: argparse.Namespace) -> dict[str, str]:
+    """Run what fits; what became of the other jobs, by name."""
+    until = time.monotonic() + (60 * args.minutes if args.minutes else float("inf"))
+    told: dict[str, str] = {}
+    for job in queue.jobs:
+        if args.only and args.only not in job.name:
+            continue
+        for step in queue.due(job):
+            left = until - time.monotonic()
+            if step.seconds > left and not (step.words[0] == "train" and left > 3 * GRACE):
+                told[job.name] = f"waiting: {step.title} takes {step.seconds:.0f} s, {max(left, 0):.0f} are left"
+                break
+            print(f"{job.name}: {' '.join(step.words)}", file=sys.stderr, flush=True)
+            problem = perform(queue, step, min(left, 1e6))
+            if args.back:
+                queue.take_back(args.back)
+            if problem:
+                told[job.name] = f"{step.title} {problem}"
+                break
+    return told
+
+
+def states(queue: Queue, told: Mapping[str, str]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name, how in (("job", "left"), ("steps", "right"), ("seconds", "right"), ("state", "left")):
+        table.add_column(name, justify=how, no_wrap=name != "state")  # type: ignore[arg-type]
+    for job in queue.jobs:
+        due = queue.due(job)
+        state = told.get(job.name, "waiting" if due else "finished")
+        seconds = f"{sum(step.seconds for step in due):,.0f}" if due else ""
+        table.add_row(job.name, f"{len(job.steps) - len(due)}/{len(job.steps)}", seconds, state)
+    return table
+
+
+def pack(queue: Queue, args: argparse.Namespace) -> int:
+    """Copy what the jobs read into a folder, and say how large it is."""
+    total, missing = 0, []
+    wanted = dict.fromkeys(name for job in queue.jobs if not args.only or args.only in job.name for name in job.data)
+    for pattern in wanted:
+        found = sorted(Path(args.data).glob(pattern))
+        missing += [pattern] if not found else []
+        for file in found:
+            target = args.pack / file.relative_to(args.data)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+            total += file.stat().st_size
+    print(f"{args.pack}: {total / 2**20:.1f} MiB")
+    if missing:
+        print(f"not in {args.data}: {', '.join(missing)}", file=sys.stderr)
+    return 1 if missing else 0
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/recorded"), help="the results (default runs/recorded)")
+    parser.add_argument("--data", default=".", help="the folder with wiki/, multi30k/ and the sets of table 3")
+    parser.add_argument("--minutes", type=float, help="run what fits (default: all)")
+    parser.add_argument("--list", action="store_true", help="print what is finished and what is not, and run nothing")
+    parser.add_argument("--pack", type=Path, metavar="DIR", help="copy the data that the jobs read, and run nothing")
+    parser.add_argument("--only", metavar="JOB", help="jobs with this in their name")
+    parser.add_argument("--finished", type=Path, metavar="FILE.tar.gz", help="put its results in place first")
+    parser.add_argument("--back", type=Path, metavar="FILE.tar.gz", help="keep all results there, after every step")
+    parser.add_argument("--toy", action="store_true", help="tiny networks, a few texts: a rehearsal on a CPU")
+    parser.add_argument("--file", type=Path, default=HERE / "recorded.toml", help="the queue")
+    parser.add_argument("--device")
+    args = parser.parse_args(words)
+    queue = Queue(args.file.read_text(encoding="utf-8"), args.out, args.data, toy=args.toy, device=args.device)
+    if args.only and not any(args.only in job.name for job in queue.jobs):
+        parser.error(f"no job has {args.only!r} in its name: {', '.join(job.name for job in queue.jobs)}")
+    if args.pack:
+        return pack(queue, args)
+    if args.finished:
+        args.out.mkdir(parents=True, exist_ok=True)
+        queue.bring(args.finished)
+    try:
+        told = {} if args.list else work(queue, args)
+    except Stopped as e:
+        print(e, file=sys.stderr)
+        return e.exit_code
+    Console(highlight=False, markup=False).print(states(queue, told))
+    return 1 if any("failed" in state for state in told.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

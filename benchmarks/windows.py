@@ -1,0 +1,37 @@
+"""Windows of running text, so many tokens each, as JSON lines: real texts that are as long as what models write.
+
+    python benchmarks/windows.py FILE TOKENIZER LENGTH NUM OUT.jsonl
+
+Of each document the windows from its beginning on, none across two documents; NUM of them, spread evenly over the file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from unmask.corpora.sources import from_path
+from unmask.data.tokenizers import load_tokenizer
+from unmask.storage.atomic import atomic_text
+
+
+def windows(file: str, tokenizer: str, length: int, num: int) -> list[str]:
+    """The texts of the windows."""
+    spells = load_tokenizer(tokenizer)
+    found = []
+    for document in from_path(file).documents():
+        ids = spells.encode(document.text)
+        found += [spells.decode(ids[lo : lo + length]) for lo in range(0, len(ids) - length + 1, length)]
+    if len(found) < num:
+        raise SystemExit(f"{file} has {len(found)} windows of {length} tokens, not {num}")
+    return [found[i] for i in np.linspace(0, len(found) - 1, num).astype(int)]
+
+
+if __name__ == "__main__":
+    file, tokenizer, length, num, out = sys.argv[1:]
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    texts = windows(file, tokenizer, int(length), int(num))
+    atomic_text(Path(out), "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
