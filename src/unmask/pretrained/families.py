@@ -10,6 +10,7 @@ from typing import Any
 
 from unmask.errors import ModelFolderError, UsageError, did_you_mean
 from unmask.pretrained.base import Pretrained, Source
+from unmask.pretrained.registered import is_ours
 from unmask.pretrained.source import open_source
 from unmask.storage.untrusted import printable
 
@@ -25,7 +26,7 @@ def read_pretrained(source: str | Source) -> Pretrained:
     """
     source = open_source(source) if isinstance(source, str) else source
     families = _families()
-    kind = "unmask" if "format_version" in source.config else source.model_type  # a model folder of ours says no type
+    kind = "unmask" if is_ours(source) else source.model_type  # ours may go as a class of theirs, or say no type
     if kind in families:
         made: Pretrained = families[kind].read(source)
         return made
