@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from unmask.data.subwords import Subwords
@@ -197,6 +198,6 @@ def _theirs(config: Llama, tensors: dict[str, Tensor], rows: int) -> dict[str, T
         state["lm_head.weight"] = tensors["output.weight"][:rows]
     for n in range(config.dims.blocks):
         for ours, (theirs, shapes) in layer_tensors(config).items():
-            parts = tensors[f"blocks.{n}.{ours}"].split([shape[0] for shape in shapes])
+            parts = torch.split(tensors[f"blocks.{n}.{ours}"], [shape[0] for shape in shapes])
             state |= {f"{PREFIX}layers.{n}.{name}": part for name, part in zip(theirs, parts, strict=True)}
     return {name: tensor.contiguous() for name, tensor in state.items()}
