@@ -77,7 +77,9 @@ class Tokens(Corpus):
             raise DataError(f"{self.path} is not tokenized to its end: the same `unmask tokenize` goes on with it")
         files = sources.find(self.path, sources.PARQUET)
         parts = {file.name.split("-")[0] for file in files}
-        if part == "all" or not parts <= {"train", "valid"}:
+        if not parts <= {"train", "valid"}:
+            return sources.one_split(self.path, files)
+        if part == "all":
             return files
         return [file for file in files if file.name.startswith(f"{part}-")]
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from unmask.data.tokenizers import Tokenizer
 
 MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
+DENOISER = "llama"
 
 # Keys that change what the network computes, each with the values that leave it as we compute it.
 ORDINARY: dict[str, tuple[Any, ...]] = {
