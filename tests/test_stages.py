@@ -148,6 +148,49 @@ def test_what_the_table_says(tmp_path: Path) -> None:
     assert "fewer than two seeds" in table.page(tmp_path / "few")
 
 
+# --- adapting ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_in_parts_comes_back_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts, file, folder, back = script("parts"), tmp_path / "a.gguf", tmp_path / "parts", tmp_path / "back.gguf"
+    file.write_bytes(bytes(range(256)) * 20)
+    assert parts.main(["split", str(file), str(folder), "--most", str(2000 / (1 << 20))]) == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["a.gguf.001", "a.gguf.002", "a.gguf.003", "a.gguf.json"]
+    (folder / "a.gguf.002").rename(tmp_path / "late")
+    assert parts.main(["join", str(folder), str(back)]) == 75
+    assert capsys.readouterr().err == "missing or not whole: a.gguf.002\n"
+    (folder / "a.gguf.002").write_bytes(b"x" * 2000)
+    assert parts.join(folder, back) == ["a.gguf.002"]
+    assert not back.exists()
+    (tmp_path / "late").replace(folder / "a.gguf.002")
+    assert parts.main(["join", str(folder), str(back)]) == 0
+    assert back.read_bytes() == file.read_bytes()
+    assert parts.main(["join", str(file), str(tmp_path / "copy")]) == 0
+    with pytest.raises(SystemExit, match="holds 0 lists of parts"):
+        parts.join(tmp_path / "parts" / "..", back)
+
+
+def test_what_the_table_of_adapting_says(tmp_path: Path) -> None:
+    table = script("adapt/table")
+    for when, value in (("before", 1.25), ("after", 1.5)):
+        (tmp_path / when).mkdir()
+        found = {"bits_per_byte": value, "bits_per_byte_ci95": [value - 0.1, value + 0.1]}
+        sets = {"sets": {"ptb": {"title": "PTB", **found}}}
+        scores = [{"of": "15% hidden, spans", "name": "right tokens", "value": 100 * value, "ci95": [0.0, 2.0], "n": 2}]
+        for name, said in (("wiki", found), ("sets", sets), ("infilling", {"sets": {"v": {"scores": scores}}})):
+            (tmp_path / when / f"{name}.json").write_text(json.dumps(said))
+    (tmp_path / "run").mkdir()
+    lines = [{"step": step, "valid_nats_per_token": nats} for step, nats in ((0, 4.0), (10, 3.0), (20, 3.5))]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = table.page(tmp_path)
+    assert "4.000 nats per token at step 0, and 3.000 at step 10" in page
+    assert "| PTB | 1.2500 ± 0.1000 | 1.5000 ± 0.1000 |" in page
+    assert "| 15% hidden, spans, right tokens | 125.0 ± 1.0 | 150.0 ± 1.0 |" in page
+    assert "judged" not in page  # nothing of it is there
+    stages = script("stages").Stages(BENCHMARKS / "adapt" / "stages" / "smollm2.toml", "data", Path("out"), {})
+    assert [stage.name for stage in stages.stages][:2] == ["join", "import"]
+
+
 # --- the corpus concat ------------------------------------------------------------------------------------------------
 
 
