@@ -32,6 +32,8 @@ _SPLIT = re.compile(r"(train|test|" + "|".join(HELD_OUT) + r")([-_]?\d[\w-]*)?",
 FASTA = (".fa", ".fasta", ".fna")
 TABLES = (".csv", ".tsv", ".tab")
 _CHUNK = 1 << 20
+# For pyarrow's readers, which else keep all row groups of a file as they go, or all of one: memory grew with the file.
+BOUNDED: dict[str, Any] = {"pre_buffer": False, "buffer_size": _CHUNK}
 
 File = Path | Remote
 

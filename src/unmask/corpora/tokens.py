@@ -148,7 +148,7 @@ class _Table:
         arrow: Any = sources.optional("pyarrow", "pyarrow", "data", "reading Parquet")
         sources.optional("pyarrow.parquet", "pyarrow", "data", "reading Parquet")
         try:
-            self.table = arrow.parquet.ParquetFile(self.raw.__enter__())
+            self.table = arrow.parquet.ParquetFile(self.raw.__enter__(), **sources.BOUNDED)
         except arrow.ArrowException as e:
             raise DataError(f"cannot read {self.file} as Parquet: {str(e).splitlines()[0]}") from None
         known = self.table.schema_arrow.names
