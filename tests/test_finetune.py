@@ -440,6 +440,8 @@ def test_labels_outside_the_classes_are_named_with_file_and_line(tmp_path: Path)
         make_splits(config)
     with pytest.raises(UsageError, match=r"the class 'maybe' has no example in .*train.tsv"):
         make_splits(letters_config(tmp_path, labels=("with", "without", "maybe")))
+    with pytest.raises(UnmaskError, match=r"train.tsv, line 2: the label 'without' is not among the 2 classes"):
+        make_splits(letters_config(tmp_path, labels=("with", "maybe")))
     with pytest.raises(UnmaskError, match=r"line 2: the label 'without' is no number"):
         make_splits(letters_config(tmp_path, kind="regression"))
 

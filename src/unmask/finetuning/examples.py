@@ -187,6 +187,7 @@ def class_words(train: list[Example], config: FinetuneConfig) -> tuple[str, ...]
     """The classes: those that are stated, each of which has an example, or those that are there."""
     there = {example.label for example in train if example.label is not None}
     if config.labels:
+        targets(train, "classification", config.labels)  # a label of another class is told first, with its line
         if missing := [word for word in config.labels if word not in there]:
             raise UsageError(
                 f"the class {missing[0][:40]!r} has no example in {config.data.train}: leave it out of labels"
