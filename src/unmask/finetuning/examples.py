@@ -64,7 +64,7 @@ def read_examples(path: str, data: TaskData, *, labelled: bool = True) -> list[E
     """
     endings = (*sources.TABLES, *sources.JSONL, ".txt")
     examples: list[Example] = []
-    for file in sources.find(path, endings):
+    for file in sources.one_split(path, sources.find(path, endings)):
         read = _json_lines if sources.ending(file) in sources.JSONL else _table
         for number, values in read(file, data, labelled):
             examples.append(_example(values, data, f"{file}, line {number}", labelled))
