@@ -19,7 +19,7 @@ from pretrained_llamas import of_transformers
 from tiny_encoders import save_encoder
 from unmask.cli import run
 from unmask.data.subwords import Subwords
-from unmask.errors import DataError, ModelFolderError
+from unmask.errors import DataError, ModelFolderError, UsageError
 from unmask.pretrained import read_pretrained
 from unmask.pretrained.sentencepiece import sentence_pieces
 from unmask.pretrained.vocabulary import read_vocabulary
@@ -261,6 +261,34 @@ def test_a_llamas_folder_with_its_pieces_alone(tmp_path: Path) -> None:
         (folder / "added_tokens.json").write_text(json.dumps(wrong))
         with pytest.raises(ModelFolderError, match=said):
             read_pretrained(str(folder))
+
+
+def test_a_gguf_file_with_such_a_vocabulary(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    from unmask.pretrained.gguf import open_gguf
+
+    def written(pieces: Sequence[Piece], *, scores: bool = True) -> Path:
+        writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([text for text, *_ in pieces])
+        writer.add_token_types([kind for *_, kind in pieces])
+        if scores:
+            writer.add_token_scores([float(score) for _, score, _ in pieces])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return tmp_path / "a.gguf"
+
+    inner = open_gguf(written(LLAMA)).tokenizer()
+    for text in [*TEXTS, "日本 the"]:
+        assert inner.encode(text).ids == merged(text), text
+    for pieces, scores, said in (
+        (LLAMA, False, "kind 'llama' without scores"),
+        ([*LLAMA, ("x", 0, USER)], True, "USER_DEFINED"),
+    ):
+        with pytest.raises((UsageError, ModelFolderError), match=said):
+            open_gguf(written(pieces, scores=scores)).tokenizer()
 
 
 def test_pieces_of_another_family_are_not_guessed(tmp_path: Path) -> None:

@@ -59,14 +59,23 @@ def sentence_pieces(path: Path, *, lower: bool = False) -> tokenizers.Tokenizer:
     """
     data = read_bytes(path, MAX_FILE)
     try:
-        said = read_spm(data)
-        _check(said)
-        with guard(ModelFolderError, "its pieces make no vocabulary"):
-            inner = _tokenizer(said, lower)
-            inner.encode(string.printable)  # a table that leads nowhere is found out here
-            return inner
+        return vocabulary_of(read_spm(data), lower=lower)
     except ModelFolderError as e:
         raise ModelFolderError(f"{path}: {e}") from None
+
+
+def vocabulary_of(said: SpmFile, *, lower: bool = False) -> tokenizers.Tokenizer:
+    """The vocabulary of what such a file says, of which nothing is believed.
+
+    >>> pieces = [Piece("<unk>", kind=UNKNOWN), Piece("\u2581a"), Piece("a", -1.0), Piece("\u2581", -1.0)]
+    >>> vocabulary_of(SpmFile(pieces)).encode("a aa").ids
+    [1, 1, 2]
+    """
+    _check(said)
+    with guard(ModelFolderError, "its pieces make no vocabulary"):
+        inner = _tokenizer(said, lower)
+        inner.encode(string.printable)  # a table that leads nowhere is found out here
+        return inner
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
