@@ -130,6 +130,23 @@ def test_the_pipeline_of_a_process_without_unmask(tmp_path: Path) -> None:
         assert json.loads(line) == [text, False]
 
 
+@torch.no_grad()
+def test_rows_with_a_token_before_them_and_batches(tmp_path: Path) -> None:
+    model = model_of({}, packing="pad", anchor="begin", typical_length=9)
+    write_transformers(model, tmp_path / "theirs")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    there = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
+    ids = model.tokenizer.encode("the cat")
+    assert tokenizer("the cat")["input_ids"] == [300, 0, *ids]  # the mask, which is the begin, and the anchor
+    got = there(torch.tensor([[300, 0, *ids]])).logits[0, :-1, :300]
+    torch.testing.assert_close(got, model.logits([0, *ids])[:, :300], rtol=1e-5, atol=1e-5)
+    batch = tokenizer(["the cat sat on", "a"], padding=True, return_tensors="pt")
+    assert batch["attention_mask"].tolist()[1][-1] == 1  # padding stands before
+    together = there.generate(**batch, max_new_tokens=6, do_sample=False)[1, -6:]
+    alone = there.generate(**tokenizer(["a"], return_tensors="pt"), max_new_tokens=6, do_sample=False)[0, -6:]
+    assert together.tolist() == alone.tolist()
+
+
 def test_the_law_it_writes_by(tmp_path: Path) -> None:
     write_transformers(model_of({}, drawing=Drawing(temperature=0.8, top_p=0.9)), tmp_path / "theirs")
     said = json.loads((tmp_path / "theirs" / "generation_config.json").read_text())

@@ -171,7 +171,7 @@ def _tokenizer(model: Model, begin: int) -> tuple[str, dict[str, Any]]:
     data = json.loads(vocabulary)
     spelling = vocabulary_of(model.tokenizer).id_to_token
     data["post_processor"] = frame(spelling, [begin, *model.begin], [])
-    return json.dumps(data, ensure_ascii=False), about | {"bos_token": spelling(begin)}
+    return json.dumps(data, ensure_ascii=False), about | {"bos_token": spelling(begin), "padding_side": "left"}
 
 
 def _without_mask(model: Model, begin: int, vocabulary: str) -> str | None:
