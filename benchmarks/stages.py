@@ -33,6 +33,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import unmask
 from unmask.storage.atomic import atomic_text
 
 GOES_ON = 75  # how a command of unmask ends that was asked to stop
@@ -159,9 +160,16 @@ def begin(stages: Stages, stage: Stage) -> Running:
     log.parent.mkdir(parents=True, exist_ok=True)
     printed = log.with_suffix(".out")
     with log.open("ab") as said, printed.open("wb") as out:
-        process = subprocess.Popen([sys.executable, *words], stdout=out, stderr=said, cwd=stages.values["data"])
+        how: dict[str, Any] = {"stdout": out, "stderr": said, "cwd": stages.values["data"], "env": environment()}
+        process = subprocess.Popen([sys.executable, *words], **how)
     print(f"{stage.name}: begun", flush=True)
     return Running(stage, process, log, time.monotonic())
+
+
+def environment() -> dict[str, str]:
+    """As here, with this very unmask, whatever the folder that a command runs in."""
+    before = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(unmask.__file__).parents[1]), *before])}
 
 
 def ended(stages: Stages, running: Running) -> bool:
