@@ -269,4 +269,5 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(GOES_ON))  # what runs is asked to save first
     sys.exit(main())
