@@ -117,6 +117,15 @@ def test_splits_are_not_read_as_one(case: str, tmp_path: Path) -> None:
     assert len(list(from_path(f"{tmp_path}/{pattern}").documents())) == wanted
 
 
+def test_splits_behind_a_url() -> None:
+    fsspec: Any = pytest.importorskip("fsspec")
+    names = ("/sets/data/train-0.jsonl", "/sets/data/test-0.jsonl")
+    fsspec.filesystem("memory").pipe(dict.fromkeys(names, LINES.encode()))
+    with pytest.raises(DataError, match=r"such as memory://sets/data/train\*\.jsonl"):
+        list(from_path("memory://sets").documents())
+    assert len(list(from_path("memory://sets/data/train*.jsonl").documents())) == 1
+
+
 def test_other_names_are_no_splits(tmp_path: Path) -> None:
     for name in ("training-notes.jsonl", "testimony.jsonl", "dev-diary.jsonl", "train.jsonl", "valid/x.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -28,6 +28,7 @@ JSONL = (".jsonl", ".ndjson", ".json")
 WRITTEN = "generate.json"  # what `unmask generate --out` says of the lines beside it; no document
 PARQUET = (".parquet",)
 HELD_OUT = ("valid", "validation", "val", "dev")
+_BARE = re.compile(r"^([A-Za-z][\w+.-]*:)?/+")
 _SPLIT = re.compile(r"(train|test|" + "|".join(HELD_OUT) + r")([-_]?\d[\w-]*)?", re.IGNORECASE)
 FASTA = (".fa", ".fasta", ".fna")
 TABLES = (".csv", ".tsv", ".tab")
@@ -157,8 +158,10 @@ def one_split(path: str, files: list[File]) -> list[File]:
 def _split_of(path: str, file: File) -> tuple[str, str] | None:
     """The split that the names below the folder speak of (train-00000-of-00002, valid/0), and what names it alone."""
     base = path.rstrip("/")
-    whole = file.url if isinstance(file, Remote) else file.as_posix()
-    below = whole.removeprefix(str(Path(base).expanduser().as_posix()) if isinstance(file, Path) else base).strip("/")
+    if isinstance(file, Remote):  # stores spell their URLs in several ways
+        below = _BARE.sub("", file.path).removeprefix(_BARE.sub("", base)).strip("/")
+    else:
+        below = file.as_posix().removeprefix(Path(base).expanduser().as_posix()).strip("/")
     *folders, name = below.split("/")
     stem, _, endings = name.partition(".")
     if word := _SPLIT.fullmatch(stem):
