@@ -76,6 +76,7 @@ NEEDED = {
     "target": "b/file",
     "dataset": "some/name",
     "window": 8,
+    "of": (corpora.Stdlib(),),
 }  # options without a default
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from unmask import cli
 from unmask.config import DataConfig, RunConfig, load_config
 from unmask.corpora.hub import Hub
 from unmask.corpora.jsonl import Jsonl
+from unmask.corpora.sources import from_path
 from unmask.corpora.stdlib import Stdlib
 from unmask.corpora.text import Text
 from unmask.training.loop import train
@@ -87,3 +89,16 @@ def test_only_files_have_places(here: Path) -> None:
     assert home == Jsonl(path=str(Path.home() / "a.jsonl"), field="body")
     both = DataConfig(train=Stdlib(), valid=Text(path="v.txt")).absolute()
     assert both == DataConfig(train=Stdlib(), valid=Text(path=str(here / "v.txt")))
+
+
+@pytest.mark.parametrize("row_group", [50, 1000])
+def test_a_parquet_file_is_never_whole_in_memory(row_group: int, tmp_path: Path) -> None:
+    arrow, tables = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    texts = [random.Random(i).randbytes(6000).hex() for i in range(1000)]  # 12 MB
+    path = tmp_path / "a.parquet"
+    how = {"row_group_size": row_group, "use_dictionary": False, "write_batch_size": 50}
+    tables.write_table(arrow.table({"text": texts}), path, **how)
+    before = arrow.total_allocated_bytes()
+    held = [arrow.total_allocated_bytes() - before for _ in from_path(str(path)).documents()]
+    assert len(held) == 1000
+    assert max(held) < 2 * path.stat().st_size / 3

@@ -431,6 +431,14 @@ def test_a_bad_file_is_one_sentence(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_of_several_splits_is_no_training_set(tmp_path: Path) -> None:
+    letters_config(tmp_path)
+    write_tsv(tmp_path / "test.tsv", [("text", "label"), ("a", "with")])
+    config = FinetuneConfig(data=TaskData(train=str(tmp_path)), out=str(tmp_path / "out"))
+    with pytest.raises(UnmaskError, match=r"holds several splits \(.*test.*\): name the files of one"):
+        make_splits(config)
+
+
 def test_labels_outside_the_classes_are_named_with_file_and_line(tmp_path: Path) -> None:
     config = letters_config(tmp_path)
     write_tsv(tmp_path / "test.tsv", [("text", "label"), ("a", "with"), ("b", "withot")])
@@ -440,6 +448,8 @@ def test_labels_outside_the_classes_are_named_with_file_and_line(tmp_path: Path)
         make_splits(config)
     with pytest.raises(UsageError, match=r"the class 'maybe' has no example in .*train.tsv"):
         make_splits(letters_config(tmp_path, labels=("with", "without", "maybe")))
+    with pytest.raises(UnmaskError, match=r"train.tsv, line 2: the label 'without' is not among the 2 classes"):
+        make_splits(letters_config(tmp_path, labels=("with", "maybe")))
     with pytest.raises(UnmaskError, match=r"line 2: the label 'without' is no number"):
         make_splits(letters_config(tmp_path, kind="regression"))
 

@@ -5,8 +5,11 @@ SEDD's. Only networks that the layout can express are written: dit with conditio
 causal, embeddings not tied. The tokenizer is not part of it.
 
 hf: an encoder goes back as the masked language model that it is (BertForMaskedLM, ...), with its tokenizer's files:
-transformers.pipeline("fill-mask", model=OUT) reads it, without unmask. All others are read so after import unmask.hf,
-which registers classes for them; unmask import hf:OUT reads them back, the same to the last weight.
+transformers.pipeline("fill-mask", model=OUT) reads it, without unmask. An autoregressive llama goes out as
+LlamaForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM, whichever has its biases and norms, and
+pipeline("text-generation", model=OUT) reads it, without unmask, too. All others are read so after import unmask.hf,
+which registers classes for them. unmask import hf:OUT reads the last two back, the same to the last weight. Which class
+it is, and why, is said on standard error.
 
 Example:
   unmask export owt/ mdlm-owt/
@@ -33,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     import json
+    import sys
 
     from unmask.model import load
 
@@ -40,10 +44,13 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "hf":
         from unmask.pretrained.export import write_transformers
 
-        write_transformers(model, Path(args.out))
+        said = {"as": write_transformers(model, Path(args.out))}
+        if not args.json:
+            print(said["as"], file=sys.stderr)
     else:
+        said = {}
         _write_published(model, args.model, Path(args.out))
-    print(json.dumps({"out": args.out}) if args.json else args.out)
+    print(json.dumps({"out": args.out, **said}) if args.json else args.out)
     return 0
 
 

@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from unmask.cli._terminal import TrainProgress
     from unmask.evaluation.bound import Bound
     from unmask.training.callbacks import Callback
+    from unmask.training.initial import check_said, is_pretrained
     from unmask.training.loop import train
 
     best: list[Bound] = []
@@ -77,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
                 best[:] = [bound]
 
     config = _config(args)
+    if is_pretrained(args.init) and not args.resume:
+        check_said(args.init, args.overrides)
     train(
         config,
         callbacks=[TrainProgress(), Remember()],

@@ -55,7 +55,7 @@ class Fasta(Corpus):
 
     def files(self) -> list[sources.File]:
         """The files, in the order in which they are read."""
-        return sources.find(self.path, sources.FASTA)
+        return sources.one_split(self.path, sources.find(self.path, sources.FASTA))
 
     def documents(self) -> Iterator[Document]:
         wanted = None if self.bed is None else read_bed(self.bed)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from unmask.corpora import Document, sources
 from unmask.corpora.labels import check_label
 from unmask.corpora.records import Records
 from unmask.errors import DataError, did_you_mean
+
+AT_ONCE = 1 << 22  # bytes of rows in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +34,13 @@ class Parquet(Records):
     def _rows(self, arrow: object, file: sources.File) -> Iterator[Document]:
         texts = [self.field] if self.prompt_field is None else [self.field, self.prompt_field]
         names = list(dict.fromkeys(texts if self.label_field is None else [*texts, self.label_field]))
-        with sources.opened(file) as raw, arrow.parquet.ParquetFile(raw) as table:  # type: ignore[attr-defined]
+        with sources.opened(file) as raw, arrow.parquet.ParquetFile(raw, **sources.BOUNDED) as table:  # type: ignore[attr-defined]
             known = table.schema_arrow.names
             for name in names:
                 if name not in known:
                     raise DataError(f"{file} has no column {name!r}; {did_you_mean(name, known)}")
             row = 0
-            for batch in table.iter_batches(batch_size=1024, columns=names):
+            for batch in table.iter_batches(batch_size=_rows_at_once(table.metadata), columns=names):
                 for values in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
                     row += 1
                     by_name = dict(zip(names, values, strict=True))
@@ -49,3 +52,9 @@ class Parquet(Records):
                     prompt = "" if self.prompt_field is None else by_name[self.prompt_field] + self.separator
                     label = None if self.label_field is None else by_name[self.label_field]
                     yield Document(by_name[self.field], prompt, check_label(label, f"{file}, row {row}"))
+
+
+def _rows_at_once(about: Any) -> int:
+    """So many rows as are about `AT_ONCE` bytes, by what the file says of itself: a document may be a novel."""
+    total = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+    return int(max(1, min(1024, AT_ONCE * about.num_rows // max(1, total))))

@@ -31,7 +31,7 @@ class Records(Corpus):
 
     def files(self) -> list[sources.File]:
         """The files, in the order in which they are read."""
-        return sources.find(self.path, self.endings)
+        return sources.one_split(self.path, sources.find(self.path, self.endings))
 
     def documents(self) -> Iterator[Document]:
         any_documents = False

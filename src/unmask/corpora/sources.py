@@ -11,6 +11,7 @@ import importlib
 import json
 import lzma
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -26,9 +27,14 @@ COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 JSONL = (".jsonl", ".ndjson", ".json")
 WRITTEN = "generate.json"  # what `unmask generate --out` says of the lines beside it; no document
 PARQUET = (".parquet",)
+HELD_OUT = ("valid", "validation", "val", "dev")
+_BARE = re.compile(r"^([A-Za-z][\w+.-]*:)?/+")
+_SPLIT = re.compile(r"(train|test|" + "|".join(HELD_OUT) + r")([-_]?\d[\w-]*)?", re.IGNORECASE)
 FASTA = (".fa", ".fasta", ".fna")
 TABLES = (".csv", ".tsv", ".tab")
 _CHUNK = 1 << 20
+# For pyarrow's readers, which else keep all row groups of a file as they go, or all of one: memory grew with the file.
+BOUNDED: dict[str, Any] = {"pre_buffer": False, "buffer_size": _CHUNK}
 
 File = Path | Remote
 
@@ -130,6 +136,41 @@ def find(path: str, endings: Iterable[str]) -> list[File]:
         where = path if is_url(path) or any(c in path for c in MAGIC) else f"the folder {path}"
         raise DataError(f"{where} holds no file ending in {' '.join(sorted(wanted))}, plain or compressed")
     return files
+
+
+def one_split(path: str, files: list[File]) -> list[File]:
+    """The files of a folder, unless their names say that they are of several splits, which nobody wants as one.
+
+    >>> one_split("texts", [Path("texts/train.jsonl"), Path("texts/test.jsonl")])
+    Traceback (most recent call last):
+    unmask.errors.DataError: texts holds several splits (test, train): name the files of one, such as texts/train.jsonl
+    """
+    if any(c in path for c in MAGIC):  # whoever gives a pattern has chosen
+        return files
+    places = dict(reversed([place for file in files if (place := _split_of(path, file))]))
+    if len({"valid" if split in HELD_OUT else split for split in places}) > 1:
+        named = ", ".join(sorted(places))
+        wanted = places.get("train", places[min(places)])
+        raise DataError(f"{path} holds several splits ({named}): name the files of one, such as {wanted}")
+    return files
+
+
+def _split_of(path: str, file: File) -> tuple[str, str] | None:
+    """The split that the names below the folder speak of (train-00000-of-00002, valid/0), and what names it alone."""
+    base = path.rstrip("/")
+    if isinstance(file, Remote):  # stores spell their URLs in several ways
+        below = _BARE.sub("", file.path).removeprefix(_BARE.sub("", base)).strip("/")
+    else:
+        below = file.as_posix().removeprefix(Path(base).expanduser().as_posix()).strip("/")
+    *folders, name = below.split("/")
+    stem, _, endings = name.partition(".")
+    if word := _SPLIT.fullmatch(stem):
+        alone = name if word[1] == stem else f"{word[1]}*.{endings}"
+        return word[1].lower(), "/".join([base, *folders, alone])
+    for k, folder in enumerate(folders):
+        if word := _SPLIT.fullmatch(folder):
+            return word[1].lower(), "/".join([base, *folders[: k + 1], "**"])
+    return None
 
 
 def _written_beside(file: File) -> bool:

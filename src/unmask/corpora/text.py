@@ -51,7 +51,7 @@ class Text(Corpus):
 
     def files(self) -> list[sources.File]:
         """The files, in the order in which they are read."""
-        return sources.find(self.path, PROSE + CODE)
+        return sources.one_split(self.path, sources.find(self.path, PROSE + CODE))
 
     def documents(self) -> Iterator[Document]:
         files = self.files()

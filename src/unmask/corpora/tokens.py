@@ -77,7 +77,9 @@ class Tokens(Corpus):
             raise DataError(f"{self.path} is not tokenized to its end: the same `unmask tokenize` goes on with it")
         files = sources.find(self.path, sources.PARQUET)
         parts = {file.name.split("-")[0] for file in files}
-        if part == "all" or not parts <= {"train", "valid"}:
+        if not parts <= {"train", "valid"}:
+            return sources.one_split(self.path, files)
+        if part == "all":
             return files
         return [file for file in files if file.name.startswith(f"{part}-")]
 
@@ -146,7 +148,7 @@ class _Table:
         arrow: Any = sources.optional("pyarrow", "pyarrow", "data", "reading Parquet")
         sources.optional("pyarrow.parquet", "pyarrow", "data", "reading Parquet")
         try:
-            self.table = arrow.parquet.ParquetFile(self.raw.__enter__())
+            self.table = arrow.parquet.ParquetFile(self.raw.__enter__(), **sources.BOUNDED)
         except arrow.ArrowException as e:
             raise DataError(f"cannot read {self.file} as Parquet: {str(e).splitlines()[0]}") from None
         known = self.table.schema_arrow.names

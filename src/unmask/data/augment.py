@@ -10,10 +10,13 @@ import numpy as np
 from unmask.data.complement import complement_of
 from unmask.data.order import coins
 from unmask.data.rows import Ints, RowBatch
+from unmask.errors import UsageError
 
 if TYPE_CHECKING:
     from unmask.config import DataConfig
     from unmask.data.tokenizers import Tokenizer
+
+IUPAC = {bytes([letter]) for letter in b"ACGTUNRYSWKMBDHV"}  # of nucleotides, those that stand for several among them
 
 
 @dataclass(frozen=True)
@@ -44,4 +47,11 @@ def augmentation(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ReverseCo
     """
     if data.augment == "none":
         return None
-    return ReverseComplement(np.array(complement_of(tokenizer), dtype=np.int64), seed)
+    complement = complement_of(tokenizer)
+    words = [word for word in tokenizer.spellings()[1] if word is not None and len(word) == 1 and word.isalpha()]
+    if others := [word.decode() for word in words if word.upper() not in IUPAC]:
+        raise UsageError(
+            f"data.augment = reverse_complement is for DNA, this vocabulary has other letters, such as {others[0]!r}: "
+            "take the tokenizer dna, or leave it out"
+        )
+    return ReverseComplement(np.array(complement, dtype=np.int64), seed)

@@ -179,7 +179,7 @@ class Subwords(Tokenizer):
                 text.encode("utf-8")
             except UnicodeEncodeError as e:
                 raise lone_surrogate(text, e.start) from None
-        with _guard(DataError, "the tokenizer cannot encode the text"):
+        with guard(DataError, "the tokenizer cannot encode the text"):
             encodings: list[Any] = encode(list(texts), add_special_tokens=False)
         for encoding in encodings:
             ids = encoding.ids
@@ -200,7 +200,7 @@ def vocabulary_of(data: dict[str, Any]) -> tokenizers.Tokenizer:
         raise ModelFolderError("the tokenizer's JSON has no model: it is no tokenizer.json")
     if model.get("dropout"):
         data = data | {"model": model | {"dropout": None}}  # the same text must give the same ids each time
-    with _guard(ModelFolderError, "the tokenizer cannot be read"):
+    with guard(ModelFolderError, "the tokenizer cannot be read"):
         for part in ("normalizer", "decoder"):
             if _growth(data.get(part)) > MAX_GROWTH:
                 raise ModelFolderError(f"the tokenizer's {part} makes texts over {MAX_GROWTH} times longer")
@@ -264,13 +264,13 @@ def train_bpe(size: int, corpus: Corpus) -> Subwords:
 def from_gpt2_vocab(vocab: Path, merges: Path) -> Subwords:
     """GPT-2's two files: byte-level BPE, `<|endoftext|>` ends a text, the mask is appended."""
     inner = byte_level_vocabulary(vocab, merges)
-    with _guard(ModelFolderError, f"cannot read the vocabulary {vocab} with {merges.name}"):
+    with guard(ModelFolderError, f"cannot read the vocabulary {vocab} with {merges.name}"):
         return Subwords(inner)
 
 
 def byte_level_vocabulary(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     """The BPE of GPT-2 and RoBERTa, as their two files have it."""
-    with _guard(ModelFolderError, f"cannot read the vocabulary {vocab} with {merges.name}"):
+    with guard(ModelFolderError, f"cannot read the vocabulary {vocab} with {merges.name}"):
         inner = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         inner.decoder = decoders.ByteLevel()
@@ -280,14 +280,14 @@ def byte_level_vocabulary(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
 def from_bert_vocab(vocab: Path) -> Subwords:
     """BERT's file: WordPiece; without a capital letter in it the text is lower-cased, as bert-base-uncased does."""
     inner = word_piece_vocabulary(vocab)
-    with _guard(ModelFolderError, f"cannot read the vocabulary {vocab}"):
+    with guard(ModelFolderError, f"cannot read the vocabulary {vocab}"):
         return Subwords(inner)
 
 
 def word_piece_vocabulary(vocab: Path, lower: bool | None = None) -> tokenizers.Tokenizer:
     """The WordPiece of BERT's file; lower=None: lower-cased where no word in it has a capital letter."""
     specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    with _guard(ModelFolderError, f"cannot read the vocabulary {vocab}"):
+    with guard(ModelFolderError, f"cannot read the vocabulary {vocab}"):
         inner = tokenizers.Tokenizer(models.WordPiece.from_file(str(vocab), unk_token="[UNK]"))
         words = inner.get_vocab()
         if "[UNK]" not in words:
@@ -303,7 +303,7 @@ def word_piece_vocabulary(vocab: Path, lower: bool | None = None) -> tokenizers.
 
 def residue_vocabulary(vocab: Path) -> tokenizers.Tokenizer:
     """ESM's file: a line a token; a residue is a letter, and blanks between them say nothing."""
-    with _guard(ModelFolderError, f"cannot read the vocabulary {vocab}"):
+    with guard(ModelFolderError, f"cannot read the vocabulary {vocab}"):
         words = {word.strip(): id for id, word in enumerate(read_text(vocab).splitlines()) if word.strip()}
         if "<unk>" not in words:
             raise ModelFolderError(f"the vocabulary {vocab} has no <unk>: it is no vocabulary of residues")
@@ -369,8 +369,14 @@ def _ends_from_offsets(text: str, offsets: Sequence[tuple[int, int]], num_bytes:
 
 
 @contextmanager
-def _guard(kind: type[UnmaskError], what: str) -> Iterator[None]:
-    """Turn what the Rust side raises, panics included, into one line."""
+def guard(kind: type[UnmaskError], what: str) -> Iterator[None]:
+    """Turn what the Rust side of `tokenizers` raises, panics included, into one line.
+
+    >>> with guard(DataError, "it cannot be read"):
+    ...     raise ValueError("odd")
+    Traceback (most recent call last):
+    unmask.errors.DataError: it cannot be read: odd
+    """
     try:
         yield
     except UnmaskError:

@@ -60,6 +60,9 @@ class Denoiser(ABC):
     def build(self, *, num_ids: int, mask_id: int) -> Network:
         """The module, freshly initialised, for a vocabulary of `num_ids` ids, the mask among them."""
 
+    def check_start(self, *, num_ids: int, mask_id: int) -> None:  # noqa: B027 (most describe all of it)
+        """Refuse to begin from nothing with a network that nobody has described."""
+
     def describe(self, network: Network) -> None:
         """Refuse what `build` returned where it cannot be trained and saved, and let it carry this description."""
         from unmask.denoisers.network import Network

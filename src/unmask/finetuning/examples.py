@@ -64,7 +64,7 @@ def read_examples(path: str, data: TaskData, *, labelled: bool = True) -> list[E
     """
     endings = (*sources.TABLES, *sources.JSONL, ".txt")
     examples: list[Example] = []
-    for file in sources.find(path, endings):
+    for file in sources.one_split(path, sources.find(path, endings)):
         read = _json_lines if sources.ending(file) in sources.JSONL else _table
         for number, values in read(file, data, labelled):
             examples.append(_example(values, data, f"{file}, line {number}", labelled))
@@ -187,6 +187,7 @@ def class_words(train: list[Example], config: FinetuneConfig) -> tuple[str, ...]
     """The classes: those that are stated, each of which has an example, or those that are there."""
     there = {example.label for example in train if example.label is not None}
     if config.labels:
+        targets(train, "classification", config.labels)  # a label of another class is told first, with its line
         if missing := [word for word in config.labels if word not in there]:
             raise UsageError(
                 f"the class {missing[0][:40]!r} has no example in {config.data.train}: leave it out of labels"

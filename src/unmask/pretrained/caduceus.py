@@ -17,6 +17,7 @@ from unmask.pretrained.mamba import direction
 from unmask.pretrained.renaming import Renamed, Their, as_it_is, check_ordinary, tied_or_own, whole
 
 MODEL_TYPES = ("caduceus",)
+DENOISER = "caduceus"
 
 LENGTH = 1 << 17  # of the longest rows that one was trained on; it has no positions
 ORDINARY = {

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from unmask.denoisers.encoder import EncoderNetwork
 from unmask.heads.task import Task
 from unmask.model import Model
+from unmask.pretrained.native import native_of
 
 Layout = Literal["unmask", "hf"]
 
@@ -107,7 +109,8 @@ def _use(model: Model, repo: str, task: Task | None, layout: Layout) -> str:
         lines = ["import unmask", "", f'classifier = unmask.load_classifier("hf:{repo}")']
     elif layout == "hf":
         job = "text-generation" if model.process is None else "fill-mask"
-        lines = ["import transformers", "import unmask.hf", ""]
+        known = isinstance(model.denoiser, EncoderNetwork) or native_of(model).model_type
+        lines = ["import transformers", *([] if known else ["import unmask.hf"]), ""]
         lines += [f'pipe = transformers.pipeline("{job}", model="{repo}")']
     else:
         lines = ["import unmask", "", f'model = unmask.load("hf:{repo}")', "model.generate(num=2)"]

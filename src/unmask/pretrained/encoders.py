@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 MODEL_TYPES = tuple(SETTINGS)
+DENOISER = "encoder"
 
 INSIDE = "encoder."  # before transformers' names in ours
 # Role: the keys of a tokenizer's config that may name it, and spellings where none does.

@@ -17,18 +17,20 @@ from unmask.denoisers.encoder.heads import FAMILIES, config_of
 from unmask.errors import UsageError
 from unmask.model import Model
 from unmask.pretrained.encoders import INSIDE
-from unmask.pretrained.registered import write_registered
+from unmask.pretrained.native import native_of, write_native
+from unmask.pretrained.registered import architecture_of, write_registered
 from unmask.storage.atomic import atomic_folder
 from unmask.storage.model_folder import unshared
 from unmask.storage.tensor_file import write_tensors
 
 
-def write_transformers(model: Model, folder: Path) -> None:
+def write_transformers(model: Model, folder: Path) -> str:
     """config.json, model.safetensors and the tokenizer's files, such that transformers' classes load them.
 
     `folder` must be new or empty. An encoder goes out as the masked language model that it is: of how it was trained,
-    of its noise and of which tokens it never predicts such a folder says nothing. All others take the classes that
-    `import unmask.hf` registers, and their folder says everything.
+    of its noise and of which tokens it never predicts such a folder says nothing. Autoregression in a `llama` goes out
+    as one of transformers' own causal models (`native`). All others take the classes that `import unmask.hf` registers.
+    The folders of both say everything. A sentence comes back: what class it is, and what else one must know.
 
     >>> write_transformers(unmask.load("runs/bert"), Path("bert-mdlm"))  # doctest: +SKIP
     """
@@ -37,8 +39,7 @@ def write_transformers(model: Model, folder: Path) -> None:
         raise UsageError(f"{folder} exists and is not empty; give the name of a new folder")
     network, tokenizer = model.denoiser, model.tokenizer
     if not isinstance(network, EncoderNetwork) or not isinstance(tokenizer, Subwords):
-        write_registered(model, folder)
-        return
+        return _of_ours(model, folder)
     if network.objective is not None:
         raise UsageError("the model's objective has parameters of its own, which a transformers folder cannot hold")
     described, weights = network.saved(unshared(network))
@@ -53,6 +54,16 @@ def write_transformers(model: Model, folder: Path) -> None:
         (temp / "tokenizer.json").write_text(vocabulary, encoding="utf-8")
         (temp / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         write_tensors(temp / "model.safetensors", _tensors(described, weights, network.mask_id), {"format": "pt"})
+    return f"{FAMILIES[described.family].model}, which says nothing of noise, objective or fixed tokens"
+
+
+def _of_ours(model: Model, folder: Path) -> str:
+    native = native_of(model)
+    if native.model_type:
+        return write_native(model, folder)
+    write_registered(model, folder)
+    why = f": {native.why}" if model.process is None else ""
+    return f"{architecture_of(model)}, a class of ours that import unmask.hf registers{why}"
 
 
 def _tensors(described: Encoder, weights: dict[str, Tensor], mask_id: int) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Which family reads a model, by the `model_type` of its config.
 
-A family is a module with `MODEL_TYPES`, the types that it knows, and `read(source) -> Pretrained`.
+A family is a module with `MODEL_TYPES`, the types that it knows, `DENOISER`, the name of what they become, and
+`read(source) -> Pretrained`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from unmask.errors import ModelFolderError, UsageError, did_you_mean
 from unmask.pretrained.base import Pretrained, Source
+from unmask.pretrained.registered import is_ours
 from unmask.pretrained.source import open_source
 from unmask.storage.untrusted import printable
 
@@ -25,7 +27,7 @@ def read_pretrained(source: str | Source) -> Pretrained:
     """
     source = open_source(source) if isinstance(source, str) else source
     families = _families()
-    kind = "unmask" if "format_version" in source.config else source.model_type  # a model folder of ours says no type
+    kind = "unmask" if is_ours(source) else source.model_type  # ours may go as a class of theirs, or say no type
     if kind in families:
         made: Pretrained = families[kind].read(source)
         return made
@@ -40,6 +42,21 @@ def read_pretrained(source: str | Source) -> Pretrained:
         f"{source.where} has the model_type {said}, which is not among those that can be read; "
         f"{did_you_mean(kind, families)}"
     )
+
+
+def denoiser_of(source: Source) -> str:
+    """The name of the denoiser that a source becomes, "" where nobody reads it; nothing but its config is looked at.
+
+    >>> denoiser_of(open_source("hf:bert-base-uncased"))  # doctest: +SKIP
+    'encoder'
+    """
+    if is_ours(source):
+        said = source.config if "format_version" in source.config else source.config.get("unmask")
+        described = said.get("denoiser") if isinstance(said, dict) else None
+        name = described.get("name") if isinstance(described, dict) else None
+        return name if isinstance(name, str) else ""
+    family = _families().get(source.model_type)
+    return "" if family is None else str(family.DENOISER)
 
 
 def _families() -> dict[str, Any]:

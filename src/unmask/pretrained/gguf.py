@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unmask.errors import MissingExtraError, ModelFolderError, UnmaskError, UsageError
 from unmask.pretrained.base import Source
+from unmask.pretrained.sentencepiece import BPE, BYTE, Piece, SpmFile, vocabulary_of
 from unmask.storage.untrusted import check_plain, printable
 
 if TYPE_CHECKING:
@@ -182,6 +183,8 @@ class GGUF(Source):
 
     def tokenizer(self) -> tokenizers.Tokenizer:
         kind, pre = self._field("tokenizer.ggml.model"), self._field("tokenizer.ggml.pre") or "gpt-2"
+        if kind == "llama":
+            return self._sentence_pieces()
         if kind != "gpt2" or pre not in SPLITS:
             what = f"of the kind {printable(kind)!r}" if kind != "gpt2" else f"split as {printable(pre)!r}"
             raise UsageError(
@@ -191,6 +194,25 @@ class GGUF(Source):
             tokens, merges = self._field("tokenizer.ggml.tokens"), self._field("tokenizer.ggml.merges") or []
             types = self._field("tokenizer.ggml.token_type") or [1] * len(tokens)
             return byte_level_bpe(list(map(str, tokens)), list(map(str, merges)), list(types), pre)
+
+    def _sentence_pieces(self) -> tokenizers.Tokenizer:
+        """SentencePiece's BPE, as Llama 2 has it."""
+        with self._guard():
+            tokens, scores, types = (
+                self._field(f"tokenizer.ggml.{name}") for name in ("tokens", "scores", "token_type")
+            )
+            if scores is None or types is None or not len(tokens) == len(scores) == len(types):
+                raise UsageError(
+                    f"{self.where} has a vocabulary of the kind 'llama' without scores and types of its pieces"
+                )
+            pieces = [Piece(str(t), float(s), int(k)) for t, s, k in zip(tokens, scores, types, strict=True)]
+            said = SpmFile(pieces, algorithm=BPE, byte_fallback=any(piece.kind == BYTE for piece in pieces))
+            said.space_first = self._field("tokenizer.ggml.add_space_prefix") is not False
+            said.one_space = self._field("tokenizer.ggml.remove_extra_whitespaces") is True
+        try:
+            return vocabulary_of(said)
+        except ModelFolderError as e:
+            raise ModelFolderError(f"{self.where}: {e}") from None
 
     @contextmanager
     def _guard(self) -> Iterator[None]:

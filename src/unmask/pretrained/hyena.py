@@ -15,6 +15,7 @@ from unmask.pretrained.letters import END, letters
 from unmask.pretrained.renaming import Renamed, Their, check_ordinary, tied_or_own, whole
 
 MODEL_TYPES = ("hyenadna",)
+DENOISER = "hyena"
 
 ORDINARY = {
     "hyena_order": (2,),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ from unmask.denoisers.llama import Llama
 from unmask.denoisers.llama.rope import RopeScaling
 from unmask.errors import ModelFolderError, UsageError
 from unmask.pretrained.base import Pretrained, Source
+from unmask.storage.model_folder import Weights
 from unmask.storage.untrusted import printable
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from unmask.data.tokenizers import Tokenizer
 
 MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
+DENOISER = "llama"
 
 # Keys that change what the network computes, each with the values that leave it as we compute it.
 ORDINARY: dict[str, tuple[Any, ...]] = {
@@ -54,6 +56,40 @@ def read(source: Source) -> Pretrained:
     >>> read_pretrained("models/SmolLM2-135M").denoiser.dims.groups  # doctest: +SKIP
     3
     """
+    described, prefix, _ = _held(source)
+    tokenizer, begin = _vocabulary(source, source.config["vocab_size"])
+    return Pretrained(
+        denoiser=Llama(**{**vars(described), "begin": begin}),
+        state=_state(source, described, prefix, tokenizer.num_ids),
+        tokenizer=tokenizer,
+        length=_whole(source, source.config, "max_position_embeddings", 2048),
+        causal=True,
+    )
+
+
+def weights_of(source: Source, num_ids: int) -> Weights:
+    """The tensors of such a folder under our names, where somebody else says what network they are of.
+
+    >>> weights_of(open_source("smollm2-hf"), 49153).shapes["norm.weight"].shape  # doctest: +SKIP
+    torch.Size([576])
+    """
+    described, prefix, shapes = _held(source)
+    if not 0 <= num_ids - source.config["vocab_size"] <= 1:
+        raise ModelFolderError(
+            f"{source.where}: the tokenizer has {num_ids} ids, the embedding {source.config['vocab_size']} rows; they "
+            "do not belong together"
+        )
+
+    def shape(*names: str) -> Tensor:
+        parts = [shapes[name].to("meta") for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    ours = _assembled(shape, described, prefix, num_ids)
+    return Weights(source.where, ours, lambda: _state(source, described, prefix, num_ids))
+
+
+def _held(source: Source) -> tuple[Llama, str, dict[str, Tensor]]:
+    """What network it is, what stands before its tensors' names, and their shapes, which are those of the network."""
     config = _checked(source)
     described = _described(source, config)
     shapes = {name: t for name, t in source.shapes().items() if not name.endswith("rotary_emb.inv_freq")}
@@ -66,14 +102,7 @@ def read(source: Source) -> Pretrained:
     if described.tied:
         shapes.pop("lm_head.weight", None)  # some folders hold the head all the same; nobody reads it
     _check_names(source, shapes, wanted)
-    tokenizer, begin = _vocabulary(source, config["vocab_size"])
-    return Pretrained(
-        denoiser=Llama(**{**vars(described), "begin": begin}),
-        state=_state(source, described, prefix, tokenizer.num_ids),
-        tokenizer=tokenizer,
-        length=_whole(source, config, "max_position_embeddings", 2048),
-        causal=True,
-    )
+    return described, prefix, shapes
 
 
 # --- what the config says ---------------------------------------------------------------------------------------------
@@ -168,8 +197,12 @@ def _whole(source: Source, config: Mapping[str, Any], key: str, default: int) ->
 # --- the tensors ------------------------------------------------------------------------------------------------------
 
 
-def _layer(described: Llama) -> dict[str, tuple[tuple[str, ...], list[tuple[int, ...]]]]:
-    """Our name of each tensor of a block: theirs, one after another, and their shapes."""
+def layer_tensors(described: Llama) -> dict[str, tuple[tuple[str, ...], list[tuple[int, ...]]]]:
+    """Our name of each tensor of a block: theirs, one after another, and their shapes.
+
+    >>> layer_tensors(Llama(size="nano"))["kv.weight"][0]
+    ('self_attn.k_proj.weight', 'self_attn.v_proj.weight')
+    """
     dims = described.dims
     D, F, Q, G, K = dims.hidden, dims.inner, dims.heads * dims.head_dim, dims.groups * dims.head_dim, dims.head_dim
     maps = {
@@ -197,7 +230,7 @@ def _names(described: Llama, rows: int, prefix: str) -> Iterator[tuple[str, tupl
     hidden = described.dims.hidden
     yield f"{prefix}embed_tokens.weight", (rows, hidden)
     for n in range(described.dims.blocks):
-        for theirs, shapes in _layer(described).values():
+        for theirs, shapes in layer_tensors(described).values():
             yield from ((f"{prefix}layers.{n}.{name}", shape) for name, shape in zip(theirs, shapes, strict=True))
     yield f"{prefix}norm.weight", (hidden,)
     if not described.tied:
@@ -233,9 +266,14 @@ def _state(source: Source, described: Llama, prefix: str, num_ids: int) -> dict[
                 raise ModelFolderError(f"{source.where}: {name} holds numbers that are not finite; it is damaged")
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    return _assembled(take, described, prefix, num_ids)
+
+
+def _assembled(take: Callable[..., Tensor], described: Llama, prefix: str, num_ids: int) -> dict[str, Tensor]:
+    """Our tensors out of theirs, of which `take` gives one, or several one after another."""
     state = {"embed.weight": with_rows(take(f"{prefix}embed_tokens.weight"), num_ids)}
     for n in range(described.dims.blocks):
-        for ours, (theirs, _) in _layer(described).items():
+        for ours, (theirs, _) in layer_tensors(described).items():
             state[f"blocks.{n}.{ours}"] = take(*(f"{prefix}layers.{n}.{name}" for name in theirs))
     state["norm.weight"] = take(f"{prefix}norm.weight")
     if not described.tied:

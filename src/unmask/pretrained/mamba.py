@@ -13,6 +13,7 @@ from unmask.pretrained.llama import _vocabulary, with_rows
 from unmask.pretrained.renaming import Renamed, Their, check_ordinary, tied_or_own, whole
 
 MODEL_TYPES = ("mamba",)
+DENOISER = "mamba"
 
 LENGTH = 2048  # of the rows it was trained on; it has no positions, and reads longer ones, too
 ORDINARY = {

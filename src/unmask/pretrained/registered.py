@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from unmask.data.roles import WITH_ROLES
@@ -17,6 +18,7 @@ from unmask.data.subwords import Subwords
 from unmask.data.tokenizers import Tokenizer, tokenizer_from_json
 from unmask.errors import ModelFolderError, UsageError
 from unmask.model import Model
+from unmask.pretrained import llama
 from unmask.pretrained.base import Pretrained, Source
 from unmask.pretrained.plain_vocabulary import vocabulary_of
 from unmask.pretrained.source import Folder as SourceFolder
@@ -24,12 +26,13 @@ from unmask.pretrained.source import open_source
 from unmask.storage import model_folder
 from unmask.storage.atomic import atomic_folder
 from unmask.storage.model_folder import Weights
-from unmask.storage.tensor_file import write_tensors
+from unmask.storage.tensor_file import read_shapes, read_tensors, write_tensors
 from unmask.storage.untrusted import printable
 from unmask.text.prompts import spaces_lead
 
 MODEL_TYPES = ("unmask",)
 PREFIX = "network."  # of our tensors' names there
+MASK_ROWS = "unmask.safetensors"  # beside a class of theirs: what our mask's rows hold, each [D] by its matrix's name
 MASKED, CAUSAL = "UnmaskForMaskedLM", "UnmaskForCausalLM"
 
 
@@ -85,13 +88,18 @@ def config_of(model: Model) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "pad_token_id": tokenizer.eot_id,
         "tie_word_embeddings": False,  # what is shared, our network shares itself
         "unmask": described,
-        "unmask_tokenizer": _about_tokenizer(tokenizer),
+        "unmask_tokenizer": about_tokenizer(tokenizer),
     }
     plain: dict[str, Any] = json.loads(json.dumps(config))
     return plain, {PREFIX + name: tensor.detach() for name, tensor in weights.items()}
 
 
-def _about_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+def about_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What a `tokenizer.json` of others does not say of ours.
+
+    >>> about_tokenizer(unmask.load_tokenizer("bytes"))  # doctest: +SKIP
+    {'unmask': 'bytes'}
+    """
     if not isinstance(tokenizer, Subwords):
         own: dict[str, Any] = json.loads(tokenizer.to_json())
         return own
@@ -127,7 +135,7 @@ def tokenizer_files(model: Model) -> tuple[str, dict[str, Any]]:
     data = json.loads(inner.to_str())
     if isinstance(tokenizer, Subwords) and spaces_lead(tokenizer):
         _lstrip(data, tokenizer.mask_id)  # as in texts with gaps: the space before a mask is the word's in its place
-    data["post_processor"] = _frame(inner.id_to_token, model.begin, model.end)
+    data["post_processor"] = frame(inner.id_to_token, model.begin, model.end)
     return json.dumps(data, ensure_ascii=False), about | {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model.length,
@@ -136,8 +144,12 @@ def tokenizer_files(model: Model) -> tuple[str, dict[str, Any]]:
     }
 
 
-def _frame(spelling: Any, begin: list[int], end: list[int]) -> dict[str, Any] | None:
-    """What stands around every row, in the language of `tokenizers`."""
+def frame(spelling: Any, begin: list[int], end: list[int]) -> dict[str, Any] | None:
+    """What stands around every row, in the language of `tokenizers`. spelling: that of an id.
+
+    >>> frame({7: "<s>"}.get, [7], [])["single"][0]
+    {'SpecialToken': {'id': '<s>', 'type_id': 0}}
+    """
     if not begin and not end:
         return None
     names = {id: str(spelling(id)) for id in (*begin, *end)}
@@ -153,12 +165,13 @@ def _frame(spelling: Any, begin: list[int], end: list[int]) -> dict[str, Any] | 
 
 
 def is_ours(source: Source) -> bool:
-    """Whether a source holds a model of ours: in transformers' layout, or our own folder.
+    """Whether a source holds a model of ours: in transformers' layout (also in a class of theirs), or our own folder.
 
     >>> is_ours(open_source("hf:models/bert-base-uncased"))  # doctest: +SKIP
     False
     """
-    return source.model_type in MODEL_TYPES or "format_version" in source.config
+    native = source.model_type in llama.MODEL_TYPES and "unmask" in source.config
+    return source.model_type in MODEL_TYPES or "format_version" in source.config or native
 
 
 def read_ours(name: str) -> model_folder.Folder:
@@ -188,11 +201,35 @@ def read_source(source: Source) -> model_folder.Folder:
     tokenizer = _tokenizer(source, said)
 
     def weights() -> Weights:
+        if source.model_type in llama.MODEL_TYPES:
+            return native_weights(source, tokenizer)
         ours = {name: name.removeprefix(PREFIX) for name in source.shapes()}
         shapes = {ours[name]: tensor for name, tensor in source.shapes().items()}
         return Weights(source.where, shapes, lambda: {ours[name]: tensor for name, tensor in source.tensors.items()})
 
     return model_folder.read_described(config, tokenizer, weights, said)
+
+
+def native_weights(source: Source, tokenizer: Tokenizer) -> Weights:
+    """Those of `native.write_native`: the mask's rows, which a class of theirs has no use for, lie in a file of ours.
+
+    >>> native_weights(open_source("stories-hf"), tokenizer).shapes["embed.weight"].shape  # doctest: +SKIP
+    """
+    held = llama.weights_of(source, tokenizer.num_ids)
+    path = source.path / MASK_ROWS if isinstance(source, SourceFolder) else None
+    if path is None or not path.exists() or tokenizer.num_ids == source.config["vocab_size"]:
+        return held
+    for name, row in read_shapes(path).items():
+        if name not in held.shapes or row.shape != held.shapes[name].shape[1:] or row.dtype != torch.float32:
+            raise ModelFolderError(f"{path}: {printable(name)} is no row of the mask of this model")
+
+    def read() -> dict[str, Tensor]:
+        state = held.read()
+        for name, row in read_tensors(path).items():
+            state[name] = torch.cat([state[name][:-1], row[None]])
+        return state
+
+    return Weights(held.where, held.shapes, read)
 
 
 def _tokenizer(source: Source, said: str) -> Tokenizer:

@@ -26,7 +26,7 @@ MAX_FILES = 1 << 12  # weight files that an index may name
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack", "*.ckpt.index")
 WANTED = ("config.json", "*.safetensors", INDEX, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt")
+VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "spm.model", "tokenizer.model", "added_tokens.json")
 ROLES = ("mask_token", "cls_token", "sep_token", "bos_token", "eos_token", "pad_token", "unk_token")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?(@[\w./-]{1,96})?")
 

@@ -30,15 +30,26 @@ def read_text(path: Path, most: int = MAX_TEXT) -> str:
     Traceback (most recent call last):
     unmask.errors.ModelFolderError: nowhere.json is missing
     """
+    try:
+        return read_bytes(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError:
+        raise ModelFolderError(f"{path} is damaged: it is not UTF-8 text") from None
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """The same as bytes.
+
+    >>> read_bytes(Path("nowhere.model"), 100)
+    Traceback (most recent call last):
+    unmask.errors.ModelFolderError: nowhere.model is missing
+    """
     size = _kind(path, follow=True).st_size
     if size > most:
         raise ModelFolderError(f"{path} has {size:,} bytes, more than the {most:,} that it may have")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes()
     except OSError as e:
         raise ModelFolderError(f"cannot read {path}: {e.strerror or e}") from None
-    except UnicodeDecodeError:
-        raise ModelFolderError(f"{path} is damaged: it is not UTF-8 text") from None
 
 
 def read_json(path: Path, most: int = MAX_TEXT) -> dict[str, Any]:

@@ -89,6 +89,8 @@ class RunState:
         self.folder = Path(config.out)
         checkpoint = find_checkpoint(config, world, resume=resume)
         self.tokenizer = pretrained.tokenizer if pretrained else self._tokenizer(checkpoint is not None)
+        if checkpoint is None and init is None:
+            config.denoiser.check_start(num_ids=self.tokenizer.num_ids, mask_id=self.tokenizer.mask_id)
         rows, valid_rows = self._build_rows()
         self.labels = rows.class_words
         self.rows, self.valid_rows = rows.classed(self.labels), valid_rows.classed(self.labels)

@@ -68,6 +68,18 @@ class Encoder(Denoiser):
         """The longest row that it can read."""
         return num_positions(self.family, self.all_settings)
 
+    def check_start(self, *, num_ids: int, mask_id: int) -> None:
+        """Its defaults are those of published encoders, which are large; who wants one so says a setting at least."""
+        if self.settings != read_settings(self.family, {}):
+            return
+        with torch.device("meta"):
+            size = sum(p.numel() for p in self.build(num_ids=num_ids, mask_id=mask_id).parameters())
+        width, depth = ("dim", "n_layers") if self.family == "distilbert" else ("hidden_size", "num_hidden_layers")
+        raise UsageError(
+            f"denoiser = encoder without settings is a {self.family} of {size / 1e6:.0f} million parameters, begun "
+            f"from nothing: give --init hf:PATH_OR_ID, or say its sizes, such as denoiser.settings.{width} and {depth}"
+        )
+
     def build(self, *, num_ids: int, mask_id: int) -> EncoderNetwork:
         return EncoderNetwork(self, num_ids=num_ids, mask_id=mask_id)
 

@@ -1,0 +1,273 @@
+"""One command for work that takes longer than a machine is lent: stages of a TOML file, stopped and gone on with.
+
+    python benchmarks/stages.py benchmarks/glue/table4.toml --data /data --out runs/table4 --minutes 9 --jobs 3
+    python benchmarks/stages.py benchmarks/glue/table4.toml --out runs/table4 --list
+    python benchmarks/stages.py FILE --data /data --out new --minutes 9 --finished small.tar.gz --back small.tar.gz
+
+The same command goes on where the last one ended: a stage that is done has a file in OUT/stages; one that was begun is
+asked to stop when the minutes are over (SIGTERM), keeps what it has and goes on with --resume or by itself. Exit codes:
+0 all is done, 75 there is more to do, 1 a stage failed. --back keeps what is small after every stage (numbers and
+predictions, no weights), --finished puts it in place on another machine; a stage whose weights are not there begins
+anew.
+
+A stage: `unmask` or `python`, the words of its command; `resume`, a run's folder, with which --resume is added once it
+is begun; `into`, a file that gets what it prints; `makes`, what must be there for it to be done; `beside`, the stages
+of this name may run at once. {data}, {out}, {here} and the [settings] stand for their values; --set changes one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import unmask
+from unmask.storage.atomic import atomic_text
+
+GOES_ON = 75  # how a command of unmask ends that was asked to stop
+GRACE = 45.0  # seconds in which a stage that is asked to stop may save
+SMALL = ("*.json", "*.jsonl", "*.md", "*.csv", "*.svg")
+MOST = 1 << 22  # bytes of a small file
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command. resume, into, makes: paths, where the file says so; beside: the name of those that may run at once."""
+
+    name: str
+    words: tuple[str, ...]
+    resume: Path | None
+    into: Path | None
+    makes: tuple[Path, ...]
+    beside: str
+
+
+class Stages:
+    """What a file says is to be done, and what OUT says of it."""
+
+    def __init__(self, file: Path, data: str, out: Path, changes: dict[str, str]) -> None:
+        said = tomllib.loads(file.read_text(encoding="utf-8"))
+        settings = {name: str(value) for name, value in said.get("settings", {}).items()}
+        if unknown := changes.keys() - settings.keys():
+            raise SystemExit(f"{file} has no setting {min(unknown)!r}; known: {', '.join(sorted(settings))}")
+        self.out = out.absolute()
+        places = {"data": os.path.abspath(data), "out": str(self.out), "here": str(file.parent.absolute())}
+        self.values = settings | changes | places
+        self.stages = [self._stage(one) for one in said["stage"]]
+
+    def _stage(self, said: dict[str, Any]) -> Stage:
+        own = dict(said)
+        name, beside = own.pop("name"), own.pop("beside", "")
+        module = ["-m", "unmask"] if "unmask" in own else []
+        words = self._words(own.pop("unmask", None) or own.pop("python"))
+        resume, into = own.pop("resume", None), own.pop("into", None)
+        paths = {key: None if text is None else Path(self._filled(text)) for key, text in (("r", resume), ("i", into))}
+        makes = tuple(Path(self._filled(text)) for text in own.pop("makes", ()))
+        if own:
+            raise SystemExit(f"stage {name}: unknown key {min(own)!r}")
+        return Stage(name, (*module, *words), paths["r"], paths["i"], makes, beside or name)
+
+    def _words(self, text: str) -> list[str]:
+        """A setting may be several words; a path with a space stays one."""
+        words = []
+        for word in shlex.split(text):
+            alone = word.startswith("{") and word.endswith("}") and word[1:-1] not in ("data", "out", "here")
+            words += shlex.split(self._filled(word)) if alone else [self._filled(word)]
+        return words
+
+    def _filled(self, text: str) -> str:
+        for name, value in self.values.items():
+            text = text.replace("{" + name + "}", value)
+        return text
+
+    def marker(self, stage: Stage) -> Path:
+        return self.out / "stages" / f"{stage.name}.json"
+
+    def done(self, stage: Stage) -> dict[str, Any] | None:
+        """What is written down of a stage that is done, and whose things are there."""
+        if not self.marker(stage).exists() or not all(path.exists() for path in stage.makes):
+            return None
+        said: dict[str, Any] = json.loads(self.marker(stage).read_text(encoding="utf-8"))
+        if said["words"] != self.said(stage):
+            raise SystemExit(
+                f"{stage.name} was done as `{said['words']}`, not `{self.said(stage)}`: give another --out"
+            )
+        return said
+
+    def said(self, stage: Stage) -> str:
+        """Its command without the places, which may be others on another machine."""
+        words = shlex.join(stage.words)
+        for name in ("here", "out", "data"):
+            words = words.replace(self.values[name], "{" + name + "}")
+        return words
+
+    def small(self) -> Iterator[Path]:
+        """Numbers, predictions and tables."""
+        for pattern in SMALL:
+            for path in sorted(self.out.rglob(pattern)):
+                heavy = {"model", "checkpoints"} & {*path.relative_to(self.out).parts}
+                if path.is_file() and not heavy and path.stat().st_size <= MOST:
+                    yield path
+
+    def take_back(self, archive: Path) -> None:
+        """What is small, into an archive, whole or not at all."""
+        new = archive.with_name(f".{archive.name}.new")
+        with tarfile.open(new, "w:gz", compresslevel=6) as tar:
+            for path in self.small():
+                tar.add(path, str(path.relative_to(self.out)))
+        new.replace(archive)
+
+    def bring(self, archive: Path) -> int:
+        """Put what an archive holds in place where nothing is; how many files that are."""
+        count = 0
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                target, file = self.out / member.name, tar.extractfile(member) if member.isfile() else None
+                inside = target.resolve().is_relative_to(self.out.resolve())
+                if file is not None and inside and not target.exists() and target.suffix in {s[1:] for s in SMALL}:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    atomic_text(target, file.read().decode("utf-8"))
+                    count += 1
+        return count
+
+
+@dataclass
+class Running:
+    stage: Stage
+    process: subprocess.Popen[bytes]
+    log: Path
+    began: float
+
+
+def begin(stages: Stages, stage: Stage) -> Running:
+    words = [
+        *stage.words,
+        *(["--resume"] if stage.resume is not None and (stage.resume / "checkpoints").exists() else []),
+    ]
+    log = stages.out / "stages" / f"{stage.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    printed = log.with_suffix(".out")
+    with log.open("ab") as said, printed.open("wb") as out:
+        how: dict[str, Any] = {"stdout": out, "stderr": said, "cwd": stages.values["data"], "env": environment()}
+        process = subprocess.Popen([sys.executable, *words], **how)
+    print(f"{stage.name}: begun", flush=True)
+    return Running(stage, process, log, time.monotonic())
+
+
+def environment() -> dict[str, str]:
+    """As here, with this very unmask, whatever the folder that a command runs in."""
+    before = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(unmask.__file__).parents[1]), *before])}
+
+
+def ended(stages: Stages, running: Running) -> bool:
+    """Write down that a stage is done; False: there is more to do; one that failed ends everything."""
+    stage, code = running.stage, running.process.returncode
+    seconds = time.monotonic() - running.began
+    printed = running.log.with_suffix(".out").read_text(encoding="utf-8")
+    if code == GOES_ON or code == -signal.SIGTERM:
+        print(f"{stage.name}: stopped after {seconds:.0f} s, to go on", flush=True)
+        return False
+    if code:
+        tail = running.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
+        raise SystemExit("\n".join([f"{stage.name} failed with exit code {code}:", *tail]))
+    if stage.into is not None:
+        stage.into.parent.mkdir(parents=True, exist_ok=True)
+        atomic_text(stage.into, printed)
+    said = {"words": stages.said(stage), "seconds": round(seconds, 1)}
+    atomic_text(stages.marker(stage), json.dumps(said) + "\n")
+    print(
+        f"{stage.name}: done in {seconds:.0f} s",
+        *([printed.rstrip()] if stage.into is None else []),
+        sep="\n",
+        flush=True,
+    )
+    return True
+
+
+def work(stages: Stages, args: argparse.Namespace) -> bool:
+    """Run what is left until the time is over; whether all is done."""
+    until = time.monotonic() + 60 * args.minutes
+    todo = [stage for stage in stages.stages if stages.done(stage) is None]
+    return all(run_group(stages, list(group), args, until) for _, group in groupby(todo, lambda stage: stage.beside))
+
+
+def run_group(stages: Stages, waiting: list[Stage], args: argparse.Namespace, until: float) -> bool:
+    """Stages that may run at once."""
+    running: list[Running] = []
+    whole = True
+    try:
+        while waiting or running:
+            while waiting and len(running) < args.jobs and time.monotonic() < until - GRACE:
+                running.append(begin(stages, waiting.pop(0)))
+            if not running:
+                return False  # no time is left for those that wait
+            time.sleep(0.2)
+            for one in [one for one in running if one.process.poll() is not None]:
+                running.remove(one)
+                whole &= ended(stages, one)
+                if args.back:
+                    stages.take_back(args.back)
+            if time.monotonic() >= until - GRACE and running:
+                stop(running)
+    finally:
+        stop(running)
+    return whole
+
+
+def stop(running: list[Running]) -> None:
+    """Ask them to save and end; one that does not in time is killed, and goes on from its last checkpoint."""
+    for one in running:
+        if one.process.poll() is None:
+            one.process.send_signal(signal.SIGTERM)
+    until = time.monotonic() + GRACE - 5
+    for one in running:
+        try:
+            one.process.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            one.process.kill()
+            one.process.wait()
+            one.process.returncode = GOES_ON
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--data", default=".", help="the folder with the data; commands run in it")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=0.0, help="go on for so long; 0: not at all")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="stages at once, where the file allows it")
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", dest="changes")
+    parser.add_argument("--list", action="store_true", help="print what is done and what is not, and run nothing")
+    parser.add_argument("--finished", type=Path, metavar="FILE.tar.gz", help="put its small files in place first")
+    parser.add_argument("--back", type=Path, metavar="FILE.tar.gz", help="keep all small files there")
+    args = parser.parse_args(words)
+    if odd := [one for one in args.changes if "=" not in one]:
+        parser.error(f"--set takes NAME=VALUE, got {odd[0]!r}")
+    stages = Stages(args.file, args.data, args.out, dict(one.split("=", 1) for one in args.changes))
+    if args.finished:
+        print(f"{stages.bring(args.finished)} files were put in place")
+    if not args.list and work(stages, args):
+        return 0
+    for stage in stages.stages:
+        done = stages.done(stage)
+        state = "to do" if done is None else f"done, {done['seconds']:.0f} s"
+        print(f"{stage.name}: {state}")
+    return 0 if args.list else GOES_ON
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(GOES_ON))  # what runs is asked to save first
+    sys.exit(main())
