@@ -12,7 +12,7 @@ import torch
 
 from tiny import TINY
 from unmask.config import OptimConfig
-from unmask.data.tokenizers import load_tokenizer
+from unmask.data.tokenizers import Tokenizer, load_tokenizer
 from unmask.denoisers import Denoiser
 from unmask.denoisers.dit import DiT
 from unmask.finetuning.config import FinetuneConfig, TaskData
@@ -24,10 +24,10 @@ CAUSAL = DiT(size="nano", hidden=32, blocks=1, heads=2, qk_norm=False, zero_init
 QUICK = OptimConfig(lr=1e-2, muon=False, warmup=0.1, schedule="constant", ema=0.0)
 
 
-def small_model(denoiser: Denoiser = TINY, **how: Any) -> Model:
+def small_model(denoiser: Denoiser = TINY, tokenizer: Tokenizer | None = None, **how: Any) -> Model:
     """A model that has learned nothing yet, of bytes."""
     torch.manual_seed(0)
-    tokenizer = load_tokenizer("bytes")
+    tokenizer = tokenizer or load_tokenizer("bytes")
     network = denoiser.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
     denoiser.describe(network)
     objective = AR() if denoiser.causal else MDLM()

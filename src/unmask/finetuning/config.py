@@ -70,6 +70,7 @@ class FinetuneConfig:
     epochs: int = 10
     batch: int = 32
     length: int | None = None  # of a row in tokens; None: the model's window
+    conjoin: bool | None = None  # one answer for both strands of DNA; None: where the vocabulary is DNA alone
     valid_every: int = 0  # steps; 0: once an epoch
     patience: int = 3  # validations without a better one after which a seed ends
     freeze: bool = False  # only the head is trained

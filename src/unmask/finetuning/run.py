@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 import unmask
+from unmask.data.complement import complement_of, spells_dna
 from unmask.devices import pick_device
 from unmask.distributed.stopping import stop_requests
 from unmask.distributed.world import World
@@ -114,6 +115,7 @@ class _Run:
         decisive = {k: v for k, v in to_dict(self.config).items() if k not in NOT_DECISIVE}
         data = {part: digest(split) for part, split in self.parts.items()}
         identity = {"model": model_fingerprint(self.model), "data": data, "options": decisive}
+        identity |= {"conjoined": True} if self.task.conjoined else {}
         self.results.begin(identity, {"model": self.name, "config": to_dict(self.config), "task": to_dict(self.task)})
         starts: list[Start] = ["model", "scratch"] if self.config.from_scratch else ["model"]
         seeds: dict[str, dict[int, Numbers]] = {start: {} for start in starts}
@@ -208,6 +210,7 @@ def task_of(model: Model, config: FinetuneConfig, splits: Splits) -> Task:
         text=data.text,
         pair=data.pair,
         label=data.label,
+        complement=complement_of(model.tokenizer) if conjoins(model, config) else (),
     )
     description: Any = getattr(model.denoiser, "config", None)
     if description is not None:  # tried on a network without numbers, before anything is written
@@ -215,6 +218,17 @@ def task_of(model: Model, config: FinetuneConfig, splits: Splits) -> Task:
             tried = description.build(num_ids=model.tokenizer.num_ids, mask_id=model.tokenizer.mask_id)
             task.attach(tried)
     return task
+
+
+def conjoins(model: Model, config: FinetuneConfig) -> bool:
+    """Whether a sequence and its reverse complement get one answer: as the options say, else where texts are DNA.
+
+    >>> conjoins(unmask.load("stories"), FinetuneConfig())  # doctest: +SKIP
+    False
+    """
+    if config.conjoin is not None:
+        return config.conjoin
+    return config.data.pair is None and spells_dna(model.tokenizer)
 
 
 def repeated(split: Split, train: Split) -> int:

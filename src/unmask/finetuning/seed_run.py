@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unmask.data.order import permuted
+from unmask.data.order import coins, permuted
 from unmask.denoisers import Denoiser
 from unmask.denoisers.network import Network
 from unmask.devices import fast_attention, few_threads, pick_precision, put
@@ -135,7 +135,7 @@ class SeedRun:
     def _step(self, step: int) -> None:
         work, config = self.work, self.work.config
         indices = self._indices(step)
-        part = work.rows["train"].batch(indices.tolist())
+        part = work.rows["train"].batch(indices.tolist(), other=self._other_strand(step, indices))
         target_B = torch.tensor([work.splits.train.targets[i] for i in indices])
         # Dropout depends on the seed and the step alone, so that a seed that is repeated is the same.
         torch.manual_seed(int(row_keys(self.seed, torch.tensor(step))))
@@ -160,6 +160,14 @@ class SeedRun:
         epoch, within = divmod(step, self.work.steps_an_epoch)
         places = np.arange(within * size, min(n, (within + 1) * size), dtype=np.int64)
         return permuted(places, n, self.seed, np.full(len(places), epoch, dtype=np.int64))
+
+    def _other_strand(self, step: int, indices: np.ndarray) -> list[bool] | None:
+        """Which examples are read as their other strand: every second time, of a network that in training reads one."""
+        task, network = self.work.task, self.network
+        if not task.conjoined or network.width > task.width(network):
+            return None
+        turned: list[bool] = (coins(self.seed, indices) ^ bool(step // self.work.steps_an_epoch % 2)).tolist()
+        return turned
 
     def _read(self) -> None:
         """Look at the numbers of the newest step that nobody has looked at."""
