@@ -21,10 +21,12 @@ from unmask.config import OptimConfig
 from unmask.errors import ModelFolderError, NonFiniteError, Stopped, UnmaskError, UsageError
 from unmask.finetuning.classifier import Classifier, load_classifier
 from unmask.finetuning.config import FinetuneConfig, TaskData, load_finetune_config
-from unmask.finetuning.examples import Example, make_splits
+from unmask.finetuning.examples import Example
+from unmask.finetuning.report import repeated
 from unmask.finetuning.rows import kept, make_rows
-from unmask.finetuning.run import finetune, repeated
+from unmask.finetuning.run import finetune
 from unmask.finetuning.seed_run import SeedRun, Watch, start_network
+from unmask.finetuning.splits import make_splits
 from unmask.heads._pooling import chosen
 from unmask.heads.pooled import Pooled
 from unmask.heads.task import Task, task_outputs

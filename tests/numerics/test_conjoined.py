@@ -261,8 +261,8 @@ def test_a_complement_that_lies_is_refused(tmp_path: Path) -> None:
 def test_training_reads_either_strand(name: str, augmented: bool, tmp_path: Path) -> None:
     """Each example on one strand in one epoch and on the other in the next; a ps network needs none of it."""
     model = small_model(NETWORKS[name], tokenizer=DNA)
-    from unmask.finetuning.examples import make_splits
     from unmask.finetuning.run import task_of
+    from unmask.finetuning.splits import make_splits
 
     options = config(tmp_path)
     splits = make_splits(options)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from unmask.denoisers.network import Network, evaluating
 from unmask.errors import NonFiniteError
-from unmask.finetuning.examples import Split
 from unmask.finetuning.rows import TaskRows
 from unmask.finetuning.scores import score_all
+from unmask.finetuning.splits import Split
 from unmask.heads.task import Task, task_outputs
 
 

@@ -24,9 +24,9 @@ from unmask.denoisers.network import Network
 from unmask.devices import fast_attention, few_threads, pick_precision, put
 from unmask.errors import Stopped, UsageError
 from unmask.finetuning.config import FinetuneConfig
-from unmask.finetuning.examples import Splits
 from unmask.finetuning.predictions import Predictions, loss_of, predict_rows
 from unmask.finetuning.rows import TaskRows
+from unmask.finetuning.splits import Splits
 from unmask.heads.task import Task, task_outputs
 from unmask.model import Model
 from unmask.rng import row_keys
@@ -43,6 +43,9 @@ class Watch:
 
     def on_seed(self, start: Start, seed: int, steps: int) -> None:
         """A seed begins."""
+
+    def on_fold(self, fold: int, folds: int) -> None:
+        """The seed that begins is of this fold of a cross-validation."""
 
     def on_step(self, step: int, loss: float) -> None:
         """A step was made; its loss on its batch."""
