@@ -69,7 +69,7 @@ def letters_config(folder: Path, *, train: int = 96, **options: Any) -> Finetune
     return FinetuneConfig(**how | options)
 
 
-def numbers_of(folder: Path, start: str, seed: int) -> dict[str, Any]:
+def numbers_of(folder: Path, start: str, seed: int | str) -> dict[str, Any]:
     """What a finished seed wrote down, without what two runs of it differ in."""
     numbers: dict[str, Any] = json.loads((folder / "seeds" / f"{start}-{seed}.json").read_text())
     return {key: value for key, value in numbers.items() if key != "seconds"}

@@ -31,8 +31,9 @@ from unmask.errors import UsageError
 if TYPE_CHECKING:
     from unmask.finetuning.config import FinetuneConfig
     from unmask.finetuning.gaps import Gap
+    from unmask.finetuning.results import Start
     from unmask.finetuning.run import Finetuned
-    from unmask.finetuning.seed_run import Start, Watch
+    from unmask.finetuning.seed_run import Watch
     from unmask.finetuning.suites.run import SuiteResult
 
 TAKES_OVERRIDES = True

@@ -89,9 +89,9 @@ def _read(path: Path, labels: tuple[str, ...], place_of: dict[Key, int]) -> RunA
     for number, line in _lines(path):
         try:
             one = json.loads(line)
-            label = one["label"] if labels else float(one["target"])
+            label = str(one["label"]) if labels else float(one["target"])
             predicted.append(number_of[one["predicted"]] if labels else float(one["predicted"]))
-            target.append(number_of[label] if labels else label)
+            target.append(label if isinstance(label, float) else number_of[label])
             same = (one["text"], one.get("pair"), label)
         except (ValueError, KeyError, TypeError, RecursionError) as e:
             raise DataError(f"{path}, line {number} is not what unmask finetune writes: {e!r:.100}") from None

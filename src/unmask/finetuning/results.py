@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from unmask.errors import UsageError
 from unmask.finetuning.examples import Example
@@ -23,6 +23,7 @@ from unmask.storage.atomic import atomic_text
 from unmask.storage.untrusted import read_json
 
 Numbers = dict[str, Any]
+Start = Literal["model", "scratch"]
 FORMAT = 1
 ABOUT = "finetune.json"
 
@@ -34,7 +35,7 @@ class RunName(NamedTuple):
     ('model-0', 'scratch-1-fold-2')
     """
 
-    start: str
+    start: Start
     seed: int
     fold: int | None = None
 

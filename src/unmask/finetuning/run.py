@@ -22,10 +22,10 @@ from unmask.evaluation.suites.results import model_fingerprint
 from unmask.finetuning.classifier import Classifier, load_classifier
 from unmask.finetuning.config import FinetuneConfig
 from unmask.finetuning.report import add_intervals, make_report
-from unmask.finetuning.results import Numbers, Results, RunName, digest
+from unmask.finetuning.results import Numbers, Results, RunName, Start, digest
 from unmask.finetuning.rows import TaskRows, make_rows
 from unmask.finetuning.scores import check_metrics
-from unmask.finetuning.seed_run import SeedRun, Start, Watch, Work
+from unmask.finetuning.seed_run import SeedRun, Watch, Work
 from unmask.finetuning.splits import Labelled, Split, Splits, read_labelled
 from unmask.finetuning.table import markdown
 from unmask.heads.task import Task
@@ -117,7 +117,7 @@ class _Run:
     def run(self) -> Finetuned:
         decisive = {k: v for k, v in to_dict(self.config).items() if k not in NOT_DECISIVE}
         data = {part: digest(examples) for part, examples in self.examples.items()}
-        identity = {"model": model_fingerprint(self.model), "data": data, "options": decisive}
+        identity: Numbers = {"model": model_fingerprint(self.model), "data": data, "options": decisive}
         identity |= {"conjoined": True} if self.task.conjoined else {}
         self.results.begin(identity, {"model": self.name, "config": to_dict(self.config), "task": to_dict(self.task)})
         starts: list[Start] = ["model", "scratch"] if self.config.from_scratch else ["model"]
@@ -139,7 +139,8 @@ class _Run:
     def _work(self, run: RunName) -> Work:
         """What is trained on, with the unit of its numbers."""
         splits = self.labelled.splits(run.seed, run.fold)
-        task = dataclasses.replace(self.task, **unit_of(self.config, splits))
+        mean, scale = unit_of(self.config, splits)
+        task = dataclasses.replace(self.task, mean=mean, scale=scale)
         rows = {part: self._rows(split) for part, split in splits.all.items()}
         return Work(self.model, task, self.config, splits, rows, self.watch, self.asked_to_stop)
 
@@ -202,6 +203,7 @@ def task_of(model: Model, config: FinetuneConfig, splits: Splits) -> Task:
     if length > model.length:
         raise UsageError(f"length {length} is beyond the model's window of {model.length} tokens: give at most that")
     data = config.data
+    mean, scale = unit_of(config, splits)
     task = Task(
         kind=config.kind,
         labels=splits.labels,
@@ -213,7 +215,8 @@ def task_of(model: Model, config: FinetuneConfig, splits: Splits) -> Task:
         pair=data.pair,
         label=data.label,
         complement=complement_of(model.tokenizer) if conjoins(model, config) else (),
-        **unit_of(config, splits),
+        mean=mean,
+        scale=scale,
     )
     description: Any = getattr(model.denoiser, "config", None)
     if description is not None:  # tried on a network without numbers, before anything is written
@@ -223,16 +226,16 @@ def task_of(model: Model, config: FinetuneConfig, splits: Splits) -> Task:
     return task
 
 
-def unit_of(config: FinetuneConfig, splits: Splits) -> dict[str, float]:
-    """What the numbers of a regression are counted from and in; nothing of a classification.
+def unit_of(config: FinetuneConfig, splits: Splits) -> tuple[float, float]:
+    """What the numbers of a regression are counted from, and in; of a classification nothing, in ones.
 
     >>> unit_of(FinetuneConfig(), splits)  # doctest: +SKIP
-    {}
+    (0.0, 1.0)
     """
     if config.kind == "classification":
-        return {}
+        return 0.0, 1.0
     train = splits.train.targets
-    return {"mean": statistics.fmean(train), "scale": statistics.pstdev(train) or 1.0}
+    return statistics.fmean(train), statistics.pstdev(train) or 1.0
 
 
 def conjoins(model: Model, config: FinetuneConfig) -> bool:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from unmask.devices import fast_attention, few_threads, pick_precision, put
 from unmask.errors import Stopped, UsageError
 from unmask.finetuning.config import FinetuneConfig
 from unmask.finetuning.predictions import Predictions, loss_of, predict_rows
+from unmask.finetuning.results import Start
 from unmask.finetuning.rows import TaskRows
 from unmask.finetuning.splits import Splits
 from unmask.heads.task import Task, task_outputs
@@ -34,8 +35,6 @@ from unmask.storage.model_folder import NoStart, load_weights, unshared
 from unmask.training.ema import Ema
 from unmask.training.monitor import Guard
 from unmask.training.optim import Updater, learning_rate, make_optimizer
-
-Start = Literal["model", "scratch"]
 
 
 class Watch:

@@ -64,7 +64,8 @@ class Labelled:
         """
         data, files = self.config.data, self.files
         rest, what = files["train"], data.train
-        named = {name: (files[name], getattr(data, name)) for name in ("valid", "test") if name in files}
+        named: dict[str, tuple[list[Example], str]] = {}
+        named |= {name: (files[name], getattr(data, name)) for name in ("valid", "test") if name in files}
         if fold is not None:
             rest, what = self._without_fold(seed, fold, named)
         elif data.test_share:
@@ -75,9 +76,10 @@ class Labelled:
             named["valid"] = part, f"{len(part):,} examples of {data.train}, kept from training"
         known = rest if fold is None else files["train"]
         labels = class_words(known, self.config) if self.config.kind == "classification" else ()
+        named["train"] = rest, what
         made = {
             name: Split(examples, targets(examples, self.config.kind, labels), said)
-            for name, (examples, said) in {"train": (rest, what), **named}.items()
+            for name, (examples, said) in named.items()
         }
         return Splits(made["train"], made["valid"], made.get("test"), labels)
 

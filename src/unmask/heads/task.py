@@ -143,8 +143,9 @@ def task_outputs(task: Task, network: Network, ids_BL: Tensor, valid_BL: Tensor,
     wanted_BL = put(wanted_BL, device)
     width = task.width(network)
     outs: list[Tensor] = []
-    for strand, part_BLD in enumerate(h_BLD.split(width, dim=-1)[: 2 if both else 1]):
-        if strand:  # its vectors stand at the places of the first, which it is read from the end
+    for lo in range(0, h_BLD.shape[-1] if both else width, width):
+        part_BLD = h_BLD[..., lo : lo + width]
+        if lo:  # the other strand's vectors stand at the places of the first, which it is read from the end
             part_BLD = part_BLD.gather(1, put(places_BL, device).unsqueeze(-1).expand(-1, -1, width))
         outs.append(network.task(part_BLD * wanted_BL.unsqueeze(-1) if both else part_BLD, wanted_BL).float())
-    return sum(outs) / len(outs)
+    return torch.stack(outs).mean(dim=0)

@@ -73,7 +73,10 @@ def across(result: SuiteResult) -> str:
             numbers = [_tested(reports.get(task.name), task, start) for task in tasks]
             if any(number is not None for number in numbers):
                 said = ["" if one is None else percent(one["mean"]) + _spread(one, result) for one in numbers]
-                found[f"{model}, {NAMES[start]}"] = [*said, _mean([one and one["mean"] for one in numbers])]
+                found[f"{model}, {NAMES[start]}"] = [
+                    *said,
+                    _mean([None if one is None else one["mean"] for one in numbers]),
+                ]
     guesses = [result.reports[task.name]["guess"]["test"][task.metrics[0]] for task in tasks]
     found["guess"] = [*map(percent, guesses), _mean(guesses)]
     for name in result.suite.systems:
