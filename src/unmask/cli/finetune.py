@@ -86,7 +86,7 @@ def _one(args: argparse.Namespace, config: FinetuneConfig) -> tuple[Finetuned, l
     from unmask.finetuning.run import finetune
 
     others = [check_against(folder) for folder in args.against or ()]
-    done = finetune(args.model, config, device=args.device, watch=_lines())
+    done = finetune(args.model, config, device=args.device, watch=lines_on_stderr())
     return done, gaps(done.folder, others)
 
 
@@ -100,7 +100,7 @@ def _suite(args: argparse.Namespace, config: FinetuneConfig) -> int:
         )
     how: dict[str, Any] = {"data_dir": args.data_dir, "tasks": args.tasks, "device": args.device}
     how |= {"suite": args.suite, "against": args.against or ()}
-    result = finetune_suite(args.model, config, **how, watch=_lines())
+    result = finetune_suite(args.model, config, **how, watch=lines_on_stderr())
     _print_suite(result, as_json=args.json)
     return 0 if result.ok else 1
 
@@ -112,7 +112,7 @@ def _gaps(folder: str, others: list[str]) -> dict[str, list[Gap]]:
     return gaps_of_folders(folder, others)
 
 
-def _lines() -> Watch:
+def lines_on_stderr() -> Watch:
     """A line on stderr for each validation, and at a terminal one that shows the step."""
     from unmask.cli._terminal import stderr
     from unmask.finetuning.scores import TITLES

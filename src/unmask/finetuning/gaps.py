@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unmask.errors import UsageError
 from unmask.evaluation.paired import Interval
-from unmask.finetuning.answers import Answers, read_answers
+from unmask.finetuning.answers import read_answers
 from unmask.finetuning.differences import difference
 from unmask.finetuning.results import ABOUT
 from unmask.finetuning.scores import TITLES
@@ -87,7 +87,7 @@ def gaps(folder: str | Path, against: Sequence[str | Path] = ()) -> list[Gap]:
     """
     ours = read_answers(folder)
     others = [read_answers(one) for one in against]
-    names = _names([ours, *others])
+    names = unique_names({str(one.folder): one.model for one in (ours, *others)})
     found = []
     for metric in ours.metrics:
         mine = f"{names[0]}, {NAMES['model']}"
@@ -117,12 +117,14 @@ def gaps_of_folders(folder: str | Path, against: Sequence[str | Path]) -> dict[s
     return {name: gaps(every[0] / name, [one / name for one in every[1:]]) for name in shared}
 
 
-def _names(every: Sequence[Answers]) -> list[str]:
-    """The models' names; where two are the same, with their folders."""
-    names = [one.model for one in every]
-    return [
-        name if names.count(name) == 1 else f"{name} in {one.folder}" for name, one in zip(names, every, strict=True)
-    ]
+def unique_names(models: Mapping[str, str]) -> list[str]:
+    """The names of folders' models; where two are the same, with their folders.
+
+    >>> unique_names({"runs/a": "stories", "runs/b": "mine", "runs/c": "mine"})
+    ['stories', 'mine in runs/b', 'mine in runs/c']
+    """
+    names = [*models.values()]
+    return [name if names.count(name) == 1 else f"{name} in {folder}" for folder, name in models.items()]
 
 
 def check_against(folder: str | Path) -> Path:

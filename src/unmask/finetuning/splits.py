@@ -64,6 +64,10 @@ class Labelled:
         """
         data, files = self.config.data, self.files
         rest, what = files["train"], data.train
+        labels: tuple[str, ...] = ()
+        if fold is not None:
+            labels = self._labels(rest)
+            targets(rest, self.config.kind, labels)  # a label that is none is told before folds are made of it
         named: dict[str, tuple[list[Example], str]] = {}
         named |= {name: (files[name], getattr(data, name)) for name in ("valid", "test") if name in files}
         if fold is not None:
@@ -74,14 +78,16 @@ class Labelled:
         if "valid" not in named:
             rest, part = divided(rest, data.held_out, 0 if fold is None else _key(seed, fold))
             named["valid"] = part, f"{len(part):,} examples of {data.train}, kept from training"
-        known = rest if fold is None else files["train"]
-        labels = class_words(known, self.config) if self.config.kind == "classification" else ()
+        labels = self._labels(rest) if fold is None else labels
         named["train"] = rest, what
         made = {
             name: Split(examples, targets(examples, self.config.kind, labels), said)
             for name, (examples, said) in named.items()
         }
         return Splits(made["train"], made["valid"], made.get("test"), labels)
+
+    def _labels(self, train: list[Example]) -> tuple[str, ...]:
+        return class_words(train, self.config) if self.config.kind == "classification" else ()
 
     def _without_fold(
         self, seed: int, fold: int, named: dict[str, tuple[list[Example], str]]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from unmask.finetuning.gaps import GAP_COLUMNS, GAP_NOTE, signed
+from unmask.finetuning.gaps import GAP_COLUMNS, GAP_NOTE, signed, unique_names
 from unmask.finetuning.results import Numbers
 from unmask.finetuning.scores import TITLES
 from unmask.finetuning.suites.base import SuiteTask
@@ -65,10 +65,10 @@ def across(result: SuiteResult) -> str:
     """The shape of the paper's table: a line for each system, a column for each task's first metric, and their mean."""
     tasks = _done(result)
     found: dict[str, list[str]] = {}
-    systems = {result.model: result.reports} | {
-        next(iter(reports.values()))["model"]: reports for reports in result.others.values()
-    }
-    for model, reports in systems.items():
+    models = {str(result.folder): result.model}
+    models |= {folder: next(iter(reports.values()))["model"] for folder, reports in result.others.items()}
+    systems = zip(unique_names(models), [result.reports, *result.others.values()], strict=True)
+    for model, reports in systems:
         for start in NAMES:
             numbers = [_tested(reports.get(task.name), task, start) for task in tasks]
             if any(number is not None for number in numbers):
