@@ -453,8 +453,10 @@ def test_what_is_kept_from_training_is_the_same_for_every_seed(tmp_path: Path) -
     assert splits.test is not None
     assert (len(splits.train), len(splits.valid), len(splits.test)) == (54, 18, 24)
     known = {one.text for one in splits.train.examples}
-    assert repeated(splits.train, splits.train) == 54
-    assert repeated(splits.test, splits.train) == sum(one.text in known for one in splits.test.examples)
+    assert repeated(splits.train.examples, splits.train.examples) == 54
+    assert repeated(splits.test.examples, splits.train.examples) == sum(
+        one.text in known for one in splits.test.examples
+    )
     parts = [{one.where for one in split.examples} for split in (splits.train, splits.valid, splits.test)]
     assert not (parts[0] & parts[1] | parts[0] & parts[2] | parts[1] & parts[2])
     again = make_splits(dataclasses.replace(config, seeds=9))

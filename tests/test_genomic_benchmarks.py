@@ -152,15 +152,14 @@ def test_the_page_says_what_is_ours_and_what_is_quoted(done: tuple[SuiteResult, 
     assert systems[0][1] == f"{100 * mine['mean']:.1f} ± {spread:.1f}"  # mean ± range, as in the paper
     assert systems[-1][1:3] == ["74.3 ± 1.6", "89.9 ± 0.4"]
     assert "Quoted: table 7 of MDLM (arXiv 2406.07524)" in page
-    assert "too short, so left out: 1 of test, 2 of train" in page.replace(
-        "2 of train, 1 of test", "1 of test, 2 of train"
-    )
+    assert "too short, so left out: 2 of train, 1 of test" in page
     assert "3 of the 21 reported stand in train, too, word for word" in page
     assert "2 folds, drawn anew for each seed" in page
     report = json.loads((root / "out" / "ensembl" / "report.json").read_text())
     assert report["left_out"] == {"train": 2, "test": 1}
     assert report["task"]["complement"] == list(complement_of(DNA))
-    assert report["guess"]["test"]["accuracy"] == pytest.approx(11 / 21)
+    majority = {0.0: 9 / 21, 1.0: 12 / 21}  # of a fold's train, in which the classes are as many or nearly so
+    assert min(majority.values()) <= report["guess"]["test"]["accuracy"] <= max(majority.values())
 
 
 def test_gaps_are_told_with_what_is_visible(done: tuple[SuiteResult, Path]) -> None:

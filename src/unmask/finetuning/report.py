@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from unmask.finetuning.answers import read_answers
 from unmask.finetuning.config import FinetuneConfig
 from unmask.finetuning.differences import score_interval
+from unmask.finetuning.examples import Example
 from unmask.finetuning.results import Numbers, RunName
 from unmask.finetuning.rows import TaskRows
 from unmask.finetuning.scores import score_all
@@ -53,7 +54,7 @@ def make_report(
         "sources": {part: split.what for part, split in splits.all.items()},
         "cut_texts": {part: one.cut_texts for part, one in rows.items()},
         "cut_tokens": {part: sum(one.cut) for part, one in rows.items()},
-        "repeated": {part: sum(repeated(*pair) for pair in _trained(part, every, labelled)) for part in splits.parts},
+        "repeated": {part: _repeated(part, every, labelled) for part in splits.parts},
         "guess": {part: _mean(part, guesses, every, config) for part in splits.parts},
         "results": summarize(done),
         "seconds": round(sum(one["seconds"] for one in done.values()), 3),
@@ -84,16 +85,19 @@ def _together(every: list[Splits], labelled: Labelled) -> Splits:
     return Splits(first.train, first.valid, whole, first.labels)
 
 
-def _trained(part: str, every: list[Splits], labelled: Labelled) -> list[tuple[Split, Split]]:
-    """The examples of a part with those that were trained on, for every fold where each has its own."""
-    pairs = [(one.parts[part], one.train) for one in every]
-    return pairs if part == "test" and "test" not in labelled.files else pairs[:1]
+def _repeated(part: str, every: list[Splits], labelled: Labelled) -> int:
+    """How many examples of a part were trained on, too. Of folds each is seen beside what its own run has read; a test
+    file beside all of train, most of which the run of every fold has read."""
+    if part == "test" and "test" in labelled.files and len(every) > 1:
+        return repeated(labelled.files["test"], labelled.files["train"])
+    pairs = [(one.parts[part].examples, one.train.examples) for one in every]
+    return sum(repeated(*pair) for pair in (pairs if part == "test" else pairs[:1]))
 
 
-def repeated(split: Split, train: Split) -> int:
+def repeated(split: Sequence[Example], train: Sequence[Example]) -> int:
     """How many examples of a split stand in the training examples, word for word."""
-    known = {(one.text, one.pair) for one in train.examples}
-    return sum((one.text, one.pair) in known for one in split.examples)
+    known = {(one.text, one.pair) for one in train}
+    return sum((one.text, one.pair) in known for one in split)
 
 
 def _mean(
