@@ -194,6 +194,7 @@ def test_folders_are_read_as_they_were_reported(folders: dict[str, Path]) -> Non
     want = means[0]["test"]["accuracy"]["mean"] - means[1]["test"]["accuracy"]["mean"]
     assert lazy.interval.value == pytest.approx(want)
     assert lazy.interval.value > 0.2
+    assert len(gaps_of_folders(folders["learned"], [folders["lazy"]] * 2)[""]) == 2  # the second is the first
     assert lazy.within is not None
     assert lazy.within >= want
 
@@ -211,6 +212,7 @@ def test_the_command_compares_without_training(folders: dict[str, Path], capsys:
     assert {path: path.stat().st_mtime_ns for path in folders["learned"].rglob("*")} == before
     for words, hint in (
         ([learned, "--against", other], "reports other examples"),
+        ([learned, "--against", learned], "cannot be compared with itself"),
         ([learned, "--against", str(folders["lazy"].parent / "nothing")], "nothing to compare with"),
         (["stories", "--against", learned], "stories is no folder of a fine-tuning"),
     ):

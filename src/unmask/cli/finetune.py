@@ -82,10 +82,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _one(args: argparse.Namespace, config: FinetuneConfig) -> tuple[Finetuned, list[Gap]]:
-    from unmask.finetuning.gaps import check_against, gaps
+    from unmask.finetuning.gaps import check_others, gaps
     from unmask.finetuning.run import finetune
 
-    others = [check_against(folder) for folder in args.against or ()]
+    others = check_others(config.out, args.against or ())
     done = finetune(args.model, config, device=args.device, watch=lines_on_stderr())
     return done, gaps(done.folder, others)
 

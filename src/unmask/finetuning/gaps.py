@@ -105,7 +105,7 @@ def gaps_of_folders(folder: str | Path, against: Sequence[str | Path]) -> dict[s
     >>> [*gaps_of_folders("runs/glue", ["runs/other-glue"])]  # doctest: +SKIP
     ['cola', 'rte']
     """
-    every = [check_against(one) for one in (folder, *against)]
+    every = [check_against(folder), *check_others(folder, against)]
     if all((one / ABOUT).is_file() for one in every):
         return {"": gaps(every[0], every[1:])}
     tasks = [{path.parent.name for path in one.glob(f"*/{ABOUT}")} for one in every]
@@ -125,6 +125,18 @@ def unique_names(models: Mapping[str, str]) -> list[str]:
     """
     names = [*models.values()]
     return [name if names.count(name) == 1 else f"{name} in {folder}" for folder, name in models.items()]
+
+
+def check_others(own: str | Path, against: Sequence[str | Path]) -> list[Path]:
+    """The folders to compare with, each once; one that is our own is refused.
+
+    >>> check_others("runs/a", ["runs/b"])  # doctest: +SKIP
+    [PosixPath('runs/b')]
+    """
+    others = {folder.resolve(): folder for folder in map(check_against, against)}
+    if Path(own).expanduser().resolve() in others:
+        raise UsageError(f"{own} cannot be compared with itself: give another folder to --against")
+    return [*others.values()]
 
 
 def check_against(folder: str | Path) -> Path:

@@ -22,7 +22,7 @@ def _crossed(name: str, title: str, path: str, *quoted: tuple[float, float]) -> 
         data=TaskData(train=path, text="seq"),
         labels=("0", "1"),
         metrics=("accuracy", "matthews"),
-        split="the official test file, by cross-validation: train is not there, so nobody else's number compares",
+        split="the official test file by cross-validation, for the official train is not there",
         crossed=True,
         quoted=dict(zip(SYSTEMS, (value for value, _ in quoted), strict=True)),
         quoted_ranges=dict(zip(SYSTEMS, (spread for _, spread in quoted), strict=True)),

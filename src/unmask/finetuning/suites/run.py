@@ -10,7 +10,7 @@ from typing import Any
 
 from unmask.errors import DataError, NonFiniteError, UsageError
 from unmask.finetuning.config import FinetuneConfig, TaskData
-from unmask.finetuning.gaps import Gap, check_against, gaps
+from unmask.finetuning.gaps import Gap, check_others, gaps
 from unmask.finetuning.results import ABOUT, Numbers
 from unmask.finetuning.run import finetune
 from unmask.finetuning.seed_run import Watch
@@ -78,7 +78,7 @@ def finetune_suite(
     if (config.data, config.kind, config.labels, config.metrics) != (TaskData(), "classification", (), ()):
         raise UsageError("a suite has its own data, kind, labels and metrics: leave them out, or leave out the suite")
     result = SuiteResult(suite, Path(config.out), str(model))
-    others = [check_against(one) for one in against]
+    others = check_others(config.out, against)
     configs = _readable(suite.chosen(tasks), config, folder, result)
     for name, said in result.failures.items():
         watch.on_note(f"{suite.tasks[name].title} is left out: {said}")
