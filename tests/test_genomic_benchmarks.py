@@ -154,6 +154,19 @@ def test_the_page_says_what_is_ours_and_what_is_quoted(done: tuple[SuiteResult, 
     assert "Quoted: table 7 of MDLM (arXiv 2406.07524)" in page
     assert "too short, so left out: 2 of train, 1 of test" in page
     assert "3 of the 21 reported stand in train, too, word for word" in page
+    new = json.loads((root / "out" / "ensembl" / "report.json").read_text())["results"]["model"]["test"]["accuracy"][
+        "new"
+    ]
+    assert f"On the 18 reported that are not in that file: fine-tuned accuracy {100 * new:.1f}" in page
+    lines = [
+        json.loads(line)
+        for path in (root / "out" / "ensembl" / "predictions").glob("model-*-test.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    trained = {text for text, _ in sequences(36, 2)}
+    right = [one["label"] == one["predicted"] for one in lines if one["text"] not in trained]
+    assert len(right) == 18 * 4
+    assert new == pytest.approx(sum(right) / len(right))
     assert "2 folds, drawn anew for each seed" in page
     report = json.loads((root / "out" / "ensembl" / "report.json").read_text())
     assert report["left_out"] == {"train": 2, "test": 1}

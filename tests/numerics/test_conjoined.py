@@ -15,7 +15,7 @@ from torch import Tensor
 
 from made_tasks import CAUSAL, QUICK, small_model, write_tsv
 from tiny import TINY
-from unmask.data.complement import complement_of
+from unmask.data.complement import complement_of, spells_dna
 from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers import Denoiser
 from unmask.denoisers.caduceus import Caduceus
@@ -32,6 +32,7 @@ from unmask.heads import Head
 from unmask.heads.pooled import Pooled
 from unmask.heads.task import Task, task_outputs
 from unmask.model import Model
+from unmask.pretrained.letters import tokenizer_of
 
 DNA = load_tokenizer("dna")
 OTHER = complement_of(DNA)
@@ -223,6 +224,8 @@ def test_it_is_the_default_of_dna_and_kept_with_the_classifier(name: str, tmp_pa
 
 
 def test_who_is_conjoined(tmp_path: Path) -> None:
+    assert [spells_dna(load_tokenizer(name)) for name in ("dna", "bytes", "chars")] == [True, False, False]
+    assert spells_dna(tokenizer_of(16))  # the published models' letters, with seven special tokens
     dna, texts = small_model(TINY, tokenizer=DNA), small_model()
     plain, pairs = config(tmp_path), config(tmp_path)
     pairs = dataclasses.replace(pairs, data=dataclasses.replace(pairs.data, pair="second"))

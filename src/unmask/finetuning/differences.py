@@ -35,6 +35,16 @@ def score_interval(answers: Answers, start: str, metric: str, *, seeds: int | No
     return _interval([_numbers(runs, answers, metric, weight_SE) for runs in asked], len(answers.keys))
 
 
+def score_on(answers: Answers, start: str, metric: str, counted_E: NDArray[np.bool_], *, seeds: int) -> float:
+    """A score in the mean over the first so many seeds, on some of the examples alone.
+
+    >>> score_on(answers, "model", "accuracy", chosen_E, seeds=3)  # doctest: +SKIP
+    """
+    asked = [runs for seed, runs in answers.runs[start].items() if seed < seeds]
+    weight_1E = counted_E[None, :].astype(np.float32)
+    return float(np.mean([_numbers(runs, answers, metric, weight_1E)[0] for runs in asked]))
+
+
 def difference(
     ours: Answers, theirs: Answers, metric: str, *, start: str = "model", their_start: str = "model"
 ) -> Interval:

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from unmask.finetuning.answers import read_answers
 from unmask.finetuning.config import FinetuneConfig
-from unmask.finetuning.differences import score_interval
+from unmask.finetuning.differences import score_interval, score_on
 from unmask.finetuning.examples import Example
 from unmask.finetuning.results import Numbers, RunName
 from unmask.finetuning.rows import TaskRows
@@ -61,16 +63,25 @@ def make_report(
     }
 
 
-def add_intervals(report: Numbers, folder: Path) -> None:
-    """Put beside each reported score where it would lie with other examples, by what the folder's runs have answered.
+def add_intervals(report: Numbers, folder: Path, labelled: Labelled) -> None:
+    """Put beside each reported score where it would lie with other examples, by what the folder's runs have answered,
+    and what it is on those examples that were not trained on, too.
 
-    >>> add_intervals(report, Path("runs/reviews"))  # doctest: +SKIP
+    >>> add_intervals(report, Path("runs/reviews"), labelled)  # doctest: +SKIP
     """
     answers = read_answers(folder)
+    known = {(one.text, one.pair) for one in labelled.files["train"]}
+    new_E = np.array([(text, pair) not in known for text, pair, *_ in answers.keys])
+    again = report["repeated"][report["reported"]] and "test" in labelled.files and bool(new_E.any())
     for start, parts in report["results"].items():
         for metric, found in parts[report["reported"]].items():
-            half = score_interval(answers, start, metric, seeds=len(found["seeds"])).texts_half
+            seeds = len(found["seeds"])
+            half = score_interval(answers, start, metric, seeds=seeds).texts_half
             found["examples_half"] = None if half is None else round(half, 9)
+            if again:
+                found["new"] = score_on(answers, start, metric, new_E, seeds=seeds)
+    if again:
+        report["new"] = int(new_E.sum())
 
 
 def _together(every: list[Splits], labelled: Labelled) -> Splits:

@@ -129,7 +129,7 @@ class _Run:
                         run = RunName(start, seed, fold)
                         done[run] = self.results.finished(run) or self._train(run, done)
         report = make_report(self.name, self.model, self.task, self.labelled, self._rows, done)
-        add_intervals(report, self.results.folder)
+        add_intervals(report, self.results.folder, self.labelled)
         self.results.keep_report(report, markdown(report))
         return Finetuned(self.results.folder, report)
 

@@ -137,11 +137,22 @@ def notes(report: Numbers) -> list[str]:
         lines.append("A sequence and its reverse complement have one answer: the heads are conjoined.")
     if again := {part: n for part, n in report["repeated"].items() if n}:
         parts = ", ".join(f"{n:,} of {counts[part]:,} in {part}" for part, n in again.items())
-        lines.append(f"Examples that stand in the training examples, too, word for word: {parts}.")
+        lines.append(f"Examples that stand in the training examples, too, word for word: {parts}.{on_new(report)}")
     if cut:
         parts = ", ".join(f"{n:,} of {counts[part]:,} in {part}" for part, n in cut.items())
         lines.append(f"Texts longer than {report['task']['length']} tokens were cut: {parts}.")
     return lines
+
+
+def on_new(report: Numbers) -> str:
+    """What the scores are on those reported examples that do not stand in the file of training examples."""
+    if "new" not in report:
+        return ""
+    told = []
+    for start, parts in report["results"].items():
+        scores = ", ".join(f"{TITLES[name]} {percent(one['new'])}" for name, one in parts[reported(report)].items())
+        told.append(f"{NAMES[start]} {scores}")
+    return f" On the {report['new']:,} reported that are not in that file: {'; '.join(told)}."
 
 
 def _about_folds(report: Numbers, folds: int) -> str:

@@ -10,7 +10,7 @@ from unmask.finetuning.gaps import GAP_COLUMNS, GAP_NOTE, signed, unique_names
 from unmask.finetuning.results import Numbers
 from unmask.finetuning.scores import TITLES
 from unmask.finetuning.suites.base import SuiteTask
-from unmask.finetuning.table import NAMES, cells, percent, table
+from unmask.finetuning.table import NAMES, cells, on_new, percent, table
 
 if TYPE_CHECKING:
     from unmask.finetuning.suites.run import SuiteResult
@@ -161,5 +161,6 @@ def _counted(report: Numbers) -> str:
         named = ", ".join(f"{n:,} of {report['examples'][part]:,} in {part}" for part, n in cut.items())
         said += f"; longer than {report['task']['length']} tokens, so cut: {named}"
     if again := report["repeated"]["test"]:
-        said += f"; {again:,} of the {report['examples']['test']:,} reported stand in train, too, word for word"
+        reported = f"{again:,} of the {report['examples']['test']:,} reported"
+        said += f"; {reported} stand in train, too, word for word.{on_new(report)}"
     return said
