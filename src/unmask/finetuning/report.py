@@ -17,7 +17,7 @@ from unmask.finetuning.results import Numbers, RunName
 from unmask.finetuning.rows import TaskRows
 from unmask.finetuning.scores import score_all
 from unmask.finetuning.splits import Labelled, Split, Splits
-from unmask.finetuning.table import summarize
+from unmask.finetuning.table import reported, summarize
 from unmask.heads.task import Task
 from unmask.model import Model
 from unmask.reader import to_dict
@@ -42,7 +42,6 @@ def make_report(
     every = [labelled.splits(0, fold) for fold in folds]
     splits = _together(every, labelled)
     rows = {part: rows_of(split) for part, split in splits.all.items()}
-    reported = "valid" if splits.test is None else "test"
     guesses = [{part: guess(config, one, split) for part, split in one.parts.items()} for one in every]
     return {
         "model": name,
@@ -50,7 +49,6 @@ def make_report(
         "task": to_dict(task),
         "metrics": list(config.measured),
         "examples": {part: len(split) for part, split in splits.all.items()},
-        "reported": reported,
         **({} if config.folds is None else {"folds": config.folds, "own_files": sorted(labelled.files)}),
         **({"left_out": labelled.left_out} if config.data.shortest else {}),
         "sources": {part: split.what for part, split in splits.all.items()},
@@ -72,9 +70,10 @@ def add_intervals(report: Numbers, folder: Path, labelled: Labelled) -> None:
     answers = read_answers(folder)
     known = {(one.text, one.pair) for one in labelled.files["train"]}
     new_E = np.array([(text, pair) not in known for text, pair, *_ in answers.keys])
-    again = report["repeated"][report["reported"]] and "test" in labelled.files and bool(new_E.any())
+    part = reported(report)
+    again = report["repeated"][part] and "test" in labelled.files and bool(new_E.any())
     for start, parts in report["results"].items():
-        for metric, found in parts[report["reported"]].items():
+        for metric, found in parts[part].items():
             seeds = len(found["seeds"])
             half = score_interval(answers, start, metric, seeds=seeds).texts_half
             found["examples_half"] = None if half is None else round(half, 9)
