@@ -161,7 +161,7 @@ def _about_folds(report: Numbers, folds: int) -> str:
     spread = []
     for start, parts in report["results"].items():
         every = [score for seed in parts[part][metric]["folds"] for score in seed]
-        spread.append(f"{NAMES[start]} between {percent(min(every))} and {percent(max(every))}")
+        spread.append(f"between {percent(min(every))} and {percent(max(every))} ({NAMES[start]})")
     what = (
         "each fold once stops, and all report the test examples"
         if "test" in report["own_files"]
@@ -169,7 +169,7 @@ def _about_folds(report: Numbers, folds: int) -> str:
     )
     return (
         f"Cross-validation of {folds} folds, drawn anew for each seed: {what}; a seed's number is the mean over its "
-        f"folds, whose own {TITLES[metric]} lies, {'; '.join(spread)}."
+        f"folds, whose own {TITLES[metric]} lies {' and '.join(spread)}."
     )
 
 
