@@ -12,7 +12,7 @@ import torch
 
 from tiny import TINY
 from unmask.config import OptimConfig
-from unmask.data.tokenizers import load_tokenizer
+from unmask.data.tokenizers import Tokenizer, load_tokenizer
 from unmask.denoisers import Denoiser
 from unmask.denoisers.dit import DiT
 from unmask.finetuning.config import FinetuneConfig, TaskData
@@ -24,10 +24,10 @@ CAUSAL = DiT(size="nano", hidden=32, blocks=1, heads=2, qk_norm=False, zero_init
 QUICK = OptimConfig(lr=1e-2, muon=False, warmup=0.1, schedule="constant", ema=0.0)
 
 
-def small_model(denoiser: Denoiser = TINY, **how: Any) -> Model:
+def small_model(denoiser: Denoiser = TINY, tokenizer: Tokenizer | None = None, **how: Any) -> Model:
     """A model that has learned nothing yet, of bytes."""
     torch.manual_seed(0)
-    tokenizer = load_tokenizer("bytes")
+    tokenizer = tokenizer or load_tokenizer("bytes")
     network = denoiser.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
     denoiser.describe(network)
     objective = AR() if denoiser.causal else MDLM()
@@ -69,7 +69,7 @@ def letters_config(folder: Path, *, train: int = 96, **options: Any) -> Finetune
     return FinetuneConfig(**how | options)
 
 
-def numbers_of(folder: Path, start: str, seed: int) -> dict[str, Any]:
+def numbers_of(folder: Path, start: str, seed: int | str) -> dict[str, Any]:
     """What a finished seed wrote down, without what two runs of it differ in."""
     numbers: dict[str, Any] = json.loads((folder / "seeds" / f"{start}-{seed}.json").read_text())
     return {key: value for key, value in numbers.items() if key != "seconds"}

@@ -21,10 +21,12 @@ from unmask.config import OptimConfig
 from unmask.errors import ModelFolderError, NonFiniteError, Stopped, UnmaskError, UsageError
 from unmask.finetuning.classifier import Classifier, load_classifier
 from unmask.finetuning.config import FinetuneConfig, TaskData, load_finetune_config
-from unmask.finetuning.examples import Example, make_splits
+from unmask.finetuning.examples import Example
+from unmask.finetuning.report import repeated
 from unmask.finetuning.rows import kept, make_rows
-from unmask.finetuning.run import finetune, repeated
+from unmask.finetuning.run import finetune
 from unmask.finetuning.seed_run import SeedRun, Watch, start_network
+from unmask.finetuning.splits import make_splits
 from unmask.heads._pooling import chosen
 from unmask.heads.pooled import Pooled
 from unmask.heads.task import Task, task_outputs
@@ -461,8 +463,10 @@ def test_what_is_kept_from_training_is_the_same_for_every_seed(tmp_path: Path) -
     assert splits.test is not None
     assert (len(splits.train), len(splits.valid), len(splits.test)) == (54, 18, 24)
     known = {one.text for one in splits.train.examples}
-    assert repeated(splits.train, splits.train) == 54
-    assert repeated(splits.test, splits.train) == sum(one.text in known for one in splits.test.examples)
+    assert repeated(splits.train.examples, splits.train.examples) == 54
+    assert repeated(splits.test.examples, splits.train.examples) == sum(
+        one.text in known for one in splits.test.examples
+    )
     parts = [{one.where for one in split.examples} for split in (splits.train, splits.valid, splits.test)]
     assert not (parts[0] & parts[1] | parts[0] & parts[2] | parts[1] & parts[2])
     again = make_splits(dataclasses.replace(config, seeds=9))

@@ -13,9 +13,12 @@ from made_tasks import QUICK, letters, small_model
 from unmask.cli import run as command
 from unmask.errors import UnmaskError, UsageError
 from unmask.finetuning.config import FinetuneConfig
-from unmask.finetuning.examples import make_splits
-from unmask.finetuning.glue import GLUE, QUOTED, chosen
-from unmask.finetuning.suite import finetune_suite
+from unmask.finetuning.splits import make_splits
+from unmask.finetuning.suites import find_suite
+from unmask.finetuning.suites.run import finetune_suite
+
+SUITE = find_suite("glue")
+GLUE, QUOTED, chosen = SUITE.tasks, SUITE.systems, SUITE.chosen
 
 
 def write(path: Path, lines: list[str]) -> None:
@@ -61,10 +64,10 @@ def test_every_task_reads_its_files(folder: Path, tmp_path: Path) -> None:
         assert splits.test is not None
         counts = {"sst2": (38, 2, 40), "mrpc": (36, 4, 40), "rte": (36, 4, 40)}
         reduced = (29, 3, 8)
-        want = reduced if task.reduced else counts.get(task.name, (40, 40, 40))
+        want = reduced if task.named_only else counts.get(task.name, (40, 40, 40))
         assert (len(splits.train), len(splits.valid), len(splits.test)) == want, task.name
-        assert bool(task.quoted) != task.reduced
-        assert ("reduced" in task.title) == task.reduced
+        assert bool(task.quoted) != task.named_only
+        assert ("reduced" in task.title) == task.named_only
     splits = make_splits(GLUE["mrpc"].config(FinetuneConfig(), folder, tmp_path))
     assert splits.train.examples[0].pair == f'an "open {splits.train.examples[0].text}'
 
@@ -105,8 +108,8 @@ def test_what_is_missing_is_told_before_anything_is_trained(folder: Path, tmp_pa
     shutil.copytree(folder, part)
     (part / "RTE" / "dev.tsv.xz").unlink()
     config = FinetuneConfig(out=str(tmp_path / "out"))
-    with pytest.raises(UnmaskError, match=r"RTE/dev.tsv is not in .*part"):
-        finetune_suite("stories", config, data_dir=part, tasks=["cola", "rte"])
+    with pytest.raises(UnmaskError, match=r"no task of glue can be read in .*part: RTE/dev.tsv is not in .*part"):
+        finetune_suite("stories", config, data_dir=part, tasks=["rte"])
     with pytest.raises(UsageError, match="did you mean 'rte'"):
         finetune_suite("stories", config, data_dir=part, tasks=["rtee"])
     with pytest.raises(UsageError, match="a suite has its own data"):

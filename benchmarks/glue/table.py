@@ -2,7 +2,8 @@
 
 Of each task its first metric, in hundredths, over seeds; of each seed the mean over tasks. The differences to the
 masked language model are of those means, with Welch's 95% interval over seeds: another draw of the head, of the order
-and of dropout, not of the examples and not of the pretraining, of which there is one.
+and of dropout, not of the examples and not of the pretraining, of which there is one. Task by task they are paired, by
+example and seed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from unmask.evaluation.measurement import student_975
-from unmask.finetuning.glue import QUOTATION, QUOTED, chosen
+from unmask.finetuning.gaps import GAP_COLUMNS, GAP_NOTE, gaps_of_folders
+from unmask.finetuning.results import ABOUT
+from unmask.finetuning.suites import find_suite
 from unmask.finetuning.table import over_seeds, table
 
+SUITE = find_suite("glue")
 MODELS = {"ar": "AR", "mlm": "MLM", "mdlm_ft": "MLM + MDLM-FT"}
 NEAR = 1.5  # points
 
@@ -27,7 +31,7 @@ NEAR = 1.5  # points
 def scores(folder: Path) -> dict[str, dict[int, float]]:
     """Task → seed → its first metric on what is reported; of finished seeds."""
     found: dict[str, dict[int, float]] = {}
-    for task in chosen(None):
+    for task in SUITE.chosen(None):
         for path in sorted((folder / task.name / "seeds").glob("model-*.json")):
             said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             found.setdefault(task.name, {})[said["seed"]] = said["scores"]["test"][task.metrics[0]]
@@ -104,9 +108,22 @@ def _bound(found: dict[str, Any]) -> str:
     )
 
 
+def by_task(out: Path) -> list[str]:
+    """The paired gaps of each task's first metric, where the folders hold the answers."""
+    lines = []
+    folders = {name: out / "glue" / name for name in MODELS}
+    for name, folder in folders.items():
+        if name == "mlm" or not all(any(one.glob(f"*/{ABOUT}")) for one in (folder, folders["mlm"])):
+            continue
+        for task, gaps in gaps_of_folders(folder, [folders["mlm"]]).items():
+            metric, _, *rest = gaps[0].cells()
+            lines.append([MODELS[name], SUITE.tasks[task].title, metric, *rest])
+    return [table(["to MLM", "task", GAP_COLUMNS[0], *GAP_COLUMNS[2:]], lines), GAP_NOTE] if lines else []
+
+
 def page(out: Path) -> str:
     by_model = {name: scores(out / "glue" / name) for name in MODELS}
-    tasks = [task for task in chosen(None) if any(task.name in found for found in by_model.values())]
+    tasks = [task for task in SUITE.chosen(None) if any(task.name in found for found in by_model.values())]
     names = [task.name for task in tasks]
     seeds = {name: means(found, names) for name, found in by_model.items()}
     columns = ["", *(f"{task.title} ({task.metrics[0]})" for task in tasks), "mean"]
@@ -114,14 +131,14 @@ def page(out: Path) -> str:
         [title, *(cell(list(by_model[name].get(task, {}).values())) for task in names), cell(seeds[name])]
         for name, title in MODELS.items()
     ]
-    for name in QUOTED:
+    for name in SUITE.systems:
         quoted = [task.quoted.get(name) for task in tasks]
         known = [value for value in quoted if value is not None]
         mean = f"{statistics.fmean(known):.1f}" if known and len(known) == len(quoted) else ""
         lines.append([f"{name} (quoted)", *("" if value is None else f"{value:.1f}" for value in quoted), mean])
     legend = "Hundredths, mean ± Student's 95% interval over seeds (how many seeds)."
     parts = ["# Table 4 at small scale", table(columns, lines), legend, "\n".join(verdicts(seeds))]
-    parts += ["\n".join(bounds(out)), QUOTATION]
+    parts += [*by_task(out), "\n".join(bounds(out)), SUITE.quotation]
     return "\n\n".join(part for part in parts if part)
 
 

@@ -93,8 +93,8 @@ def _examples(args: argparse.Namespace, classifier: Classifier) -> list[Example]
 
 
 def _scores(classifier: Classifier, examples: list[Example], answers: list[Answer]) -> dict[str, float]:
-    from unmask.finetuning.examples import targets
     from unmask.finetuning.scores import SCORES, score_all
+    from unmask.finetuning.splits import targets
 
     task = classifier.task
     goal = targets(examples, task.kind, task.labels)

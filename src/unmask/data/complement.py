@@ -38,6 +38,22 @@ def complement_of(tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(complement)
 
 
+def spells_dna(tokenizer: Tokenizer) -> bool:
+    """Whether texts of this vocabulary are DNA and nothing else: A, C, G and T, perhaps N, a token each, and specials.
+
+    >>> from unmask.data.tokenizers import load_tokenizer
+    >>> spells_dna(load_tokenizer("dna")), spells_dna(load_tokenizer("bytes"))
+    (True, False)
+    """
+    try:
+        spelled = tokenizer.spellings()[1]
+    except UsageError:  # it does not tell how its ids are spelled
+        return False
+    special = {tokenizer.mask_id, tokenizer.eot_id, *tokenizer.fixed_ids}
+    letters = {word.upper() for id, word in enumerate(spelled) if word and id not in special}
+    return {b"A", b"C", b"G", b"T"} <= letters <= {b"A", b"C", b"G", b"T", b"N"}
+
+
 def check_complement(complement: Sequence[int], *, num_ids: int, mask_id: int) -> None:
     """Refuse what is no complement of each id.
 

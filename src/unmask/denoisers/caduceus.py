@@ -92,6 +92,7 @@ class CaduceusNetwork(Layered):
         super().__init__("caduceus", Sizes(num_ids, mask_id, D, config.tied, *conditioned), blocks, RMSNorm(D))
         self.config = config
         if config.equivariance != "none":
+            self.strand_width = D
             check_complement(config.complement, num_ids=num_ids, mask_id=mask_id)
         if config.equivariance == "ps":
             self.width = 2 * D

@@ -108,6 +108,9 @@ class Network(nn.Module):
     num_ids: int
     mask_id: int
     width: int = 0  # of the vectors h_ND; 0: unknown
+    # Of a network that reads both strands of DNA: its vectors are those of a row with those of its reverse complement
+    # at the same places beside them, each so wide; where `width` is that of one strand, in use alone, not in training.
+    strand_width: int = 0
     causal: bool = False
     uses_level: bool = False
     looks_back: bool = False  # sees both sides, and may be told to see no later positions (`Attend.causal`)

@@ -78,6 +78,17 @@ def paired_ci95(ours: Sums, theirs: Sums, *, seed: int = 0, resamples: int = RES
     )
 
 
+def resampled_counts(num: int, *, seed: int = 0, resamples: int = RESAMPLES) -> NDArray[np.float32]:
+    """[S, N] how often each of `num` texts stands in each resample, the same resamples as those of `bootstrap_ci95`.
+
+    >>> resampled_counts(3, resamples=2).sum(axis=1).tolist()
+    [3.0, 3.0]
+    """
+    return np.stack([np.bincount(drawn_N, minlength=num) for drawn_N in _drawn(num, seed, resamples)]).astype(
+        np.float32
+    )
+
+
 @functools.lru_cache(maxsize=2)
 def _drawn(num: int, seed: int, resamples: int) -> NDArray[np.int32]:
     """[S, N] which texts each resample has; the numbers of a set share them."""

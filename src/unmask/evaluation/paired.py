@@ -43,7 +43,7 @@ class SeedNoise:
 
 @dataclass(frozen=True)
 class Interval:
-    """A value in nats per token with its 95% interval.
+    """A value, in nats per token or whatever is measured, with its 95% interval.
 
     texts_half, seeds_half: the half-widths of which the interval is made; None: there is too little to tell.
     """

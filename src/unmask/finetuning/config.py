@@ -22,6 +22,9 @@ OPTIM = OptimConfig(
 )
 
 
+MAX_FOLDS = 1000
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
     """Files of labelled texts: TSV, CSV or JSON lines, also compressed; which columns are read.
@@ -42,6 +45,7 @@ class TaskData:
     columns: tuple[str, ...] = ()  # their names, in files whose first line is an example already
     extra_columns: bool = False  # rows may have more columns than that, which are not read
     skip_lines: tuple[int, ...] = ()  # numbers of lines of train that are left out, from 1
+    shortest: int = 0  # characters; texts of fewer are left out of all files, and counted
     delimiter: str | None = None  # None: a tab, and a comma in files ending in .csv
     quoted: bool | None = None  # fields in double quotes may hold the delimiter; None: in CSV, not in TSV
 
@@ -49,6 +53,8 @@ class TaskData:
         check_fields(self)
         if not 0 < self.held_out < 1 or not 0 <= self.test_share < 1:
             raise ConfigError("held_out lies between 0 and 1, test_share in [0, 1)")
+        if self.shortest < 0:
+            raise ConfigError(f"shortest is a number of characters, got {self.shortest}")
         if self.test is not None and self.test_share:
             raise ConfigError("data.test is a file: leave out data.test_share")
         if self.delimiter is not None and (self.delimiter != r"\t" and len(self.delimiter) != 1):
@@ -70,11 +76,13 @@ class FinetuneConfig:
     epochs: int = 10
     batch: int = 32
     length: int | None = None  # of a row in tokens; None: the model's window
+    conjoin: bool | None = None  # one answer for both strands of DNA; None: where the vocabulary is DNA alone
     valid_every: int = 0  # steps; 0: once an epoch
     patience: int = 3  # validations without a better one after which a seed ends
     freeze: bool = False  # only the head is trained
     from_scratch: bool = False  # the same network from random weights, too, to stand beside
-    seeds: int = 3  # 0 to seeds - 1: of the head's weights, the order of the examples and dropout
+    seeds: int = 3  # 0 to seeds - 1: of the head's weights, the order of the examples, dropout and folds
+    folds: int | None = None  # of train, each of which is once reported, or once stops where data.test is given
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU that has it
 
     def __post_init__(self) -> None:
@@ -84,6 +92,11 @@ class FinetuneConfig:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.valid_every < 0 or (self.length is not None and self.length < 4):
             raise ConfigError("valid_every is 0 or more, length at least 4")
+        if self.folds is not None:
+            if not 2 <= self.folds <= MAX_FOLDS:
+                raise ConfigError(f"folds must lie in 2..{MAX_FOLDS}, got {self.folds}")
+            if self.data.valid is not None or self.data.test_share:
+                raise ConfigError("folds say what stops and what is reported: leave out data.valid and data.test_share")
         if self.labels:
             if self.kind == "regression":
                 raise ConfigError("a regression has no labels: leave them out, or set kind = classification")

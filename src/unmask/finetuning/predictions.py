@@ -12,9 +12,9 @@ from torch import Tensor
 
 from unmask.denoisers.network import Network, evaluating
 from unmask.errors import NonFiniteError
-from unmask.finetuning.examples import Split
 from unmask.finetuning.rows import TaskRows
 from unmask.finetuning.scores import score_all
+from unmask.finetuning.splits import Split
 from unmask.heads.task import Task, task_outputs
 
 
@@ -74,12 +74,15 @@ def predict_rows(
     batch: int,
     autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Predictions:
-    """The answers to all rows, in their order."""
-    out_NK = torch.empty(len(rows), task.outputs)
+    """The answers to all rows, in their order: of a conjoined task the mean of both strands'."""
+    out_NK = torch.zeros(len(rows), task.outputs)
+    strands = [False, True] if task.conjoined and not task.joins_vectors(network) else [False]
     with evaluating(network), autocast():
         for indices in rows.by_length(batch):
-            part = rows.batch(indices)
-            out_NK[indices] = task_outputs(task, network, part.ids_BL, part.valid_BL, part.text_BL).cpu()
+            for other in strands:
+                part = rows.batch(indices, other=[other] * len(indices))
+                out_BK = task_outputs(task, network, part.ids_BL, part.valid_BL, part.text_BL).cpu()
+                out_NK[indices] += out_BK / len(strands)
     if not bool(torch.isfinite(out_NK).all()):
         raise NonFiniteError("the network's answers are not finite numbers: lower optim.lr")
     if task.kind == "classification":

@@ -1,9 +1,10 @@
-"""What a fine-tuning keeps in its folder: one file a finished seed, written whole after its predictions and its model.
+"""What a fine-tuning keeps in its folder: one file a finished run, written whole after its predictions and its model.
 
 finetune.json               what the fine-tuning is of: model, data, options; another one is refused here
 seeds/model-0.json          a finished seed; seeds/scratch-0.json the same network from random weights
+seeds/model-0-fold-1.json   of a cross-validation: a fold of a seed
 predictions/model-0-test.jsonl
-model/                      of the seed that was best on the validation examples
+model/                      of the run that was best on the validation examples
 report.md, report.json
 """
 
@@ -14,22 +15,38 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from unmask.errors import UsageError
-from unmask.finetuning.examples import Split
+from unmask.finetuning.examples import Example
 from unmask.storage.atomic import atomic_text
 from unmask.storage.untrusted import read_json
 
 Numbers = dict[str, Any]
+Start = Literal["model", "scratch"]
 FORMAT = 1
 ABOUT = "finetune.json"
 
 
-def digest(split: Split) -> str:
+class RunName(NamedTuple):
+    """A training of a fine-tuning: from where, with which seed, without which fold.
+
+    >>> str(RunName("model", 0)), str(RunName("scratch", 1, 2))
+    ('model-0', 'scratch-1-fold-2')
+    """
+
+    start: Start
+    seed: int
+    fold: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.seed}" + ("" if self.fold is None else f"-fold-{self.fold}")
+
+
+def digest(examples: Iterable[Example]) -> str:
     """Changes exactly when the examples or their labels do."""
     total = hashlib.sha256()
-    for one in split.examples:
+    for one in examples:
         total.update(json.dumps([one.text, one.pair, one.label]).encode() + b"\n")
     return total.hexdigest()[:40]
 
@@ -61,28 +78,32 @@ class Results:
         if self.folder.is_dir():
             yield from (path for path in self.folder.iterdir() if not path.name.startswith("."))
 
-    def finished(self, start: str, seed: int) -> Numbers | None:
-        """A finished seed's numbers."""
-        path = self._seed(start, seed)
+    def finished(self, run: RunName) -> Numbers | None:
+        """A finished run's numbers."""
+        path = self._seed(run)
         return read_json(path) if path.exists() else None
 
-    def keep(self, start: str, seed: int, numbers: Numbers) -> None:
-        """Write a seed's numbers, whole or not at all: from then on it is finished."""
-        self._write(self._seed(start, seed), numbers)
+    def keep(self, run: RunName, numbers: Numbers) -> None:
+        """Write a run's numbers, whole or not at all: from then on it is finished."""
+        self._write(self._seed(run), numbers)
 
-    def keep_predictions(self, start: str, seed: int, part: str, records: Iterable[Numbers]) -> None:
+    def keep_predictions(self, run: RunName, part: str, records: Iterable[Numbers]) -> None:
         """Write the predictions of a part as JSON lines."""
-        path = self.folder / "predictions" / f"{start}-{seed}-{part}.jsonl"
+        path = self.predictions(run, part)
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+    def predictions(self, run: RunName, part: str) -> Path:
+        """Where a run's predictions of a part are."""
+        return self.folder / "predictions" / f"{run}-{part}.jsonl"
 
     def keep_report(self, numbers: Numbers, markdown: str) -> None:
         """Write the report for machines and for people."""
         self._write(self.folder / "report.json", numbers)
         atomic_text(self.folder / "report.md", markdown)
 
-    def _seed(self, start: str, seed: int) -> Path:
-        return self.folder / "seeds" / f"{start}-{seed}.json"
+    def _seed(self, run: RunName) -> Path:
+        return self.folder / "seeds" / f"{run}.json"
 
     @staticmethod
     def _write(path: Path, numbers: Numbers) -> None:

@@ -1,19 +1,24 @@
-"""Examples as rows of ids: the model's frame, the text, for pairs what stands between and the second text, the end."""
+"""Examples as rows of ids: the model's frame, the text, for pairs what stands between and the second text, the end.
+
+A network that reads both strands of DNA at once has rows of the sequence alone where its answers are conjoined: any
+token around it would stand at another end of the other strand.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from unmask.errors import UsageError
+from unmask.errors import DataError, UsageError
 from unmask.finetuning.examples import Example
 from unmask.heads.task import Task
 
 if TYPE_CHECKING:
+    from unmask.data.tokenizers import Tokenizer
     from unmask.model import Model
 
 CHUNK = 1024  # texts that are tokenized together
@@ -30,12 +35,14 @@ class TaskBatch:
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Rows of a split. cut: how many tokens of each were beyond the length."""
+    """Rows of a split. cut: how many tokens of each were beyond the length. complement: of a conjoined task."""
 
     rows: list[list[int]]
     frame: tuple[int, int]  # how many ids at a row's begin and end are no text
     pad_id: int
     cut: list[int]
+    ends: int = 1  # ids after a text that are its end
+    complement: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -44,9 +51,20 @@ class TaskRows:
     def cut_texts(self) -> int:
         return sum(n > 0 for n in self.cut)
 
-    def batch(self, indices: Sequence[int]) -> TaskBatch:
-        """The rows of these numbers, as long as the longest of them."""
-        rows = [self.rows[i] for i in indices]
+    def take(self, indices: Sequence[int]) -> TaskRows:
+        """The rows of these numbers, as rows of another split."""
+        return replace(self, rows=[self.rows[i] for i in indices], cut=[self.cut[i] for i in indices])
+
+    def other_strand(self, i: int) -> list[int]:
+        """A row with the reverse complement of its text; what stands around the text stays."""
+        row = self.rows[i]
+        begin, end = self.frame[0], len(row) - self.frame[1] - self.ends
+        return [*row[:begin], *(self.complement[id] for id in reversed(row[begin:end])), *row[end:]]
+
+    def batch(self, indices: Sequence[int], *, other: Sequence[bool] | None = None) -> TaskBatch:
+        """The rows of these numbers, as long as the longest of them. other: which of them are the other strand."""
+        turned = other if other is not None else [False] * len(indices)
+        rows = [self.other_strand(i) if turn else self.rows[i] for i, turn in zip(indices, turned, strict=True)]
         longest = max(map(len, rows))
         ids_BL = torch.tensor([row + [self.pad_id] * (longest - len(row)) for row in rows])
         length_B1 = torch.tensor([[len(row)] for row in rows])
@@ -64,12 +82,16 @@ class TaskRows:
 def make_rows(examples: Sequence[Example], task: Task, model: Model) -> TaskRows:
     """The rows of texts or pairs. Of a pair that is too long the longer text is cut, token by token, at its end.
 
+    A sequence of a conjoined task is cut at both ends alike, so that its other strand is cut at the same places.
+
     >>> make_rows([Example("a text", None, None, "")], task, model).rows  # doctest: +SKIP
     """
     tokenizer, begin, end = model.tokenizer, model.begin, model.end
     between = [tokenizer.eot_id] if not task.between else tokenizer.encode(task.between)
     last = [tokenizer.eot_id]  # so that a causal network has a position that has read the whole text
-    if not tokenizer.ends_texts and end == last:
+    if task.joins_vectors(model.denoiser):
+        begin, last, end = [], [], []
+    elif not tokenizer.ends_texts and end == last:
         end = []  # a frame that ends as the text does, such as [SEP], does so once
     room = task.length - len(begin) - len(end) - len(last) - (len(between) if task.pairs else 0)
     if room < 2:
@@ -77,13 +99,40 @@ def make_rows(examples: Sequence[Example], task: Task, model: Model) -> TaskRows
     rows, cut = list[list[int]](), list[int]()
     for lo in range(0, len(examples), CHUNK):
         part = examples[lo : lo + CHUNK]
+        for one, (first, second) in zip(part, _encoded(part, task, tokenizer), strict=True):
+            a, b = kept(len(first), len(second), room)
+            start, stop = middle(len(first), room) if task.conjoined else (0, a)
+            if not (begin or last or stop > start):
+                raise DataError(f"{one.where or 'a text'} has no bases: give it some, or take it out")
+            cut.append(len(first) + len(second) - (stop - start) - b)
+            rows.append([*begin, *first[start:stop], *([*between, *second[:b]] if task.pairs else []), *last, *end])
+    return TaskRows(rows, (len(begin), len(end)), tokenizer.eot_id, cut, len(last), task.complement)
+
+
+def _encoded(part: Sequence[Example], task: Task, tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:
+    """The ids of texts and their pairs; a text that the vocabulary cannot spell is named by its file and line."""
+    try:
         firsts = tokenizer.encode_batch([one.text for one in part])
         seconds = tokenizer.encode_batch([one.pair or "" for one in part]) if task.pairs else [[]] * len(part)
-        for first, second in zip(firsts, seconds, strict=True):
-            a, b = kept(len(first), len(second), room)
-            cut.append(len(first) + len(second) - a - b)
-            rows.append([*begin, *first[:a], *([*between, *second[:b]] if task.pairs else []), *last, *end])
-    return TaskRows(rows, (len(begin), len(end)), tokenizer.eot_id, cut)
+    except DataError:
+        for one in part:
+            try:
+                tokenizer.encode(one.text)
+                tokenizer.encode(one.pair or "")
+            except DataError as e:
+                raise (DataError(f"{one.where}: {e}") if one.where else e) from None
+        raise
+    yield from zip(firsts, seconds, strict=True)
+
+
+def middle(count: int, room: int) -> tuple[int, int]:
+    """Which tokens of a sequence stay when as many are taken from both of its ends.
+
+    >>> middle(5, 8), middle(10, 8), middle(11, 8)
+    ((0, 5), (1, 9), (2, 9))
+    """
+    over = max(0, (count - room + 1) // 2)
+    return over, count - over
 
 
 def kept(first: int, second: int, room: int) -> tuple[int, int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 import unmask
+from unmask.data.complement import complement_of, spells_dna
 from unmask.devices import pick_device
 from unmask.distributed.stopping import stop_requests
 from unmask.distributed.world import World
@@ -20,13 +21,13 @@ from unmask.errors import UsageError
 from unmask.evaluation.suites.results import model_fingerprint
 from unmask.finetuning.classifier import Classifier, load_classifier
 from unmask.finetuning.config import FinetuneConfig
-from unmask.finetuning.examples import Split, Splits, make_splits
-from unmask.finetuning.predictions import Predictions
-from unmask.finetuning.results import Numbers, Results, digest
-from unmask.finetuning.rows import make_rows
-from unmask.finetuning.scores import check_metrics, score_all
-from unmask.finetuning.seed_run import SeedRun, Start, Watch, Work
-from unmask.finetuning.table import markdown, summarize
+from unmask.finetuning.report import add_intervals, make_report
+from unmask.finetuning.results import Numbers, Results, RunName, Start, digest
+from unmask.finetuning.rows import TaskRows, make_rows
+from unmask.finetuning.scores import check_metrics
+from unmask.finetuning.seed_run import SeedRun, Watch, Work
+from unmask.finetuning.splits import Labelled, Split, Splits, read_labelled
+from unmask.finetuning.table import markdown
 from unmask.heads.task import Task
 from unmask.model import Model, load_any
 from unmask.reader import adopt_plugins, to_dict
@@ -66,14 +67,14 @@ def finetune(
     if not isinstance(cast(object, config), FinetuneConfig):
         raise UsageError(f"finetune takes a FinetuneConfig, such as load_finetune_config() gives, got {config!r:.60}")
     adopt_plugins(config.head)
-    splits = make_splits(config)
-    check_metrics(config.measured, config.kind, len(splits.labels))
+    labelled = read_labelled(config)
+    check_metrics(config.measured, config.kind, len(labelled.splits(0, None if config.folds is None else 0).labels))
     name = str(model) if isinstance(model, str | Path) else "a model in memory"
     base = model_of(model, device)
     with stop_requests() as asked_to_stop, one_writer(Path(config.out), World()) as note:
-        run = _Run(base, name, config, splits, watch or Watch(), asked_to_stop)
+        run = _Run(base, name, labelled, watch or Watch(), asked_to_stop)
         if note:
-            run.work.watch.on_note(note)
+            run.watch.on_note(note)
         return run.run()
 
 
@@ -97,50 +98,77 @@ class _Run:
         self,
         model: Model,
         name: str,
-        config: FinetuneConfig,
-        splits: Splits,
+        labelled: Labelled,
         watch: Watch,
         asked_to_stop: Callable[[], bool],
     ) -> None:
-        self.model, self.name, self.config, self.splits = model, name, config, splits
-        self.task = task_of(model, config, splits)
-        parts = {"train": splits.train} | splits.parts
-        rows = {part: make_rows(split.examples, self.task, model) for part, split in parts.items()}
-        self.work = Work(model, self.task, config, splits, rows, watch, asked_to_stop)
-        self.results = Results(Path(config.out))
-        self.parts = parts
+        self.model, self.name, self.labelled, self.config = model, name, labelled, labelled.config
+        self.watch, self.asked_to_stop = watch, asked_to_stop
+        self.folds: list[int | None] = [None] if self.config.folds is None else [*range(self.config.folds)]
+        first = labelled.splits(0, self.folds[0])
+        self.task = task_of(model, self.config, first)
+        self.examples = {name: split.examples for name, split in first.all.items()}
+        if self.config.folds is not None:
+            self.examples = labelled.files
+        every = {one: i for i, one in enumerate(dict.fromkeys(one for part in self.examples.values() for one in part))}
+        self.place_of, self.rows = every, make_rows([*every], self.task, model)
+        self.results = Results(Path(self.config.out))
 
     def run(self) -> Finetuned:
         decisive = {k: v for k, v in to_dict(self.config).items() if k not in NOT_DECISIVE}
-        data = {part: digest(split) for part, split in self.parts.items()}
-        identity = {"model": model_fingerprint(self.model), "data": data, "options": decisive}
+        data = {part: digest(examples) for part, examples in self.examples.items()}
+        identity: Numbers = {"model": model_fingerprint(self.model), "data": data, "options": decisive}
+        identity |= {"conjoined": True} if self.task.conjoined else {}
         self.results.begin(identity, {"model": self.name, "config": to_dict(self.config), "task": to_dict(self.task)})
         starts: list[Start] = ["model", "scratch"] if self.config.from_scratch else ["model"]
-        seeds: dict[str, dict[int, Numbers]] = {start: {} for start in starts}
+        done: dict[RunName, Numbers] = {}
         with steady_gc():
             for seed in range(self.config.seeds):
-                for start in starts:
-                    numbers = self.results.finished(start, seed)
-                    seeds[start][seed] = numbers or self._seed(start, seed, seeds[start])
-        report = self._report(seeds)
+                for fold in self.folds:
+                    for start in starts:
+                        run = RunName(start, seed, fold)
+                        done[run] = self.results.finished(run) or self._train(run, done)
+        report = make_report(self.name, self.model, self.task, self.labelled, self._rows, done)
+        add_intervals(report, self.results.folder, self.labelled)
         self.results.keep_report(report, markdown(report))
         return Finetuned(self.results.folder, report)
 
-    def _seed(self, start: Start, seed: int, before: dict[int, Numbers]) -> Numbers:
-        """Run a seed and keep it: the model first where it is the best, then predictions, then the numbers."""
-        self.work.watch.on_seed(start, seed, self.work.steps)
+    def _rows(self, split: Split) -> TaskRows:
+        return self.rows.take([self.place_of[one] for one in split.examples])
+
+    def _work(self, run: RunName) -> Work:
+        """What is trained on, with the unit of its numbers."""
+        splits = self.labelled.splits(run.seed, run.fold)
+        mean, scale = unit_of(self.config, splits)
+        task = dataclasses.replace(self.task, mean=mean, scale=scale)
+        rows = {part: self._rows(split) for part, split in splits.all.items()}
+        return Work(self.model, task, self.config, splits, rows, self.watch, self.asked_to_stop)
+
+    def _train(self, name: RunName, before: dict[RunName, Numbers]) -> Numbers:
+        """Make a run and keep it: the model first where it is the best, then predictions, then the numbers."""
+        work = self._work(name)
+        self.watch.on_seed(name.start, name.seed, work.steps)
+        if name.fold is not None:
+            self.watch.on_fold(name.fold, len(self.folds))
         began = time.perf_counter()
-        run = SeedRun(self.work, start, seed)
+        run = SeedRun(work, name.start, name.seed)
         found = run.run()
         seconds = time.perf_counter() - began
-        if start == "model" and all(run.best > (one["best"]["score"], -one["best"]["loss"]) for one in before.values()):
+        bests = [one["best"] for other, one in before.items() if other.start == "model"]
+        if name.start == "model" and all(run.best > (best["score"], -best["loss"]) for best in bests):
             self._save(run)
+        parts = work.splits.parts
         for part, predictions in found.items():
-            self.results.keep_predictions(start, seed, part, predictions.records(self.parts[part]))
+            self.results.keep_predictions(name, part, predictions.records(parts[part]))
+        scores = {
+            part: predictions.scores(self.config.measured, parts[part].targets) for part, predictions in found.items()
+        }
         numbers = {
-            "start": start,
-            "seed": seed,
-            "scores": {part: self._scores(predictions, self.parts[part]) for part, predictions in found.items()},
+            "start": name.start,
+            "seed": name.seed,
+            **({} if name.fold is None else {"fold": name.fold}),
+            "examples": {part: len(split) for part, split in work.splits.all.items()},
+            "scores": scores,
             "best": {"step": run.best_step, "score": run.best[0], "loss": -run.best[1]},
             "steps": run.history[-1]["step"],
             "validations": run.history,
@@ -149,11 +177,8 @@ class _Run:
             "device": str(run.device),
             "unmask": unmask.__version__,
         }
-        self.results.keep(start, seed, numbers)
+        self.results.keep(name, numbers)
         return numbers
-
-    def _scores(self, predictions: Predictions, split: Split) -> dict[str, float]:
-        return predictions.scores(self.config.measured, split.targets)
 
     def _save(self, run: SeedRun) -> None:
         model = self.model
@@ -169,24 +194,7 @@ class _Run:
             separator=model.separator,
             labels=model.labels,
         )
-        Classifier(tuned, self.task).save(self.results.folder / "model")
-
-    def _report(self, seeds: dict[str, dict[int, Numbers]]) -> Numbers:
-        parts, rows, splits = self.parts, self.work.rows, self.splits
-        return {
-            "model": self.name,
-            "parameters": self.model.num_parameters,
-            "task": to_dict(self.task),
-            "metrics": list(self.config.measured),
-            "examples": {part: len(split) for part, split in parts.items()},
-            "sources": {part: split.what for part, split in parts.items()},
-            "cut_texts": {part: one.cut_texts for part, one in rows.items()},
-            "cut_tokens": {part: sum(one.cut) for part, one in rows.items()},
-            "repeated": {part: repeated(split, splits.train) for part, split in splits.parts.items()},
-            "guess": {part: guess(self.config, splits, split) for part, split in splits.parts.items()},
-            "results": summarize(seeds),
-            "seconds": round(sum(one["seconds"] for start in seeds.values() for one in start.values()), 3),
-        }
+        Classifier(tuned, run.work.task).save(self.results.folder / "model")
 
 
 def task_of(model: Model, config: FinetuneConfig, splits: Splits) -> Task:
@@ -194,8 +202,8 @@ def task_of(model: Model, config: FinetuneConfig, splits: Splits) -> Task:
     length = config.length or model.length
     if length > model.length:
         raise UsageError(f"length {length} is beyond the model's window of {model.length} tokens: give at most that")
-    data, train = config.data, splits.train.targets
-    regression = config.kind == "regression"
+    data = config.data
+    mean, scale = unit_of(config, splits)
     task = Task(
         kind=config.kind,
         labels=splits.labels,
@@ -203,11 +211,12 @@ def task_of(model: Model, config: FinetuneConfig, splits: Splits) -> Task:
         head=config.head,
         length=length,
         between=config.between,
-        mean=statistics.fmean(train) if regression else 0.0,
-        scale=(statistics.pstdev(train) or 1.0) if regression else 1.0,
         text=data.text,
         pair=data.pair,
         label=data.label,
+        complement=complement_of(model.tokenizer) if conjoins(model, config) else (),
+        mean=mean,
+        scale=scale,
     )
     description: Any = getattr(model.denoiser, "config", None)
     if description is not None:  # tried on a network without numbers, before anything is written
@@ -217,17 +226,24 @@ def task_of(model: Model, config: FinetuneConfig, splits: Splits) -> Task:
     return task
 
 
-def repeated(split: Split, train: Split) -> int:
-    """How many examples of a split stand in the training examples, word for word."""
-    known = {(one.text, one.pair) for one in train.examples}
-    return sum((one.text, one.pair) in known for one in split.examples)
+def unit_of(config: FinetuneConfig, splits: Splits) -> tuple[float, float]:
+    """What the numbers of a regression are counted from, and in; of a classification nothing, in ones.
 
-
-def guess(config: FinetuneConfig, splits: Splits, split: Split) -> dict[str, float]:
-    """The scores of the answer that knows no text: the most frequent class, or the mean, of the training examples."""
-    train = splits.train.targets
+    >>> unit_of(FinetuneConfig(), splits)  # doctest: +SKIP
+    (0.0, 1.0)
+    """
     if config.kind == "classification":
-        answer = Counter(train).most_common(1)[0][0]
-    else:
-        answer = statistics.fmean(train)
-    return score_all(config.measured, config.kind, [answer] * len(split), split.targets)
+        return 0.0, 1.0
+    train = splits.train.targets
+    return statistics.fmean(train), statistics.pstdev(train) or 1.0
+
+
+def conjoins(model: Model, config: FinetuneConfig) -> bool:
+    """Whether a sequence and its reverse complement get one answer: as the options say, else where texts are DNA.
+
+    >>> conjoins(unmask.load("stories"), FinetuneConfig())  # doctest: +SKIP
+    False
+    """
+    if config.conjoin is not None:
+        return config.conjoin
+    return config.data.pair is None and spells_dna(model.tokenizer)

@@ -15,13 +15,68 @@ Numbers = NDArray[np.float64]
 Score = Callable[[Numbers, Numbers], float]
 
 
+def tallied(predicted: Numbers, target: Numbers, classes: int) -> Numbers:
+    """[3, K] of every class: how many answers of it are right, how many there are, how many examples.
+
+    >>> tallied(np.array([0, 1, 1]), np.array([0, 1, 0]), 2).tolist()
+    [[1.0, 1.0], [1.0, 2.0], [2.0, 1.0]]
+    """
+    of_each = [
+        np.bincount(x.astype(np.int64), minlength=classes) for x in (target[predicted == target], predicted, target)
+    ]
+    counts: Numbers = np.stack(of_each).astype(np.float64)
+    return counts
+
+
+# Each of counts [..., 3, K], so that many sets of answers, such as those of resamples, are scored at once.
+
+
+def _accuracy(counts: Numbers) -> Numbers:
+    share: Numbers = counts[..., 0, :].sum(axis=-1) / counts[..., 2, :].sum(axis=-1)
+    return share
+
+
+def _f1(counts: Numbers) -> Numbers:
+    """Of every class."""
+    f1_K: Numbers = 2 * counts[..., 0, :] / np.maximum(counts[..., 1, :] + counts[..., 2, :], 1)
+    return f1_K
+
+
+def _macro_f1(counts: Numbers) -> Numbers:
+    there_K = counts[..., 1, :] + counts[..., 2, :] > 0
+    mean: Numbers = _f1(counts).sum(axis=-1) / np.maximum(there_K.sum(axis=-1), 1)
+    return mean
+
+
+def _matthews(counts: Numbers) -> Numbers:
+    right_K, p_K, t_K = (counts[..., i, :] for i in range(3))
+    n = t_K.sum(axis=-1)
+    spread = (n**2 - (p_K**2).sum(axis=-1)) * (n**2 - (t_K**2).sum(axis=-1))
+    shared = right_K.sum(axis=-1) * n - (p_K * t_K).sum(axis=-1)
+    correlation: Numbers = np.where(spread > 0, shared / np.sqrt(np.where(spread > 0, spread, 1.0)), 0.0)
+    return correlation
+
+
+OF_COUNTS: dict[str, Callable[[Numbers], Numbers]] = {
+    "accuracy": _accuracy,
+    "f1": lambda counts: _f1(counts)[..., 1],
+    "macro_f1": _macro_f1,
+    "matthews": _matthews,
+}
+
+
+def _scored(name: str, predicted: Numbers, target: Numbers) -> float:
+    classes = int(max(1, predicted.max(), target.max())) + 1
+    return float(OF_COUNTS[name](tallied(predicted, target, classes)))
+
+
 def accuracy(predicted: Numbers, target: Numbers) -> float:
     """The share of examples that are right.
 
     >>> accuracy(np.array([0, 1, 1, 1]), np.array([0, 1, 0, 1]))
     0.75
     """
-    return float((predicted == target).mean())
+    return _scored("accuracy", predicted, target)
 
 
 def f1(predicted: Numbers, target: Numbers) -> float:
@@ -30,7 +85,7 @@ def f1(predicted: Numbers, target: Numbers) -> float:
     >>> f1(np.array([1, 1, 0, 0]), np.array([1, 0, 1, 0]))
     0.5
     """
-    return _f1_of(1, predicted, target)
+    return _scored("f1", predicted, target)
 
 
 def macro_f1(predicted: Numbers, target: Numbers) -> float:
@@ -39,14 +94,7 @@ def macro_f1(predicted: Numbers, target: Numbers) -> float:
     >>> macro_f1(np.array([0, 1, 2]), np.array([0, 1, 1]))
     0.5555555555555555
     """
-    classes = sorted({*predicted.tolist(), *target.tolist()})
-    return sum(_f1_of(one, predicted, target) for one in classes) / len(classes)
-
-
-def _f1_of(one: float, predicted: Numbers, target: Numbers) -> float:
-    both = int(((predicted == one) & (target == one)).sum())
-    either = int((predicted == one).sum()) + int((target == one).sum())
-    return 2 * both / either if either else 0.0
+    return _scored("macro_f1", predicted, target)
 
 
 def matthews(predicted: Numbers, target: Numbers) -> float:
@@ -55,11 +103,7 @@ def matthews(predicted: Numbers, target: Numbers) -> float:
     >>> matthews(np.array([1, 1, 0, 0]), np.array([1, 0, 0, 0]))
     0.5773502691896258
     """
-    classes = sorted({*predicted.tolist(), *target.tolist()})
-    p_K, t_K = (np.array([(x == one).sum() for one in classes], dtype=np.float64) for x in (predicted, target))
-    n, right = len(target), float((predicted == target).sum())
-    spread = (n**2 - float((p_K**2).sum())) * (n**2 - float((t_K**2).sum()))
-    return (right * n - float((p_K * t_K).sum())) / math.sqrt(spread) if spread > 0 else 0.0
+    return _scored("matthews", predicted, target)
 
 
 def pearson(predicted: Numbers, target: Numbers) -> float:

@@ -12,21 +12,22 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unmask.data.order import permuted
+from unmask.data.order import coins, permuted
 from unmask.denoisers import Denoiser
 from unmask.denoisers.network import Network
 from unmask.devices import fast_attention, few_threads, pick_precision, put
 from unmask.errors import Stopped, UsageError
 from unmask.finetuning.config import FinetuneConfig
-from unmask.finetuning.examples import Splits
 from unmask.finetuning.predictions import Predictions, loss_of, predict_rows
+from unmask.finetuning.results import Start
 from unmask.finetuning.rows import TaskRows
+from unmask.finetuning.splits import Splits
 from unmask.heads.task import Task, task_outputs
 from unmask.model import Model
 from unmask.rng import row_keys
@@ -35,14 +36,15 @@ from unmask.training.ema import Ema
 from unmask.training.monitor import Guard
 from unmask.training.optim import Updater, learning_rate, make_optimizer
 
-Start = Literal["model", "scratch"]
-
 
 class Watch:
     """What a fine-tuning tells; each method may be overridden."""
 
     def on_seed(self, start: Start, seed: int, steps: int) -> None:
         """A seed begins."""
+
+    def on_fold(self, fold: int, folds: int) -> None:
+        """The seed that begins is of this fold of a cross-validation."""
 
     def on_step(self, step: int, loss: float) -> None:
         """A step was made; its loss on its batch."""
@@ -135,7 +137,7 @@ class SeedRun:
     def _step(self, step: int) -> None:
         work, config = self.work, self.work.config
         indices = self._indices(step)
-        part = work.rows["train"].batch(indices.tolist())
+        part = work.rows["train"].batch(indices.tolist(), other=self._other_strand(step, indices))
         target_B = torch.tensor([work.splits.train.targets[i] for i in indices])
         # Dropout depends on the seed and the step alone, so that a seed that is repeated is the same.
         torch.manual_seed(int(row_keys(self.seed, torch.tensor(step))))
@@ -160,6 +162,14 @@ class SeedRun:
         epoch, within = divmod(step, self.work.steps_an_epoch)
         places = np.arange(within * size, min(n, (within + 1) * size), dtype=np.int64)
         return permuted(places, n, self.seed, np.full(len(places), epoch, dtype=np.int64))
+
+    def _other_strand(self, step: int, indices: np.ndarray) -> list[bool] | None:
+        """Which examples are read as their other strand: every second time, of a network that in training reads one."""
+        task, network = self.work.task, self.network
+        if not task.conjoined or network.width > task.width(network):
+            return None
+        turned: list[bool] = (coins(self.seed, indices) ^ bool(step // self.work.steps_an_epoch % 2)).tolist()
+        return turned
 
     def _read(self) -> None:
         """Look at the numbers of the newest step that nobody has looked at."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unmask.evaluation.measurement import student_975
+from unmask.finetuning.results import RunName
 from unmask.finetuning.scores import TITLES
 
 Numbers = dict[str, Any]
@@ -28,18 +29,34 @@ def over_seeds(values: Sequence[float]) -> Numbers:
     return {"mean": mean, "least": min(values), "most": max(values), "ci95": interval, "seeds": list(values)}
 
 
-def summarize(seeds: Mapping[str, Mapping[int, Numbers]]) -> Numbers:
-    """{start: {part: {metric: over_seeds}}} of the finished seeds of each start."""
+def summarize(done: Mapping[RunName, Numbers]) -> Numbers:
+    """{start: {part: {metric: over_seeds}}} of the finished runs.
+
+    Of a cross-validation a seed's number is the mean over its folds, by how many examples each has; `folds` are theirs.
+    """
     summary: Numbers = {}
-    for start, finished in seeds.items():
-        if not finished:
-            continue
-        first = next(iter(finished.values()))["scores"]
+    for start in dict.fromkeys(run.start for run in done):
+        seeds: dict[int, list[Numbers]] = {}
+        for run, numbers in done.items():
+            if run.start == start:
+                seeds.setdefault(run.seed, []).append(numbers)
+        first = next(iter(seeds.values()))[0]["scores"]
         summary[start] = {
-            part: {name: over_seeds([one["scores"][part][name] for one in finished.values()]) for name in first[part]}
-            for part in first
+            part: {name: _of_metric([*seeds.values()], part, name) for name in metrics}
+            for part, metrics in first.items()
         }
     return summary
+
+
+def _of_metric(seeds: Sequence[Sequence[Numbers]], part: str, name: str) -> Numbers:
+    found = [[one["scores"][part][name] for one in folds] for folds in seeds]
+    if len(seeds[0]) == 1:
+        return over_seeds([one for [one] in found])
+    sizes = [[one["examples"][part] for one in folds] for folds in seeds]
+    means = [
+        sum(score * n for score, n in zip(*both, strict=True)) / sum(both[1]) for both in zip(found, sizes, strict=True)
+    ]
+    return over_seeds(means) | {"folds": found}
 
 
 def reported(report: Numbers) -> str:
@@ -59,10 +76,12 @@ def rows(report: Numbers, part: str) -> list[list[str]]:
 
 
 def cells(found: Numbers) -> list[str]:
-    """Mean, interval, range, number of seeds."""
+    """Mean, interval over seeds and over examples, range, number of seeds."""
     interval = "one seed" if found["ci95"] is None else " – ".join(map(percent, found["ci95"]))
+    half = found.get("examples_half")
+    examples = "" if half is None else f"± {percent(half)}"
     spread = f"{percent(found['least'])} – {percent(found['most'])}"
-    return [percent(found["mean"]), interval, spread, str(len(found["seeds"]))]
+    return [percent(found["mean"]), interval, examples, spread, str(len(found["seeds"]))]
 
 
 def percent(value: float) -> str:
@@ -74,7 +93,7 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-COLUMNS = ["", "metric", "mean", "95% over seeds", "range", "seeds"]
+COLUMNS = ["", "metric", "mean", "95% over seeds", "over examples", "range", "seeds"]
 
 
 def markdown(report: Numbers) -> str:
@@ -103,18 +122,55 @@ def notes(report: Numbers) -> list[str]:
     what = {"mean": "the mean of the training examples", "majority": "their most frequent class"}
     kind = "majority" if report["task"]["kind"] == "classification" else "mean"
     lines = [
-        "Numbers are in hundredths; the interval is Student's over seeds and says nothing of other examples. "
+        "Numbers are in hundredths; the interval over seeds is Student's and says nothing of other examples, the "
+        "half-width over examples is the bootstrap's and says nothing of other seeds. "
         f"{kind.capitalize()}: {what[kind]} as the answer to everything.",
         f"Trained on {counts['train']:,} examples ({report['sources']['train']}); stopped by "
         f"{TITLES[report['metrics'][0]]} on {counts['valid']:,} ({report['sources']['valid']}).",
     ]
+    if folds := report.get("folds"):
+        lines.append(_about_folds(report, folds))
+    if left_out := {part: n for part, n in report.get("left_out", {}).items() if n}:
+        parts = ", ".join(f"{n:,} of {part}" for part, n in left_out.items())
+        lines.append(f"Texts that were too short, so left out before anything was split: {parts}.")
+    if report["task"].get("complement"):
+        lines.append("A sequence and its reverse complement have one answer: the heads are conjoined.")
     if again := {part: n for part, n in report["repeated"].items() if n}:
         parts = ", ".join(f"{n:,} of {counts[part]:,} in {part}" for part, n in again.items())
-        lines.append(f"Examples that stand in the training examples, too, word for word: {parts}.")
+        lines.append(f"Examples that stand in the training examples, too, word for word: {parts}.{on_new(report)}")
     if cut:
         parts = ", ".join(f"{n:,} of {counts[part]:,} in {part}" for part, n in cut.items())
         lines.append(f"Texts longer than {report['task']['length']} tokens were cut: {parts}.")
     return lines
+
+
+def on_new(report: Numbers) -> str:
+    """What the scores are on those reported examples that do not stand in the file of training examples."""
+    if "new" not in report:
+        return ""
+    told = []
+    for start, parts in report["results"].items():
+        scores = ", ".join(f"{TITLES[name]} {percent(one['new'])}" for name, one in parts[reported(report)].items())
+        told.append(f"{NAMES[start]} {scores}")
+    return f" On the {report['new']:,} reported that are not in that file: {'; '.join(told)}."
+
+
+def _about_folds(report: Numbers, folds: int) -> str:
+    """How the cross-validation was made, and how far its folds lie apart."""
+    part, metric = reported(report), report["metrics"][0]
+    spread = []
+    for start, parts in report["results"].items():
+        every = [score for seed in parts[part][metric]["folds"] for score in seed]
+        spread.append(f"between {percent(min(every))} and {percent(max(every))} ({NAMES[start]})")
+    what = (
+        "each fold once stops, and all report the test examples"
+        if "test" in report["own_files"]
+        else ("each fold is once reported, and part of the others stops")
+    )
+    return (
+        f"Cross-validation of {folds} folds, drawn anew for each seed: {what}; a seed's number is the mean over its "
+        f"folds, whose own {TITLES[metric]} lies {' and '.join(spread)}."
+    )
 
 
 def table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

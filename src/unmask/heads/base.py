@@ -25,7 +25,8 @@ class Head(ABC):
         """The module, freshly initialised: out_BK = module(h_BLD, wanted_BL), K = `outputs`.
 
         h_BLD are the trunk's vectors where wanted_BL holds, zeros elsewhere. causal: h at a position knows only the
-        tokens before it, so that of a row's first position knows nothing, that of its last one all but itself.
+        tokens before it, so that of a row's first position knows nothing, that of its last one all but itself. Where
+        both strands of DNA are read in one pass the module is called for each, with that strand's vectors in its order.
         """
 
     def wanted(self, valid_BL: Tensor, text_BL: Tensor, *, causal: bool) -> Tensor:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from unmask.data.complement import check_complement, reversed_places
 from unmask.errors import UsageError
 from unmask.heads.base import Head
 from unmask.heads.pooled import Pooled
-from unmask.registry import check_fields
+from unmask.registry import came_later, check_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +27,8 @@ class Task:
 
     length: of a row in tokens. between: the text between those of a pair; empty: an end-of-text token. mean, scale: of
     a number; the network's output counts from the mean in units of the scale. text, pair, label: the columns of the
-    files that it was trained on.
+    files that it was trained on. complement: of each id the one that it is on the other strand of DNA; where it is
+    given the answers are conjoined, the same for a sequence and its reverse complement.
     """
 
     kind: Kind = "classification"
@@ -40,6 +42,7 @@ class Task:
     text: str = "text"
     pair: str | None = None
     label: str = "label"
+    complement: tuple[int, ...] = came_later((), before=())
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -51,10 +54,29 @@ class Task:
             raise UsageError(f"length must be at least 2, got {self.length}")
         if not self.scale > 0:
             raise UsageError(f"scale must be above 0, got {self.scale}")
+        if self.conjoined and self.pairs:
+            raise UsageError("answers to pairs cannot be conjoined, which is of one sequence: set conjoin = false")
 
     @property
     def outputs(self) -> int:
         return len(self.labels) if self.kind == "classification" else 1
+
+    @property
+    def conjoined(self) -> bool:
+        return bool(self.complement)
+
+    def joins_vectors(self, network: Network) -> bool:
+        """Whether a conjoined head reads both strands in the vectors of one pass, and not in two rows.
+
+        >>> import unmask
+        >>> Task(labels=("no", "yes"), length=16).joins_vectors(unmask.denoisers.DiT().build(num_ids=5, mask_id=4))
+        False
+        """
+        return self.conjoined and network.strand_width > 0
+
+    def width(self, network: Network) -> int:
+        """Of the vectors that the head reads."""
+        return network.strand_width if self.joins_vectors(network) else network.width
 
     def attach(self, network: Network) -> None:
         """Make the head and register it as `network.task`, so that optimizer, average and model folder have it.
@@ -69,9 +91,11 @@ class Task:
             raise UsageError(
                 "this network does not say how wide its vectors are (`width`), so it can have no task head"
             )
+        if self.conjoined:
+            check_complement(self.complement, num_ids=network.num_ids, mask_id=network.mask_id)
         self.head.check(network)
         first = next(network.parameters())
-        head = self.head.build(width=network.width, outputs=self.outputs, causal=network.causal)
+        head = self.head.build(width=self.width(network), outputs=self.outputs, causal=network.causal)
         network.task = head.to(first.device)
         head.train(network.training)
 
@@ -95,7 +119,9 @@ def check_words(labels: Sequence[str]) -> None:
 def task_outputs(task: Task, network: Network, ids_BL: Tensor, valid_BL: Tensor, text_BL: Tensor) -> Tensor:
     """out_BK in float32: the head's answer to rows of ids, which may still be on the host.
 
-    valid_BL: what is not padding. text_BL: of that, what is no frame around the row.
+    valid_BL: what is not padding. text_BL: of that, what is no frame around the row. Where the network's vectors are
+    those of both strands, a conjoined head reads each strand from its own begin to its end, and both answers are
+    averaged; rows are then sequences alone.
     """
     import torch
 
@@ -105,10 +131,21 @@ def task_outputs(task: Task, network: Network, ids_BL: Tensor, valid_BL: Tensor,
 
     assert network.task is not None
     wanted_BL = task.head.wanted(valid_BL, text_BL, causal=network.causal)
-    flat_N = wanted_BL.flatten().nonzero().squeeze(1)
+    places_BL = reversed_places(ids_BL, valid_BL)
+    both = task.joins_vectors(network)
+    asked_BL = wanted_BL | wanted_BL.gather(1, places_BL) if both else wanted_BL
+    flat_N = asked_BL.flatten().nonzero().squeeze(1)
     level_B = torch.zeros(len(ids_BL))  # nothing is masked
     h_ND = vectors_at(network, ids_BL, level_B, flat_N, valid_BL=valid_BL)
+    device = h_ND.device
     B, L = ids_BL.shape
-    h_BLD = put_rows(h_ND.float(), put(flat_N, h_ND.device), B * L).view(B, L, -1)
-    out_BK: Tensor = network.task(h_BLD, put(wanted_BL, h_ND.device))
-    return out_BK.float()
+    h_BLD = put_rows(h_ND.float(), put(flat_N, device), B * L).view(B, L, -1)
+    wanted_BL = put(wanted_BL, device)
+    width = task.width(network)
+    outs: list[Tensor] = []
+    for lo in range(0, h_BLD.shape[-1] if both else width, width):
+        part_BLD = h_BLD[..., lo : lo + width]
+        if lo:  # the other strand's vectors stand at the places of the first, which it is read from the end
+            part_BLD = part_BLD.gather(1, put(places_BL, device).unsqueeze(-1).expand(-1, -1, width))
+        outs.append(network.task(part_BLD * wanted_BL.unsqueeze(-1) if both else part_BLD, wanted_BL).float())
+    return torch.stack(outs).mean(dim=0)

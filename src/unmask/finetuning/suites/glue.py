@@ -8,71 +8,21 @@ file is read, which is split in three: these are called reduced, and compare wit
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from unmask.finetuning.config import TaskData
+from unmask.finetuning.suites.base import SuiteTask, TaskSuite
 
-from unmask.corpora.sources import COMPRESSED
-from unmask.errors import DataError, UsageError, did_you_mean
-from unmask.finetuning.config import FinetuneConfig, TaskData
-from unmask.heads.task import Kind
-
-QUOTED = ("AR", "BERT", "BERT+MDLM-FT")
-QUOTATION = (
-    "Quoted: table 4 of MDLM (arXiv 2406.07524), of models of about 110M parameters, whose caption names F1 for QQP "
-    "and MRPC, Spearman for STS-B and accuracy for the rest; levels do not compare with those of smaller networks on "
-    "other data, the order and the gaps of systems may."
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GlueTask:
-    """A task: its files relative to the folder of the data, and how it is measured; the first metric is the table's.
-
-    quoted: the figures of table 4, by system; none for a reduced task.
-    """
-
-    name: str
-    title: str
-    data: TaskData
-    kind: Kind = "classification"
-    labels: tuple[str, ...] = ()
-    metrics: tuple[str, ...]
-    split: str  # what is reported
-    reduced: bool = False
-    quoted: Mapping[str, float] = field(default_factory=dict)
-
-    def config(self, base: FinetuneConfig, folder: Path, out: Path) -> FinetuneConfig:
-        """The options of a fine-tuning with this task in the place of its data."""
-        files = {
-            part: str(_file(folder, path))
-            for part in ("train", "valid", "test")
-            if (path := getattr(self.data, part)) is not None
-        }
-        data = dataclasses.replace(self.data, **files)  # type: ignore[arg-type]
-        task: dict[str, Any] = {"kind": self.kind, "labels": self.labels, "metrics": self.metrics}
-        return dataclasses.replace(base, data=data, out=str(out), **task)
-
-
-def _file(folder: Path, path: str) -> Path:
-    """The file, plain or compressed."""
-    for ending in ("", *COMPRESSED):
-        if (folder / f"{path}{ending}").is_file():
-            return folder / f"{path}{ending}"
-    raise DataError(f"{path} is not in {folder}, neither plain nor as .gz, .xz, .bz2 or .zst: put it there")
+SYSTEMS = ("AR", "BERT", "BERT+MDLM-FT")
 
 
 def _quoted(ar: float, bert: float, tuned: float) -> dict[str, float]:
-    return dict(zip(QUOTED, (ar, bert, tuned), strict=True))
+    return dict(zip(SYSTEMS, (ar, bert, tuned), strict=True))
 
 
 _STS = ("genre", "file", "year", "id", "score", "sentence1", "sentence2")
 _COLA = ("source", "label", "author", "sentence")
 _ENTAILED = ("not_entailment", "entailment")
 _TASKS = (
-    GlueTask(
+    SuiteTask(
         name="cola",
         title="CoLA",
         data=TaskData(
@@ -83,7 +33,7 @@ _TASKS = (
         split="dev; of the official training split val.tsv stops",
         quoted=_quoted(33.43, 54.81, 57.69),
     ),
-    GlueTask(
+    SuiteTask(
         name="sst2",
         title="SST-2",
         data=TaskData(train="SST-2/train_full.tsv", test="SST-2/dev.tsv", text="sentence", held_out=0.05),
@@ -92,7 +42,7 @@ _TASKS = (
         split="dev; a keyed twentieth of train stops",
         quoted=_quoted(90.14, 92.20, 92.20),
     ),
-    GlueTask(
+    SuiteTask(
         name="mrpc",
         title="MRPC",
         data=TaskData(
@@ -107,7 +57,7 @@ _TASKS = (
         split="test; a keyed tenth of train stops",
         quoted=_quoted(83.88, 89.16, 90.53),
     ),
-    GlueTask(
+    SuiteTask(
         name="stsb",
         title="STS-B",
         data=TaskData(
@@ -125,7 +75,7 @@ _TASKS = (
         split="test; dev stops",
         quoted=_quoted(84.32, 88.41, 87.48),
     ),
-    GlueTask(
+    SuiteTask(
         name="rte",
         title="RTE",
         data=TaskData(train="RTE/train.tsv", test="RTE/dev.tsv", text="sentence1", pair="sentence2"),
@@ -134,16 +84,16 @@ _TASKS = (
         split="dev; a keyed tenth of train stops",
         quoted=_quoted(47.29, 61.37, 62.09),
     ),
-    GlueTask(
+    SuiteTask(
         name="qnli",
         title="QNLI (reduced)",
         data=TaskData(train="QNLI/dev.tsv", text="question", pair="sentence", test_share=0.2),
         labels=_ENTAILED,
         metrics=("accuracy",),
         split="a keyed fifth of dev, trained on the rest of it",
-        reduced=True,
+        named_only=True,
     ),
-    GlueTask(
+    SuiteTask(
         name="qqp",
         title="QQP (reduced)",
         data=TaskData(
@@ -158,30 +108,28 @@ _TASKS = (
         labels=("0", "1"),
         metrics=("f1", "accuracy"),
         split="a keyed fifth of the file, trained on the rest of it",
-        reduced=True,
+        named_only=True,
     ),
-    GlueTask(
+    SuiteTask(
         name="mnli",
         title="MNLI (reduced)",
         data=TaskData(train="MNLI/dev.jsonl", text="premise", pair="hypothesis", test_share=0.2),
         metrics=("accuracy",),
         split="a keyed fifth of dev (matched), trained on the rest of it",
-        reduced=True,
+        named_only=True,
     ),
 )
-GLUE = {task.name: task for task in _TASKS}
-
-
-def chosen(names: Iterable[str] | None) -> list[GlueTask]:
-    """The tasks of these names; None: those that are whole.
-
-    >>> [task.name for task in chosen(None)]
-    ['cola', 'sst2', 'mrpc', 'stsb', 'rte']
-    """
-    if names is None:
-        return [task for task in _TASKS if not task.reduced]
-    names = list(dict.fromkeys(names))
-    for name in names:
-        if name not in GLUE:
-            raise UsageError(f"unknown task {name!r} of the suite glue; {did_you_mean(name, GLUE)}")
-    return [GLUE[name] for name in names]
+SUITE = TaskSuite(
+    name="glue",
+    title="GLUE",
+    tasks={task.name: task for task in _TASKS},
+    holds="CoLA, RTE and the others",
+    systems=SYSTEMS,
+    reference="BERT+MDLM-FT",
+    quotation=(
+        "Quoted: table 4 of MDLM (arXiv 2406.07524), of models of about 110M parameters, whose caption names F1 for "
+        "QQP and MRPC, Spearman for STS-B and accuracy for the rest; levels do not compare with those of smaller "
+        "networks on other data, the order and the gaps of systems may."
+    ),
+    spread="interval",
+)

@@ -1,0 +1,135 @@
+"""How far two fine-tuned models are apart on the same examples, and whether that can be seen.
+
+Two things are drawn: the examples, which all seeds share, and the seeds. Examples are resampled (bootstrap), each with
+the answers of all runs of both models, so that what makes an example hard is in both and leaves the difference. Seeds
+are paired, each with itself, by Student's t. The two half-widths add as squares, as in `evaluation.paired`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unmask.errors import UsageError
+from unmask.evaluation.bootstrap import resampled_counts
+from unmask.evaluation.measurement import student_975
+from unmask.evaluation.paired import Interval
+from unmask.finetuning.answers import Answers, RunAnswers
+from unmask.finetuning.scores import OF_COUNTS, SCORES
+
+Floats = NDArray[np.float64]
+NORMAL_975 = 1.959964
+FEW_CLASSES = 64  # of more the answers are scored resample by resample
+
+
+def score_interval(answers: Answers, start: str, metric: str, *, seeds: int | None = None) -> Interval:
+    """A score in the mean over the first so many seeds (None: all), with its interval.
+
+    >>> score_interval(read_answers("runs/reviews"), "model", "accuracy").ci95  # doctest: +SKIP
+    """
+    weight_SE = _weights(len(answers.keys))
+    asked = [runs for seed, runs in answers.runs[start].items() if seeds is None or seed < seeds]
+    return _interval([_numbers(runs, answers, metric, weight_SE) for runs in asked], len(answers.keys))
+
+
+def score_on(answers: Answers, start: str, metric: str, counted_E: NDArray[np.bool_], *, seeds: int) -> float:
+    """A score in the mean over the first so many seeds, on some of the examples alone.
+
+    >>> score_on(answers, "model", "accuracy", chosen_E, seeds=3)  # doctest: +SKIP
+    """
+    asked = [runs for seed, runs in answers.runs[start].items() if seed < seeds]
+    weight_1E = counted_E[None, :].astype(np.float32)
+    return float(np.mean([_numbers(runs, answers, metric, weight_1E)[0] for runs in asked]))
+
+
+def difference(
+    ours: Answers, theirs: Answers, metric: str, *, start: str = "model", their_start: str = "model"
+) -> Interval:
+    """Our score minus theirs, in the mean over the seeds that both have; both must report the same examples.
+
+    Without a common seed the means over all of each are compared, and nobody knows what other seeds would give.
+
+    >>> difference(read_answers("runs/a"), read_answers("runs/b"), "accuracy").verdict  # doctest: +SKIP
+    'visible'
+    """
+    check_paired(ours, theirs)
+    weight_SE = _weights(len(ours.keys))
+    place_of = {key: i for i, key in enumerate(ours.keys)}
+    there_E = np.array([place_of[key] for key in theirs.keys])  # theirs stand elsewhere in the order of ours
+    one, other = ours.runs.get(start, {}), theirs.runs.get(their_start, {})
+    for runs, side, name in ((one, ours, start), (other, theirs, their_start)):
+        if not runs:
+            raise UsageError(f"{side.folder} has no finished seed of the start {name!r}: nothing to compare")
+    mine = {seed: _numbers(runs, ours, metric, weight_SE) for seed, runs in one.items()}
+    yours = {seed: _numbers(runs, theirs, metric, weight_SE[:, there_E]) for seed, runs in other.items()}
+    if shared := sorted(mine.keys() & yours.keys()):
+        return _interval([mine[seed] - yours[seed] for seed in shared], len(ours.keys))
+    means = [np.mean([*side.values()], axis=0) for side in (mine, yours)]
+    return _interval([means[0] - means[1]], len(ours.keys))
+
+
+def check_paired(ours: Answers, theirs: Answers) -> None:
+    """Refuse two fine-tunings whose answers are not to the same examples.
+
+    >>> check_paired(read_answers("runs/a"), read_answers("runs/b"))  # doctest: +SKIP
+    """
+    if (ours.kind, ours.labels) != (theirs.kind, theirs.labels):
+        raise UsageError(f"{theirs.folder} has other classes than {ours.folder}: their answers do not compare")
+    if {*ours.keys} != {*theirs.keys}:
+        raise UsageError(f"{theirs.folder} reports other examples than {ours.folder}: fine-tune both on the same files")
+
+
+def _weights(examples: int) -> NDArray[np.float32]:
+    """[1 + S, E] how often each example counts: in the first line, the score itself, once."""
+    once_1E = np.ones((1, examples), dtype=np.float32)
+    return once_1E if examples < 2 else np.concatenate([once_1E, resampled_counts(examples)])
+
+
+def _numbers(runs: Sequence[RunAnswers], answers: Answers, metric: str, weight_SE: NDArray[np.float32]) -> Floats:
+    """[S] a seed's score under each weighting: of a cross-validation the mean over folds, by their examples."""
+    total_S, size_S = np.zeros(len(weight_SE)), np.zeros(len(weight_SE))
+    for run in runs:
+        weight_SN = weight_SE[:, run.place_N]
+        n_S = weight_SN.sum(axis=1, dtype=np.float64)
+        few = answers.kind == "classification" and len(answers.labels) <= FEW_CLASSES
+        score_S = (
+            _of_counts(run, metric, weight_SN, len(answers.labels))
+            if few
+            else _one_by_one(run, answers, metric, weight_SN)
+        )
+        total_S += np.where(n_S > 0, n_S * score_S, 0.0)
+        size_S += n_S
+    mean_S: Floats = total_S / np.maximum(size_S, 1.0)
+    return mean_S
+
+
+def _of_counts(run: RunAnswers, metric: str, weight_SN: NDArray[np.float32], classes: int) -> Floats:
+    """All weightings at once, by how many answers of each class are right, are there, and ought to be."""
+    each_K = np.arange(classes)
+    predicted_NK, target_NK = (x_N[:, None] == each_K for x_N in (run.predicted_N, run.target_N))
+    counted = np.stack([predicted_NK & target_NK, predicted_NK, target_NK], axis=1).reshape(len(run.place_N), -1)
+    counts = (weight_SN @ counted.astype(np.float32)).astype(np.float64).reshape(len(weight_SN), 3, classes)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may hold nothing of a small fold
+        return OF_COUNTS[metric](counts)
+
+
+def _one_by_one(run: RunAnswers, answers: Answers, metric: str, weight_SN: NDArray[np.float32]) -> Floats:
+    score, scores = SCORES[answers.kind][metric], np.zeros(len(weight_SN))
+    for s, weight_N in enumerate(weight_SN.astype(np.int64)):
+        if weight_N.any():
+            scores[s] = score(np.repeat(run.predicted_N, weight_N), np.repeat(run.target_N, weight_N))
+    return scores
+
+
+def _interval(seeds: Sequence[Floats], examples: int) -> Interval:
+    """The value with its half-widths. seeds: of each its value, and then that of every resample."""
+    value_S = np.mean(seeds, axis=0)
+    texts_half = NORMAL_975 * float(value_S[1:].std(ddof=1)) if examples > 1 else None
+    if len(seeds) < 2:
+        return Interval(float(value_S[0]), texts_half, None, "nothing")
+    deviation = float(np.std([one[0] for one in seeds], ddof=1))
+    seeds_half = student_975(len(seeds) - 1) * deviation / math.sqrt(len(seeds))
+    return Interval(float(value_S[0]), texts_half, seeds_half, "paired seeds")
