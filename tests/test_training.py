@@ -394,13 +394,14 @@ def test_bf16_trains_with_float32_weights(tmp_path: Path, make_config: Any, reco
 
 def test_precision_is_chosen_once(tmp_path: Path, make_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the device a run begins on; what it has written decides from then on, also where another would be chosen."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)  # whatever this machine has
     auto = make_config(tmp_path / "plain", precision="auto", steps=2)
     train(auto, device="cpu")
     assert load_config(tmp_path / "plain").precision == "fp32"
     train(dataclasses.replace(auto, steps=3), resume=True, device="cpu")  # chosen again, the same
     train(make_config(tmp_path / "whole", precision="bf16"), device="cpu")
     with monkeypatch.context() as patch:
-        patch.setattr(unmask.training.state, "pick_precision", lambda name, device: "bf16")  # as on a GPU
+        patch.setattr(unmask.training.state, "pick_precision", lambda name, device, cpu_bf16: "bf16")  # as on a GPU
         train(make_config(tmp_path / "r", precision="auto", steps=4), device="cpu")
     assert load_config(tmp_path / "r").precision == "bf16"
     train(load_config(tmp_path / "r", {"steps": 12}), resume=True, device="cpu")
@@ -417,8 +418,30 @@ def test_a_gpu_computes_in_bf16_where_it_has_it(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     assert pick_precision("auto", torch.device("cuda", 1)) == ("bf16" if native else "fp32")
-    assert pick_precision("auto", torch.device("mps")) == pick_precision("auto", torch.device("cpu")) == "fp32"
+    assert pick_precision("auto", torch.device("mps")) == "fp32"
     assert pick_precision("fp32", torch.device("cuda")) == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "precision"),
+    [
+        ({"avx512_f": True, "avx512_bf16": True}, "bf16"),
+        ({"amx_bf16": True, "avx512_bf16": False}, "bf16"),
+        ({"avx2": True, "avx512_bf16": False}, "fp32"),
+        ({"avx2": True}, "fp32"),
+        (None, "fp32"),  # a torch that cannot say
+    ],
+)
+def test_a_cpu_computes_in_bf16_where_it_has_it(
+    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool] | None, precision: str
+) -> None:
+    if capabilities is None:
+        monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    else:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert pick_precision("auto", torch.device("cpu")) == precision
+    assert pick_precision("auto", torch.device("cpu"), cpu_bf16=False) == "fp32"  # a network that gains nothing
+    assert pick_precision("fp32", torch.device("cpu")) == "fp32"
 
 
 # --- what is not a number ---------------------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ class Setting:
 
 SETTINGS = {
     "small": Setting("small", DiT(hidden=384, blocks=6, heads=6, tied=True), 256, 128, 600, 256, 8),
+    # bytes instead of subwords, small enough for a CPU
+    "characters": Setting("characters", DiT(hidden=96, blocks=3, heads=3, tied=True), 128, 32, 500, 128, 8),
     "tiny": Setting("tiny", DiT(hidden=64, blocks=2, heads=2, tied=True), 64, 16, 20, 16, 8),
 }
 

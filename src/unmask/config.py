@@ -122,7 +122,7 @@ class RunConfig:
     objective: Objective = MDLM()
     optim: OptimConfig = OptimConfig()
     drawing: Drawing = Drawing()  # how the model draws tokens where nobody says otherwise
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"  # auto: bf16 on a GPU that has it; the run writes which
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"  # auto: bf16 where it is native; the run writes which
     compile: bool = False
     checkpoint_activations: bool = False
     log_every: int = 10

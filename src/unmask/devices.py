@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
@@ -47,18 +47,30 @@ def pick_dtype(name: str | torch.dtype | None, device: torch.device) -> torch.dt
     return dtype or torch.float32
 
 
-def pick_precision(name: Literal["auto", "fp32", "bf16"], device: torch.device) -> Literal["fp32", "bf16"]:
-    """What a run computes in. auto: bf16 where the device's matrix units have it, a GPU's; elsewhere it is no faster.
+def pick_precision(
+    name: Literal["auto", "fp32", "bf16"], device: torch.device, *, cpu_bf16: bool = True
+) -> Literal["fp32", "bf16"]:
+    """What a run computes in. auto: bf16 where the device multiplies it natively; elsewhere it is no faster.
 
-    >>> pick_precision("auto", torch.device("cpu")), pick_precision("bf16", torch.device("cpu"))
+    cpu_bf16: whether the network gains from that on a CPU (`Denoiser.cpu_bf16`).
+
+    >>> pick_precision("fp32", torch.device("cpu")), pick_precision("bf16", torch.device("cpu"))
     ('fp32', 'bf16')
     """
     if name != "auto":
         return name
+    if device.type == "cpu":
+        return "bf16" if cpu_bf16 and _cpu_multiplies_bf16() else "fp32"
     if device.type != "cuda":
         return "fp32"
     with torch.cuda.device(device):
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+
+
+def _cpu_multiplies_bf16() -> bool:
+    """AMX, or AVX-512's dot products; an older torch may not say what the processor has, then it is fp32."""
+    known: Callable[[], Mapping[str, object]] = getattr(torch.cpu, "get_capabilities", dict)
+    return any(known().get(instructions) for instructions in ("amx_bf16", "avx512_bf16"))
 
 
 def put(tensor: Tensor, device: torch.device) -> Tensor:

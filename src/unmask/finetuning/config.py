@@ -83,7 +83,7 @@ class FinetuneConfig:
     from_scratch: bool = False  # the same network from random weights, too, to stand beside
     seeds: int = 3  # 0 to seeds - 1: of the head's weights, the order of the examples, dropout and folds
     folds: int | None = None  # of train, each of which is once reported, or once stops where data.test is given
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU that has it
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 where it is native
 
     def __post_init__(self) -> None:
         check_fields(self)

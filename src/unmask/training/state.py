@@ -82,8 +82,9 @@ class RunState:
             pretrained = read_pretrained(init)
             config = adopted(config, pretrained, init)
         # Decided once, by the first process for all, and written down: a resumed run computes in the same.
-        asked = config.precision
-        config = replace(config, precision=world.from_first(lambda: pick_precision(asked, world.device)))
+        asked, gains = config.precision, config.denoiser.cpu_bf16
+        chosen = world.from_first(lambda: pick_precision(asked, world.device, cpu_bf16=gains))
+        config = replace(config, precision=chosen)
         self.config, self.world, self.device = config, world, world.device
         self.share = world.share(config.batch)
         self.folder = Path(config.out)
