@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -71,6 +71,15 @@ class Unread:
 NATS_PER_TOKEN = "valid_nats_per_token"  # what `best` is by default: every process knows it
 
 
+def _with_precision(config: RunConfig, world: World) -> RunConfig:
+    """Decided once, by the first process for all, and written down: a resumed run computes in the same."""
+
+    def decide() -> Literal["fp32", "bf16"]:
+        return pick_precision(config.precision, world.device, cpu_bf16=config.denoiser.cpu_bf16)
+
+    return replace(config, precision=world.from_first(decide))
+
+
 class RunState:
     """Rows, network, average, optimizer, and where the run stands."""
 
@@ -81,10 +90,7 @@ class RunState:
         if isinstance(init, str) and is_pretrained(init):
             pretrained = read_pretrained(init)
             config = adopted(config, pretrained, init)
-        # Decided once, by the first process for all, and written down: a resumed run computes in the same.
-        asked, gains = config.precision, config.denoiser.cpu_bf16
-        chosen = world.from_first(lambda: pick_precision(asked, world.device, cpu_bf16=gains))
-        config = replace(config, precision=chosen)
+        config = _with_precision(config, world)
         self.config, self.world, self.device = config, world, world.device
         self.share = world.share(config.batch)
         self.folder = Path(config.out)
