@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -23,7 +24,7 @@ from unmask.config import DataConfig
 from unmask.corpora import Corpus, Document
 from unmask.corpora.memory import Memory
 from unmask.corpora.text import Text
-from unmask.data import packing
+from unmask.data import packer
 from unmask.data.packing import Rows, build_rows, pack_texts, rows_of
 from unmask.data.reading_bar import reading_bar
 from unmask.data.tokenizers import Tokenizer, load_tokenizer
@@ -320,6 +321,7 @@ def test_errors_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot read the corpus: the disk fell out"):
         build_rows(Broken(), BYTES, cache_dir=tmp_path)
     assert not list(tmp_path.iterdir())
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("unmask-")]
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot write the token cache"):
         build_rows(Listed("a"), BYTES, cache_dir=tmp_path / "file" / "below")
@@ -442,5 +444,5 @@ def test_chunks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "a.txt").write_text("\n|\n".join(MANY), encoding="utf-8")
     corpus = Text(path=str(tmp_path / "a.txt"), separator="|")
     one = print_of(build_rows(corpus, bpe(), length=16, cache_dir=tmp_path / "one"))
-    monkeypatch.setattr(packing, "_CHUNK", 50)
+    monkeypatch.setattr(packer, "CHUNK", 50)
     assert print_of(build_rows(corpus, bpe(), length=16, cache_dir=tmp_path / "two")) == one

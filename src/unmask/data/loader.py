@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
+from unmask.data.ahead import Ahead
 from unmask.data.order import Blocks, permuted
 from unmask.data.rows import Ints, RowBatch, Windows
 from unmask.errors import DataError, UsageError
@@ -76,13 +74,16 @@ class Loader:
         rows = self.rows.take(indices) if shifts is None else self.rows.take(indices, shifts)
         return rows if self.augment is None else self.augment(rows, epochs)
 
-    def prefetch(self, start_step: int, num_steps: int, depth: int = 2, lo: int = 0, hi: int | None = None) -> Prefetch:
+    def prefetch(
+        self, start_step: int, num_steps: int, depth: int = 2, lo: int = 0, hi: int | None = None
+    ) -> Ahead[RowBatch]:
         """The steps from `start_step` on, read `depth` ahead by a thread that ends with the iterator.
 
         >>> with loader.prefetch(0, 100) as batches:  # doctest: +SKIP
         ...     for rows in batches: ...
         """
-        return Prefetch(self, range(start_step, start_step + num_steps), depth, lo, hi)
+        steps = range(start_step, start_step + num_steps)
+        return Ahead((self.fetch(step, lo, hi) for step in steps), depth=depth, name="loader")
 
     def _order(self, step: int, lo: int, hi: int) -> tuple[Ints, Ints]:
         """The rows lo..hi of this step's batch, and the epoch of each."""
@@ -97,52 +98,6 @@ class Loader:
             for epoch in np.unique(epochs)  # which ascend with the places
         ]
         return np.concatenate([np.zeros(0, dtype=np.int64), *parts]), epochs
-
-
-class Prefetch(Iterator[RowBatch]):
-    """Batches read ahead. Close it, use it in a `with`, or read it to its end: then its thread is gone."""
-
-    def __init__(self, loader: Loader, steps: range, depth: int, lo: int, hi: int | None) -> None:
-        if depth < 1:
-            raise UsageError(f"prefetching needs a depth of at least 1, got {depth}")
-        self._fetch = lambda step: loader.fetch(step, lo, hi)
-        self._steps = iter(steps)
-        self._pending: deque[Future[RowBatch]] = deque()
-        self._pool: ThreadPoolExecutor | None = ThreadPoolExecutor(1, thread_name_prefix="unmask-loader")
-        for _ in range(depth):
-            self._ask()
-
-    def __next__(self) -> RowBatch:
-        if not self._pending:
-            self.close()
-            raise StopIteration
-        try:
-            batch = self._pending.popleft().result()
-        except BaseException:
-            self.close()
-            raise
-        self._ask()
-        return batch
-
-    def close(self) -> None:
-        """Stop reading ahead and wait for the thread; may be called again."""
-        self._pending.clear()
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
-
-    def __enter__(self) -> Prefetch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _ask(self) -> None:
-        step = next(self._steps, None)
-        if step is not None and self._pool is not None:
-            self._pending.append(self._pool.submit(self._fetch, step))
 
 
 def window_shifts(epochs: Ints, length: int, seed: int) -> Ints:

@@ -72,20 +72,19 @@ class Subwords(Tokenizer):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [list(encoding.ids) for encoding in self._encodings(texts, offsets=False)]
+        return [ids.tolist() for ids, _ in self._encoded(texts, offsets=False)]
 
     def encode_spans(self, texts: Sequence[str]) -> list[Span]:
         spans: list[Span] = []
         byte_level = isinstance(self._inner.decoder, decoders.ByteLevel)
-        for text, encoding in zip(texts, self._encodings(texts, offsets=not byte_level), strict=True):
-            ids = np.array(encoding.ids, dtype=np.int64)
+        for text, (ids, encoding) in zip(texts, self._encoded(texts, offsets=not byte_level), strict=True):
             num_bytes = len(text.encode("utf-8"))
             if byte_level:
                 ends = np.cumsum(self._byte_lengths[ids])
                 if len(ids) and ends[-1] == num_bytes:
                     spans.append((ids, ends))
                     continue
-                encoding = self._encodings([text], offsets=True)[0]  # a normalizer or an added space is at work
+                encoding = self._encoded([text], offsets=True)[0][1]  # a normalizer or an added space is at work
             spans.append((ids, _ends_from_offsets(text, encoding.offsets, num_bytes)))
         return spans
 
@@ -172,7 +171,8 @@ class Subwords(Tokenizer):
             lengths[id] = len(token.encode()) if id in self._added else len(token)
         return lengths
 
-    def _encodings(self, texts: Sequence[str], *, offsets: bool) -> list[Any]:
+    def _encoded(self, texts: Sequence[str], *, offsets: bool) -> list[tuple[NDArray[np.int64], Any]]:
+        """The ids of each text, and what else its encoding has."""
         encode = self._inner.encode_batch if offsets else self._inner.encode_batch_fast
         for text in texts:
             try:
@@ -181,16 +181,16 @@ class Subwords(Tokenizer):
                 raise lone_surrogate(text, e.start) from None
         with guard(DataError, "the tokenizer cannot encode the text"):
             encodings: list[Any] = encode(list(texts), add_special_tokens=False)
-        for encoding in encodings:
-            ids = encoding.ids
+        encoded = [(np.array(encoding.ids, dtype=np.int64), encoding) for encoding in encodings]
+        for ids, _ in encoded:
             for role in (self.mask_id, self.eot_id):
-                if role in ids:
+                if (ids == role).any():
                     spelling = self._inner.id_to_token(role)
                     raise DataError(
                         "the text spells {spelling}, which this vocabulary reserves; remove it or use bytes",
                         spelling=Public(spelling),
                     )
-        return encodings
+        return encoded
 
 
 def vocabulary_of(data: dict[str, Any]) -> tokenizers.Tokenizer:
