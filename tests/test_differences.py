@@ -222,6 +222,19 @@ def test_the_command_compares_without_training(folders: dict[str, Path], capsys:
         assert err.count("\n") == 1
 
 
+def test_seeds_of_an_unfinished_fine_tuning_are_compared(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Before its report is written a folder knows its metrics, too: those of its options."""
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(folders["learned"], copy)
+    for name in ("report.json", "report.md", "seeds/model-1.json", "seeds/scratch-1.json"):
+        (copy / name).unlink()
+    found = gaps(copy, [folders["lazy"]])
+    assert [gap.metric for gap in found] == ["accuracy"] * 2
+    assert [gap.interval.seeds_half for gap in found] == [None, None]
+
+
 def test_damaged_and_unfinished_folders_are_one_sentence(folders: dict[str, Path], tmp_path: Path) -> None:
     import shutil
 

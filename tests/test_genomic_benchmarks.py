@@ -23,6 +23,7 @@ from unmask.denoisers.caduceus import Caduceus
 from unmask.denoisers.mamba import Mamba
 from unmask.errors import UnmaskError
 from unmask.finetuning.config import FinetuneConfig, load_finetune_config
+from unmask.finetuning.seed_run import Watch
 from unmask.finetuning.splits import make_splits
 from unmask.finetuning.suites import find_suite
 from unmask.finetuning.suites.page import invisible
@@ -240,6 +241,39 @@ def test_what_is_missing_or_bad_does_not_stop_the_others(
         "needs --data-dir DIR, the folder that holds genomic_benchmarks and gb_lifted_chr20_chrX"
         in capsys.readouterr().err
     )
+
+
+def test_a_set_of_one_class_does_not_stop_the_others(folder: Path, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    shutil.copytree(folder, part)
+    rows = [row for row in sequences(40, 0) if row[1] == "0"]
+    write(part / "genomic_benchmarks" / "enhancers_cohn" / "test.tsv", rows)
+    how: dict[str, Any] = {"suite": SUITE, "data_dir": part, "tasks": ["cohn", "nontata"], "device": "cpu"}
+    result = finetune_suite(model(tmp_path / "base"), config(tmp_path / "out", seeds=1), **how)
+    assert [*result.reports] == ["nontata"]
+    assert "the class '1' has no example in" in result.failures["cohn"]
+
+
+def test_a_folder_of_other_examples_has_no_gap_and_stops_nothing(folder: Path, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    shutil.copytree(folder, part)
+    write(part / "genomic_benchmarks" / "enhancers_cohn" / "test.tsv", sequences(38, 7))
+    base = model(tmp_path / "base")
+    how: dict[str, Any] = {"suite": SUITE, "tasks": ["cohn", "nontata"], "device": "cpu"}
+    finetune_suite(base, config(tmp_path / "other", seeds=1), data_dir=folder, **how)
+    told: list[str] = []
+
+    class Notes(Watch):
+        def on_note(self, sentence: str) -> None:
+            told.append(sentence)
+
+    how |= {"data_dir": part, "against": [tmp_path / "other"], "watch": Notes()}
+    result = finetune_suite(base, config(tmp_path / "out", seeds=1), **how)
+    assert result.ok
+    assert {name: len(gaps) for name, gaps in result.gaps.items()} == {"cohn": 0, "nontata": 2}
+    assert {name: [*reports] for name, reports in result.others.items()} == {str(tmp_path / "other"): ["nontata"]}
+    [said] = [sentence for sentence in told if "no gap" in sentence]
+    assert said.startswith(f"{tmp_path / 'other' / 'cohn'} reports other examples than {tmp_path / 'out' / 'cohn'}")
 
 
 # --- the queue --------------------------------------------------------------------------------------------------------

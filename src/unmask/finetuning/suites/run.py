@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from unmask.errors import DataError, NonFiniteError, UsageError
+from unmask.finetuning.answers import read_answers
 from unmask.finetuning.config import FinetuneConfig, TaskData
+from unmask.finetuning.differences import check_paired
 from unmask.finetuning.gaps import Gap, check_others, gaps
 from unmask.finetuning.results import ABOUT, Numbers
 from unmask.finetuning.run import finetune
@@ -109,20 +111,25 @@ def _readable(
             one = task.config(config, folder, result.folder / task.name)
             make_splits(one, fold=None if one.folds is None else 0)
             configs[task.name] = one
-        except DataError as e:
+        except (DataError, UsageError) as e:  # a class without examples is one of use where a user names the classes
             result.failures[task.name] = " ".join(str(e).split())
     return configs
 
 
 def _compare(result: SuiteResult, name: str, others: Sequence[Path], watch: Watch) -> None:
-    """The gaps of a finished task to random weights and to the folders that have it, too."""
-    there = []
+    """The gaps of a finished task to random weights and to the folders that have it, too, of the same examples."""
+    there, ours = [], read_answers(result.folder / name)
     for other in others:
-        if (other / name / ABOUT).is_file() and (other / name / "report.json").is_file():
-            there.append(other / name)
-            result.others.setdefault(str(other), {})[name] = read_json(other / name / "report.json")
-        else:
+        if not all((other / name / file).is_file() for file in (ABOUT, "report.json")):
             watch.on_note(f"{other} has not finished {name}: no gap to it is told")
+            continue
+        try:
+            check_paired(ours, read_answers(other / name))
+        except (DataError, UsageError) as e:
+            watch.on_note(f"{e}; no gap to it is told")
+            continue
+        there.append(other / name)
+        result.others.setdefault(str(other), {})[name] = read_json(other / name / "report.json")
     result.gaps[name] = gaps(result.folder / name, there)
 
 
