@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from made_tasks import QUICK, letters, letters_config, numbers_of, small_model, write_tsv
+from unmask.corpora.fasta import other_strand
 from unmask.errors import DataError, UsageError
 from unmask.finetuning.config import FinetuneConfig, TaskData, load_finetune_config
 from unmask.finetuning.examples import Example
@@ -56,6 +57,25 @@ def test_copies_stay_together_and_seeds_differ() -> None:
         assert max(sizes.values()) - min(sizes.values()) <= 3
     assert len({tuple(place) for place in places}) == 3
     assert folds_of(every, 5, 0, stratified=True) == places[0]
+
+
+def test_both_strands_of_a_sequence_are_copies() -> None:
+    """A conjoined network gives them one answer, so one of them in train would be the other's."""
+    draw = random.Random(0)
+    texts = ["".join(draw.choices("ACGT", k=12)) for _ in range(40)]
+    strands = [[text, other_strand(text), text.lower()] for text in texts]
+    every = [
+        Example(strand, None, "ab"[i % 2], "")
+        for k in range(3)
+        for i, three in enumerate(strands)
+        for strand in three[k : k + 1]
+    ]
+    place = folds_of(every, 4, 0, stratified=True)
+    assert place[:40] == place[40:80] == place[80:]
+    assert {*Counter(place[:40]).values()} == {10}
+    words = [*every, Example("no DNA", None, "a", "")]  # of words, one that looks like DNA is one
+    place = folds_of(words, 4, 0, stratified=True)
+    assert place[:40] != place[40:80]
 
 
 def test_every_pair_of_examples_is_apart_as_often_as_chance_says() -> None:

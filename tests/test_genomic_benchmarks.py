@@ -16,6 +16,7 @@ import pytest
 from made_tasks import QUICK, small_model
 from tiny import TINY
 from unmask.cli import run as command
+from unmask.corpora.fasta import other_strand
 from unmask.data.complement import complement_of
 from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers import Denoiser
@@ -241,6 +242,22 @@ def test_what_is_missing_or_bad_does_not_stop_the_others(
         "needs --data-dir DIR, the folder that holds genomic_benchmarks and gb_lifted_chr20_chrX"
         in capsys.readouterr().err
     )
+
+
+def test_what_was_trained_on_is_counted_beside_all_of_train_and_both_strands(folder: Path, tmp_path: Path) -> None:
+    """Also what of train's file stops, and without folds as with them."""
+    part = tmp_path / "part"
+    shutil.copytree(folder, part)
+    train, test = sequences(36, 2), sequences(15, 3)
+    again = [*train[:20], (other_strand(train[20][0]), train[20][1])]
+    write(part / "gb_lifted_chr20_chrX" / "human_enhancers_ensembl.test.tsv", [*test, *again], "chrX")
+    for folds in (None, 2):
+        how = config(tmp_path / f"out-{folds}", seeds=1, folds=folds)
+        result = finetune_suite(
+            model(tmp_path / "base"), how, suite=SUITE, data_dir=part, tasks=["ensembl"], device="cpu"
+        )
+        report = result.reports["ensembl"]
+        assert (report["repeated"]["test"], report["new"], report["examples"]["test"]) == (21, 15, 36)
 
 
 def test_a_set_of_one_class_does_not_stop_the_others(folder: Path, tmp_path: Path) -> None:
