@@ -169,7 +169,10 @@ def test_the_page_says_what_is_ours_and_what_is_quoted(done: tuple[SuiteResult, 
     right = [one["label"] == one["predicted"] for one in lines if one["text"] not in trained]
     assert len(right) == 18 * 4
     assert new == pytest.approx(sum(right) / len(right))
-    assert "2 folds, drawn anew for each seed" in page
+    [crossed, lifted] = [line for line in page.splitlines() if "2 folds, drawn anew for each seed" in line]
+    assert crossed.startswith("- Enhancers Cohn: ")
+    assert "stops" not in crossed
+    assert "a part of train stops; 2 folds, drawn anew for each seed, each of which once stops in its stead" in lifted
     report = json.loads((root / "out" / "ensembl" / "report.json").read_text())
     assert report["left_out"] == {"train": 2, "test": 1}
     assert report["task"]["complement"] == list(complement_of(DNA))
@@ -204,6 +207,8 @@ def test_a_gap_below_the_resolution_is_called_invisible(done: tuple[SuiteResult,
     blunt = dataclasses.replace(result, gaps={})
     assert "of two such lines, not paired" in invisible(blunt, SUITE.tasks["cohn"])
     assert "Mamba AR -0.9" in invisible(blunt, SUITE.tasks["cohn"])
+    same = Gap("accuracy", "a", "b", Interval(0.0, 0.0, 0.0, "paired seeds"))  # both answer one class to everything
+    assert invisible(dataclasses.replace(result, gaps={"cohn": [same]}), SUITE.tasks["cohn"]) == ""
 
 
 def test_what_is_missing_or_bad_does_not_stop_the_others(
