@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
 import math
@@ -309,6 +310,14 @@ def test_sequences_of_the_command_line(folder: Path, capsys: pytest.CaptureFixtu
     [region] = json.loads(capsys.readouterr().out)["regions"]
     assert region["bits_per_base"] is None
     assert region["unknown"] == 3
+
+
+def test_a_sequence_may_be_piped_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("ACGTN\n"))
+    assert cli.run(["score", str(folder / "model"), "-", "A", "--csv", "-"]) == 0
+    assert [line.split(",")[3] for line in capsys.readouterr().out.splitlines()[1:]] == [*"ACGTNA"]
 
 
 @pytest.mark.parametrize(
