@@ -172,6 +172,16 @@ def test_a_file_in_parts_comes_back_whole(tmp_path: Path, capsys: pytest.Capture
         parts.join(tmp_path / "parts" / "..", back)
 
 
+def test_a_seed_of_several_folds_is_their_mean_by_examples(tmp_path: Path) -> None:
+    table = script("glue/table")
+    seeds = tmp_path / "rte" / "seeds"
+    seeds.mkdir(parents=True)
+    for seed, fold, score, size in ((0, 0, 0.5, 30), (0, 1, 0.8, 10), (1, 0, 0.9, 30)):
+        numbers = {"seed": seed, "fold": fold, "scores": {"test": {"accuracy": score}}, "examples": {"test": size}}
+        (seeds / f"model-{seed}-fold-{fold}.json").write_text(json.dumps(numbers))
+    assert table.scores(tmp_path) == {"rte": {0: pytest.approx(0.575)}}  # of the second seed a fold is missing
+
+
 def test_what_the_table_of_adapting_says(tmp_path: Path) -> None:
     table = script("adapt/table")
     for when, value in (("before", 1.25), ("after", 1.5)):
