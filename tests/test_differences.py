@@ -222,6 +222,21 @@ def test_the_command_compares_without_training(folders: dict[str, Path], capsys:
         assert err.count("\n") == 1
 
 
+def test_each_copy_of_an_example_is_one_of_its_own(folders: dict[str, Path], tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(folders["lazy"], copy)
+    for path in (copy / "predictions").glob("*-test.jsonl"):
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([*lines, lines[0], lines[0]]) + "\n")
+    answers = read_answers(copy)
+    assert len(answers.keys) == 34
+    assert sorted(key[3] for key in answers.keys if key[:3] == answers.keys[0][:3]) == [0, 1, 2]
+    for runs in answers.runs["model"].values():
+        assert sorted(runs[0].place_N.tolist()) == list(range(34))
+
+
 def test_seeds_of_an_unfinished_fine_tuning_are_compared(folders: dict[str, Path], tmp_path: Path) -> None:
     """Before its report is written a folder knows its metrics, too: those of its options."""
     import shutil

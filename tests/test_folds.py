@@ -14,6 +14,7 @@ import pytest
 from made_tasks import QUICK, letters, letters_config, numbers_of, small_model, write_tsv
 from unmask.corpora.fasta import other_strand
 from unmask.errors import DataError, UsageError
+from unmask.finetuning.answers import read_answers
 from unmask.finetuning.config import FinetuneConfig, TaskData, load_finetune_config
 from unmask.finetuning.examples import Example
 from unmask.finetuning.run import finetune
@@ -249,3 +250,25 @@ def test_without_folds_nothing_is_another_thing(tmp_path: Path) -> None:
     finetune(small_model(), base, device="cpu", watch=begun)
     assert begun.begun == []
     assert [path.name for path in (tmp_path / "out" / "seeds").iterdir()] == ["model-0.json"]
+
+
+def test_the_model_is_the_best_of_those_that_began_from_it(tmp_path: Path) -> None:
+    """Random weights that did better do not keep a later seed's model out."""
+    base = config(tmp_path, folds=None, from_scratch=True, seeds=1)
+    done = finetune(small_model(), base, device="cpu")
+    for start, score in (("model", -1.0), ("scratch", 2.0)):
+        path = done.folder / "seeds" / f"{start}-0.json"
+        numbers = json.loads(path.read_text())
+        path.write_text(json.dumps(numbers | {"best": numbers["best"] | {"score": score}}))
+    before = (done.folder / "model" / "model.safetensors").read_bytes()
+    finetune(small_model(), dataclasses.replace(base, seeds=2), device="cpu")
+    assert (done.folder / "model" / "model.safetensors").read_bytes() != before
+
+
+def test_a_seed_whose_folds_are_not_all_there_is_not_compared(tmp_path: Path) -> None:
+    done = finetune(small_model(), config(tmp_path, seeds=2), device="cpu")
+    assert {*read_answers(done.folder).runs["model"]} == {0, 1}
+    (done.folder / "seeds" / "model-1-fold-2.json").unlink()
+    answers = read_answers(done.folder)
+    assert {*answers.runs["model"]} == {0}
+    assert len(answers.keys) == 60

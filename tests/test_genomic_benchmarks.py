@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import lzma
+import math
 import random
 import shutil
 import sys
@@ -27,7 +28,7 @@ from unmask.finetuning.config import FinetuneConfig, load_finetune_config
 from unmask.finetuning.seed_run import Watch
 from unmask.finetuning.splits import make_splits
 from unmask.finetuning.suites import find_suite
-from unmask.finetuning.suites.page import invisible
+from unmask.finetuning.suites.page import invisible, resolution
 from unmask.finetuning.suites.run import SuiteResult, finetune_suite
 
 SUITE = find_suite("genomic-benchmarks")
@@ -204,7 +205,14 @@ def test_a_gap_below_the_resolution_is_called_invisible(done: tuple[SuiteResult,
     said = invisible(sharp, SUITE.tasks["cohn"])
     assert "less than about 0.5 is invisible" in said
     assert said.endswith("of the quoted ones to Caduceus MDLM: Caduceus Plaid +0.0, Caduceus SEDD +0.3.")
+    wide = dataclasses.replace(small, interval=Interval(0.0, 0.03, 0.04, "paired seeds"))
+    assert invisible(dataclasses.replace(result, gaps={"cohn": [wide, small]}), SUITE.tasks["cohn"]) == said
     blunt = dataclasses.replace(result, gaps={})
+    level = result.reports["cohn"]["results"]["model"]["test"]["accuracy"]
+    seeds_half = (level["ci95"][1] - level["ci95"][0]) / 2
+    assert resolution(blunt, SUITE.tasks["cohn"]) == pytest.approx(
+        math.sqrt(2 * (level["examples_half"] ** 2 + seeds_half**2))
+    )
     assert "of two such lines, not paired" in invisible(blunt, SUITE.tasks["cohn"])
     assert "Mamba AR -0.9" in invisible(blunt, SUITE.tasks["cohn"])
     same = Gap("accuracy", "a", "b", Interval(0.0, 0.0, 0.0, "paired seeds"))  # both answer one class to everything

@@ -72,6 +72,12 @@ def test_every_task_reads_its_files(folder: Path, tmp_path: Path) -> None:
     assert splits.train.examples[0].pair == f'an "open {splits.train.examples[0].text}'
 
 
+def test_folds_go_to_what_has_no_file_of_its_own_that_stops(folder: Path, tmp_path: Path) -> None:
+    asked = FinetuneConfig(folds=4)
+    folds = {task.name: task.config(asked, folder, tmp_path).folds for task in GLUE.values()}
+    assert folds == {name: 4 if name in ("sst2", "mrpc", "rte") else None for name in GLUE}
+
+
 def test_the_suite_makes_one_table_and_goes_on(folder: Path, tmp_path: Path) -> None:
     model = tmp_path / "base"
     small_model().save(model)
