@@ -23,6 +23,8 @@ from unmask.finetuning.suites.page import suite_markdown
 from unmask.storage.atomic import atomic_text
 from unmask.storage.untrusted import read_json
 
+OF_TASKS = ("kind", "labels", "metrics", "folds")  # options that a task brings
+
 
 @dataclass
 class SuiteResult:
@@ -96,9 +98,40 @@ def finetune_suite(
             watch.on_note(f"{task.title} has failed: {result.failures[name]}")
             continue
         _compare(result, name, others, watch)
-        atomic_text(result.folder / f"{suite.name}.json", _json(result))
-        atomic_text(result.folder / f"{suite.name}.md", suite_markdown(result))
+        _write(result)
+    if earlier := _finished_before(result):
+        for name in earlier:
+            _compare(result, name, others, watch)
+        _write(result)
     return result
+
+
+def _finished_before(result: SuiteResult) -> list[str]:
+    """Take in what other calls have finished in the folder, of the same model by the same options: these tasks."""
+    kinds = [_kind_of(result.folder / name) for name in result.reports]
+    found = []
+    for name in result.suite.tasks.keys() - result.reports.keys() - result.failures.keys():
+        folder = result.folder / name
+        if all((folder / file).is_file() for file in (ABOUT, "report.json")) and _kind_of(folder) in kinds:
+            found.append(name)
+    found.sort(key=[*result.suite.tasks].index)
+    result.reports |= {name: read_json(result.folder / name / "report.json") for name in found}
+    return found
+
+
+def _kind_of(folder: Path) -> Numbers:
+    """The model and those options that all tasks of a suite share."""
+    try:
+        identity = read_json(folder / ABOUT)["identity"]
+        shared = {key: value for key, value in identity["options"].items() if key not in OF_TASKS}
+        return {"model": identity["model"], "options": shared}
+    except (KeyError, TypeError, AttributeError) as e:
+        raise DataError(f"{folder / ABOUT} is not what unmask finetune writes: {e!r:.100}") from None
+
+
+def _write(result: SuiteResult) -> None:
+    atomic_text(result.folder / f"{result.suite.name}.json", _json(result))
+    atomic_text(result.folder / f"{result.suite.name}.md", suite_markdown(result))
 
 
 def _readable(
