@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -218,6 +220,46 @@ def test_both_strands_are_read_alike(estimator: str) -> None:
     assert not torch.allclose(here.nats_L[:2], score_bases(masked(), "AACGNT").nats_L[:2])
 
 
+@pytest.mark.parametrize("estimator", ["conditional", "bound"])
+def test_what_stands_around_is_read_along_either_strand(estimator: str) -> None:
+    how: dict[str, Any] = {"estimator": estimator, "num_samples": 4}
+    both = score_bases(masked(), "GTT", before="AC", after="GCA", both_strands=True, **how)
+    here = score_bases(masked(), "GTT", before="AC", after="GCA", **how)
+    there = score_bases(masked(), "AAC", before="TGC", after="GT", **how)
+    torch.testing.assert_close(both.nats_L, (here.nats_L + there.nats_L.flip(0)) / 2)
+
+
+@pytest.mark.parametrize("estimator", ["exact", "bound"])
+def test_what_stands_after_is_not_read_by_what_multiplies_to_a_law(estimator: str) -> None:
+    exact = estimator == "exact"
+    model = model_of(DiT(hidden=16, blocks=1, heads=2, causal=True), AR()) if exact else masked()
+    ones = [score_bases(model, "GTTC", after=after, num_samples=4, estimator=estimator) for after in ("", "ACGTTGCA")]  # type: ignore[arg-type]
+    torch.testing.assert_close(ones[0].nats_L, ones[1].nats_L, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("anchor", ["none", "both"])
+def test_a_bases_law_does_not_know_the_base(anchor: str) -> None:
+    """The mask is where the base is, whatever frames a row."""
+    model = masked(anchor=anchor)
+    for at in range(4):
+        laws = []
+        for base in BASES:
+            p_L4 = score_bases(model, "ACGT"[:at] + base + "ACGT"[at + 1 :]).p_L4
+            assert p_L4 is not None
+            laws.append(p_L4[at])
+        torch.testing.assert_close(torch.stack(laws), laws[0].expand(4, 4))
+
+
+@pytest.mark.parametrize("estimator", ["conditional", "bound"])
+def test_bases_are_scored_given_a_class(estimator: str) -> None:
+    network = DiT(hidden=16, blocks=1, heads=2, classes=2)
+    model = model_of(network, MDLM(form="count"), labels=("a", "b"))
+    how: dict[str, Any] = {"estimator": estimator, "num_samples": 4}
+    of_class = [score_bases(model, "GTTC", label=label, **how).nats_L for label in ("a", 0, "b", None)]
+    torch.testing.assert_close(of_class[0], of_class[1], rtol=0, atol=0)
+    assert not any(torch.allclose(of_class[i], of_class[j]) for i, j in ((0, 2), (0, 3), (2, 3)))
+
+
 def test_an_equivariant_network_needs_no_second_strand() -> None:
     model = model_of(Caduceus(hidden=16, blocks=1, states=4, equivariance="ps"), MDLM(form="count"))
     here, there = score_bases(model, "AACGNT"), score_bases(model, "ANCGTT")
@@ -298,6 +340,16 @@ def test_regions_become_a_table_and_a_picture(folder: Path, capsys: pytest.Captu
         assert word in words_of
 
 
+def test_a_region_sees_so_many_bases_around_it(folder: Path) -> None:
+    words = ["score", str(folder / "model"), "--fasta", str(folder / "genome.fa"), "--region", "chr1:4-5"]
+    for flank, before, after in ((None, "ACG", "CGTN"), ("0", "", ""), ("1", "G", "C")):
+        more = [] if flank is None else ["--flank", flank]
+        assert cli.run([*words, *more, "--csv", str(folder / "flank.csv")]) == 0
+        nats = [float(line["nats"]) for line in csv.DictReader((folder / "flank.csv").read_text().splitlines())]
+        want = score_bases(masked(), "TA", before=before, after=after).nats_L.tolist()
+        assert nats == pytest.approx(want, rel=1e-5)
+
+
 def test_sequences_of_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["score", str(folder / "model"), "ACGTAC", "ggNt", "--csv", "-", "--estimator", "bound"]) == 0
     said = capsys.readouterr()
@@ -309,6 +361,14 @@ def test_sequences_of_the_command_line(folder: Path, capsys: pytest.CaptureFixtu
     [region] = json.loads(capsys.readouterr().out)["regions"]
     assert region["bits_per_base"] is None
     assert region["unknown"] == 3
+
+
+def test_a_sequence_may_be_piped_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("ACGTN\n"))
+    assert cli.run(["score", str(folder / "model"), "-", "A", "--csv", "-"]) == 0
+    assert [line.split(",")[3] for line in capsys.readouterr().out.splitlines()[1:]] == [*"ACGTNA"]
 
 
 @pytest.mark.parametrize(
@@ -349,6 +409,22 @@ def test_a_model_of_other_tokens_is_refused() -> None:
     assert score_bases(model, "GCTA").num == 4
     with pytest.raises(UsageError, match="need a token a base"):
         score_bases(model, "ACGT")
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_positions_stand_below_their_bases(step: int) -> None:
+    """Along the other strand they fall: of 60 bases from 60 down to 1, 10 stands below the 51st."""
+    first = 1 if step > 0 else 60
+    root = ElementTree.fromstring(draw([Panel("a", first, step, "ACGT" * 15, [1.0] * 60)], said="it"))
+    texts = [
+        (one.text, one.get("class"), float(one.get("x", "0"))) for one in root.iter("{http://www.w3.org/2000/svg}text")
+    ]
+    letters = [x for _, kind, x in texts if kind == "letter"]
+    assert len(letters) == 60
+    for position in (10, 20, 50):
+        [x] = [x for word, kind, x in texts if word == str(position) and kind == "note"]
+        at = (position - first) * step
+        assert abs(x - letters[at]) < abs(letters[1] - letters[0]) / 2
 
 
 def test_a_long_region_is_drawn_in_means() -> None:

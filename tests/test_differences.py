@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from made_tasks import letters_config, small_model
+from made_tasks import letters, letters_config, small_model, write_tsv
 from unmask.cli import run as command
 from unmask.errors import DataError, UsageError
 from unmask.finetuning.answers import Answers, RunAnswers, read_answers
@@ -220,6 +220,60 @@ def test_the_command_compares_without_training(folders: dict[str, Path], capsys:
         err = capsys.readouterr().err
         assert hint in err
         assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+@pytest.mark.parametrize("how", ["test", "valid", "share", "folds"])
+def test_other_examples_are_refused_before_anything_is_trained(
+    how: str, kind: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the same ones are not, whichever part it is that is reported."""
+    small_model().save(tmp_path / "base")
+    rows = letters(40, 0)
+    rows = [*rows, rows[0]] if kind == "classification" else [(text, str(len(text))) for text, _ in rows]
+    for name, some in (("train", rows), ("test", rows[:20]), ("less", rows[2:])):
+        write_tsv(tmp_path / f"{name}.tsv", [("text", "label"), *some])
+    options = {"test": ["--data.test", str(tmp_path / "test.tsv")], "share": ["--data.test_share", "0.2"]}
+    words = ["finetune", str(tmp_path / "base"), "--device", "cpu", "--epochs", "1", "--seeds", "1", "--kind", kind]
+    words += [*options.get(how, []), *(["--folds", "2"] if how == "folds" else [])]
+    train = ["--data.train", str(tmp_path / "train.tsv")]
+    assert command([*words, *train, "--out", str(tmp_path / "a")]) == 0
+    same = [*words, *train, "--out", str(tmp_path / "b"), "--against", str(tmp_path / "a")]
+    assert command([*same, "--optim.lr", "1e-3"]) == 0
+    assert "gap to" in capsys.readouterr().out
+    other = ["--data.test", str(tmp_path / "less.tsv")] if how == "test" else []
+    less = ["--data.train", str(tmp_path / "less.tsv")]
+    assert command([*words, *less, *other, "--out", str(tmp_path / "c"), *same[-2:]]) == 2
+    assert f"{tmp_path / 'a'} reports other examples than {tmp_path / 'c'} will" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_each_copy_of_an_example_is_one_of_its_own(folders: dict[str, Path], tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(folders["lazy"], copy)
+    for path in (copy / "predictions").glob("*-test.jsonl"):
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([*lines, lines[0], lines[0]]) + "\n")
+    answers = read_answers(copy)
+    assert len(answers.keys) == 34
+    assert sorted(key[3] for key in answers.keys if key[:3] == answers.keys[0][:3]) == [0, 1, 2]
+    for runs in answers.runs["model"].values():
+        assert sorted(runs[0].place_N.tolist()) == list(range(34))
+
+
+def test_seeds_of_an_unfinished_fine_tuning_are_compared(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Before its report is written a folder knows its metrics, too: those of its options."""
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(folders["learned"], copy)
+    for name in ("report.json", "report.md", "seeds/model-1.json", "seeds/scratch-1.json"):
+        (copy / name).unlink()
+    found = gaps(copy, [folders["lazy"]])
+    assert [gap.metric for gap in found] == ["accuracy"] * 2
+    assert [gap.interval.seeds_half for gap in found] == [None, None]
 
 
 def test_damaged_and_unfinished_folders_are_one_sentence(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from made_tasks import CAUSAL, QUICK, letters, letters_config, numbers_of, small
 from tiny import TINY
 from unmask.cli import run as command
 from unmask.config import OptimConfig
+from unmask.data.tokenizers import load_tokenizer
 from unmask.errors import ModelFolderError, NonFiniteError, Stopped, UnmaskError, UsageError
 from unmask.finetuning.classifier import Classifier, load_classifier
 from unmask.finetuning.config import FinetuneConfig, TaskData, load_finetune_config
@@ -567,6 +568,18 @@ def test_the_commands(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     ):
         assert command(bad) == 2
         assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["more.tsv", "more.txt"])
+def test_a_text_of_a_file_that_cannot_be_read_is_told_by_its_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, task = small_model(tokenizer=load_tokenizer("dna")), Task(labels=("no", "yes"), length=16)
+    task.attach(model.denoiser)
+    Classifier(model, task).save(tmp_path / "model")
+    (tmp_path / name).write_text(("text\n" if name.endswith("tsv") else "TT\n") + "ACGT\nACXT\n")
+    assert command(["classify", str(tmp_path / "model"), "--data", str(tmp_path / name), "--device", "cpu"]) == 1
+    assert f"{name}, line 3: the tokenizer dna knows only A C G T N, the text has 'X'" in capsys.readouterr().err
 
 
 def test_one_seed_of_a_run(tmp_path: Path) -> None:

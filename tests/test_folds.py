@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from made_tasks import QUICK, letters, letters_config, numbers_of, small_model, write_tsv
+from unmask.corpora.fasta import other_strand
 from unmask.errors import DataError, UsageError
+from unmask.finetuning.answers import read_answers
 from unmask.finetuning.config import FinetuneConfig, TaskData, load_finetune_config
 from unmask.finetuning.examples import Example
 from unmask.finetuning.run import finetune
@@ -56,6 +58,25 @@ def test_copies_stay_together_and_seeds_differ() -> None:
         assert max(sizes.values()) - min(sizes.values()) <= 3
     assert len({tuple(place) for place in places}) == 3
     assert folds_of(every, 5, 0, stratified=True) == places[0]
+
+
+def test_both_strands_of_a_sequence_are_copies() -> None:
+    """A conjoined network gives them one answer, so one of them in train would be the other's."""
+    draw = random.Random(0)
+    texts = ["".join(draw.choices("ACGT", k=12)) for _ in range(40)]
+    strands = [[text, other_strand(text), text.lower()] for text in texts]
+    every = [
+        Example(strand, None, "ab"[i % 2], "")
+        for k in range(3)
+        for i, three in enumerate(strands)
+        for strand in three[k : k + 1]
+    ]
+    place = folds_of(every, 4, 0, stratified=True)
+    assert place[:40] == place[40:80] == place[80:]
+    assert {*Counter(place[:40]).values()} == {10}
+    words = [*every, Example("no DNA", None, "a", "")]  # of words, one that looks like DNA is one
+    place = folds_of(words, 4, 0, stratified=True)
+    assert place[:40] != place[40:80]
 
 
 def test_every_pair_of_examples_is_apart_as_often_as_chance_says() -> None:
@@ -229,3 +250,25 @@ def test_without_folds_nothing_is_another_thing(tmp_path: Path) -> None:
     finetune(small_model(), base, device="cpu", watch=begun)
     assert begun.begun == []
     assert [path.name for path in (tmp_path / "out" / "seeds").iterdir()] == ["model-0.json"]
+
+
+def test_the_model_is_the_best_of_those_that_began_from_it(tmp_path: Path) -> None:
+    """Random weights that did better do not keep a later seed's model out."""
+    base = config(tmp_path, folds=None, from_scratch=True, seeds=1)
+    done = finetune(small_model(), base, device="cpu")
+    for start, score in (("model", -1.0), ("scratch", 2.0)):
+        path = done.folder / "seeds" / f"{start}-0.json"
+        numbers = json.loads(path.read_text())
+        path.write_text(json.dumps(numbers | {"best": numbers["best"] | {"score": score}}))
+    before = (done.folder / "model" / "model.safetensors").read_bytes()
+    finetune(small_model(), dataclasses.replace(base, seeds=2), device="cpu")
+    assert (done.folder / "model" / "model.safetensors").read_bytes() != before
+
+
+def test_a_seed_whose_folds_are_not_all_there_is_not_compared(tmp_path: Path) -> None:
+    done = finetune(small_model(), config(tmp_path, seeds=2), device="cpu")
+    assert {*read_answers(done.folder).runs["model"]} == {0, 1}
+    (done.folder / "seeds" / "model-1-fold-2.json").unlink()
+    answers = read_answers(done.folder)
+    assert {*answers.runs["model"]} == {0}
+    assert len(answers.keys) == 60

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import lzma
+import math
 import random
 import shutil
 import sys
@@ -16,6 +17,7 @@ import pytest
 from made_tasks import QUICK, small_model
 from tiny import TINY
 from unmask.cli import run as command
+from unmask.corpora.fasta import other_strand
 from unmask.data.complement import complement_of
 from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers import Denoiser
@@ -23,9 +25,10 @@ from unmask.denoisers.caduceus import Caduceus
 from unmask.denoisers.mamba import Mamba
 from unmask.errors import UnmaskError
 from unmask.finetuning.config import FinetuneConfig, load_finetune_config
+from unmask.finetuning.seed_run import Watch
 from unmask.finetuning.splits import make_splits
 from unmask.finetuning.suites import find_suite
-from unmask.finetuning.suites.page import invisible
+from unmask.finetuning.suites.page import invisible, resolution
 from unmask.finetuning.suites.run import SuiteResult, finetune_suite
 
 SUITE = find_suite("genomic-benchmarks")
@@ -167,7 +170,10 @@ def test_the_page_says_what_is_ours_and_what_is_quoted(done: tuple[SuiteResult, 
     right = [one["label"] == one["predicted"] for one in lines if one["text"] not in trained]
     assert len(right) == 18 * 4
     assert new == pytest.approx(sum(right) / len(right))
-    assert "2 folds, drawn anew for each seed" in page
+    [crossed, lifted] = [line for line in page.splitlines() if "2 folds, drawn anew for each seed" in line]
+    assert crossed.startswith("- Enhancers Cohn: ")
+    assert "stops" not in crossed
+    assert "a part of train stops; 2 folds, drawn anew for each seed, each of which once stops in its stead" in lifted
     report = json.loads((root / "out" / "ensembl" / "report.json").read_text())
     assert report["left_out"] == {"train": 2, "test": 1}
     assert report["task"]["complement"] == list(complement_of(DNA))
@@ -199,9 +205,18 @@ def test_a_gap_below_the_resolution_is_called_invisible(done: tuple[SuiteResult,
     said = invisible(sharp, SUITE.tasks["cohn"])
     assert "less than about 0.5 is invisible" in said
     assert said.endswith("of the quoted ones to Caduceus MDLM: Caduceus Plaid +0.0, Caduceus SEDD +0.3.")
+    wide = dataclasses.replace(small, interval=Interval(0.0, 0.03, 0.04, "paired seeds"))
+    assert invisible(dataclasses.replace(result, gaps={"cohn": [wide, small]}), SUITE.tasks["cohn"]) == said
     blunt = dataclasses.replace(result, gaps={})
+    level = result.reports["cohn"]["results"]["model"]["test"]["accuracy"]
+    seeds_half = (level["ci95"][1] - level["ci95"][0]) / 2
+    assert resolution(blunt, SUITE.tasks["cohn"]) == pytest.approx(
+        math.sqrt(2 * (level["examples_half"] ** 2 + seeds_half**2))
+    )
     assert "of two such lines, not paired" in invisible(blunt, SUITE.tasks["cohn"])
     assert "Mamba AR -0.9" in invisible(blunt, SUITE.tasks["cohn"])
+    same = Gap("accuracy", "a", "b", Interval(0.0, 0.0, 0.0, "paired seeds"))  # both answer one class to everything
+    assert invisible(dataclasses.replace(result, gaps={"cohn": [same]}), SUITE.tasks["cohn"]) == ""
 
 
 def test_what_is_missing_or_bad_does_not_stop_the_others(
@@ -240,6 +255,55 @@ def test_what_is_missing_or_bad_does_not_stop_the_others(
         "needs --data-dir DIR, the folder that holds genomic_benchmarks and gb_lifted_chr20_chrX"
         in capsys.readouterr().err
     )
+
+
+def test_what_was_trained_on_is_counted_beside_all_of_train_and_both_strands(folder: Path, tmp_path: Path) -> None:
+    """Also what of train's file stops, and without folds as with them."""
+    part = tmp_path / "part"
+    shutil.copytree(folder, part)
+    train, test = sequences(36, 2), sequences(15, 3)
+    again = [*train[:20], (other_strand(train[20][0]), train[20][1])]
+    write(part / "gb_lifted_chr20_chrX" / "human_enhancers_ensembl.test.tsv", [*test, *again], "chrX")
+    for folds in (None, 2):
+        how = config(tmp_path / f"out-{folds}", seeds=1, folds=folds)
+        result = finetune_suite(
+            model(tmp_path / "base"), how, suite=SUITE, data_dir=part, tasks=["ensembl"], device="cpu"
+        )
+        report = result.reports["ensembl"]
+        assert (report["repeated"]["test"], report["new"], report["examples"]["test"]) == (21, 15, 36)
+
+
+def test_a_set_of_one_class_does_not_stop_the_others(folder: Path, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    shutil.copytree(folder, part)
+    rows = [row for row in sequences(40, 0) if row[1] == "0"]
+    write(part / "genomic_benchmarks" / "enhancers_cohn" / "test.tsv", rows)
+    how: dict[str, Any] = {"suite": SUITE, "data_dir": part, "tasks": ["cohn", "nontata"], "device": "cpu"}
+    result = finetune_suite(model(tmp_path / "base"), config(tmp_path / "out", seeds=1), **how)
+    assert [*result.reports] == ["nontata"]
+    assert "the class '1' has no example in" in result.failures["cohn"]
+
+
+def test_a_folder_of_other_examples_has_no_gap_and_stops_nothing(folder: Path, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    shutil.copytree(folder, part)
+    write(part / "genomic_benchmarks" / "enhancers_cohn" / "test.tsv", sequences(38, 7))
+    base = model(tmp_path / "base")
+    how: dict[str, Any] = {"suite": SUITE, "tasks": ["cohn", "nontata"], "device": "cpu"}
+    finetune_suite(base, config(tmp_path / "other", seeds=1), data_dir=folder, **how)
+    told: list[str] = []
+
+    class Notes(Watch):
+        def on_note(self, sentence: str) -> None:
+            told.append(sentence)
+
+    how |= {"data_dir": part, "against": [tmp_path / "other"], "watch": Notes()}
+    result = finetune_suite(base, config(tmp_path / "out", seeds=1), **how)
+    assert result.ok
+    assert {name: len(gaps) for name, gaps in result.gaps.items()} == {"cohn": 0, "nontata": 2}
+    assert {name: [*reports] for name, reports in result.others.items()} == {str(tmp_path / "other"): ["nontata"]}
+    [said] = [sentence for sentence in told if "no gap" in sentence]
+    assert said.startswith(f"{tmp_path / 'other' / 'cohn'} reports other examples than {tmp_path / 'out' / 'cohn'}")
 
 
 # --- the queue --------------------------------------------------------------------------------------------------------

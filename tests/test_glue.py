@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import lzma
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +74,12 @@ def test_every_task_reads_its_files(folder: Path, tmp_path: Path) -> None:
     assert splits.train.examples[0].pair == f'an "open {splits.train.examples[0].text}'
 
 
+def test_folds_go_to_what_has_no_file_of_its_own_that_stops(folder: Path, tmp_path: Path) -> None:
+    asked = FinetuneConfig(folds=4)
+    folds = {task.name: task.config(asked, folder, tmp_path).folds for task in GLUE.values()}
+    assert folds == {name: 4 if name in ("sst2", "mrpc", "rte") else None for name in GLUE}
+
+
 def test_the_suite_makes_one_table_and_goes_on(folder: Path, tmp_path: Path) -> None:
     model = tmp_path / "base"
     small_model().save(model)
@@ -101,6 +109,22 @@ def test_the_suite_makes_one_table_and_goes_on(folder: Path, tmp_path: Path) -> 
     options += ["--optim.weight_decay", "0", "--optim.betas", "0.9,0.95", "--seeds", "2", "--batch", "16"]
     assert command([*words, *options]) == 0
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("seeds/*")} == kept
+
+
+def test_tasks_of_several_calls_stand_in_one_table(folder: Path, tmp_path: Path) -> None:
+    """Where model and options are the same; others of the folder are no part of it."""
+    model = tmp_path / "base"
+    small_model().save(model)
+    config = FinetuneConfig(out=str(tmp_path / "out"), optim=QUICK, epochs=1, seeds=1, batch=16)
+    how: dict[str, Any] = {"data_dir": folder, "device": "cpu"}
+    finetune_suite(model, config, tasks=["rte"], **how)
+    finetune_suite(model, dataclasses.replace(config, batch=8), tasks=["sst2"], **how)
+    result = finetune_suite(model, config, tasks=["stsb"], **how)
+    assert [*result.reports] == ["stsb", "rte"]
+    assert {*result.gaps} == {"stsb", "rte"}
+    assert [*json.loads((tmp_path / "out" / "glue.json").read_text())["tasks"]] == ["stsb", "rte"]
+    table = (tmp_path / "out" / "glue.md").read_text().split("\n\n")[1]
+    assert "STS-B (Spearman) | RTE (accuracy) | mean |" in table
 
 
 def test_what_is_missing_is_told_before_anything_is_trained(folder: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from unmask.config import load_config
+from unmask.config import DataConfig, load_config
 from unmask.corpora import Document
 from unmask.corpora.concat import Concat
 from unmask.corpora.fasta import Fasta
@@ -17,6 +17,8 @@ from unmask.corpora.jsonl import Jsonl
 from unmask.corpora.memory import Memory
 from unmask.corpora.text import Text
 from unmask.corpora.tokens import Tokens
+from unmask.data.packing import Rows, rows_of
+from unmask.data.tokenizers import load_tokenizer
 from unmask.errors import UsageError
 from unmask.finetuning.config import load_finetune_config
 
@@ -170,6 +172,16 @@ def test_a_file_in_parts_comes_back_whole(tmp_path: Path, capsys: pytest.Capture
         parts.join(tmp_path / "parts" / "..", back)
 
 
+def test_a_seed_of_several_folds_is_their_mean_by_examples(tmp_path: Path) -> None:
+    table = script("glue/table")
+    seeds = tmp_path / "rte" / "seeds"
+    seeds.mkdir(parents=True)
+    for seed, fold, score, size in ((0, 0, 0.5, 30), (0, 1, 0.8, 10), (1, 0, 0.9, 30)):
+        numbers = {"seed": seed, "fold": fold, "scores": {"test": {"accuracy": score}}, "examples": {"test": size}}
+        (seeds / f"model-{seed}-fold-{fold}.json").write_text(json.dumps(numbers))
+    assert table.scores(tmp_path) == {"rte": {0: pytest.approx(0.575)}}  # of the second seed a fold is missing
+
+
 def test_what_the_table_of_adapting_says(tmp_path: Path) -> None:
     table = script("adapt/table")
     for when, value in (("before", 1.25), ("after", 1.5)):
@@ -229,3 +241,25 @@ def test_what_does_not_go_together(tmp_path: Path) -> None:
     genome.write_text(">one\nACGT\n")
     with pytest.raises(UsageError):  # each is asked what is held out beside it
         Concat(of=(Fasta(path=str(genome)),)).check_beside(Fasta(path=str(genome)))
+
+
+@pytest.mark.parametrize("joined", ["train", "valid", "both"])
+def test_what_is_joined_is_not_learned_and_held_out(joined: str, tmp_path: Path) -> None:
+    genome = tmp_path / "g.fa"
+    genome.write_text(">one\nACGT\n>two\nTTTT\n")
+    dna, other = load_tokenizer("dna"), Memory(texts=("ACGT",))
+
+    def rows(held_out: str) -> Rows:
+        train, valid = (Fasta(path=str(genome), records=(record,)) for record in ("one", held_out))
+        train_too, valid_too = Concat(of=(other, train)), Concat(of=(Concat(of=(valid,)), other))
+        data = DataConfig(
+            train=train if joined == "valid" else train_too,
+            valid=valid if joined == "train" else valid_too,
+            length=4,
+            cache=str(tmp_path / "cache"),
+        )
+        return rows_of(data, dna, "valid")
+
+    assert len(rows("two")) > 0
+    with pytest.raises(UsageError, match="one from 0 to its end is in data"):
+        rows("one")

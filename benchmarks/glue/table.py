@@ -29,12 +29,20 @@ NEAR = 1.5  # points
 
 
 def scores(folder: Path) -> dict[str, dict[int, float]]:
-    """Task → seed → its first metric on what is reported; of finished seeds."""
+    """Task → seed → its first metric on what is reported, over folds their mean by examples; of finished seeds."""
     found: dict[str, dict[int, float]] = {}
     for task in SUITE.chosen(None):
+        runs: dict[int, list[dict[str, Any]]] = {}
         for path in sorted((folder / task.name / "seeds").glob("model-*.json")):
             said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            found.setdefault(task.name, {})[said["seed"]] = said["scores"]["test"][task.metrics[0]]
+            runs.setdefault(said["seed"], []).append(said)
+        folds = max(map(len, runs.values()), default=0)
+        for seed, every in runs.items():
+            if len(every) == folds:
+                scores = [one["scores"]["test"][task.metrics[0]] for one in every]
+                sizes = [one["examples"]["test"] for one in every] if folds > 1 else [1]
+                mean = sum(score * size for score, size in zip(scores, sizes, strict=True)) / sum(sizes)
+                found.setdefault(task.name, {})[seed] = mean
     return found
 
 

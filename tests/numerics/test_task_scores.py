@@ -51,6 +51,16 @@ def test_one_answer_to_everything_is_worth_nothing() -> None:
     assert r2(np.full(4, 0.5), target) == 0
 
 
+def test_what_rounding_leaves_of_one_number_is_no_spread() -> None:
+    """Three times 0.1 has the mean 0.10000000000000002."""
+    same, other = np.full(3, 0.1), np.array([1.0, 2.0, 4.0])
+    for predicted, target in ((same, same), (same, other), (other, same), (np.full(7, 0.3), np.full(7, 0.7))):
+        assert pearson(predicted, target) == spearman(predicted, target) == 0
+        if target is not other:
+            assert r2(predicted, target) == 0
+    assert str(pearson(np.full(150, 0.1), np.arange(150.0))) == "0.0"  # not -0.0
+
+
 @pytest.mark.parametrize("ties", [False, True])
 def test_correlations_are_scipys(ties: bool) -> None:
     stats = pytest.importorskip("scipy.stats")

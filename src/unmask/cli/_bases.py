@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unmask.cli import _naming
+from unmask.cli import _naming, _sampling
 from unmask.errors import UsageError
 from unmask.storage.built_in import DEFAULT
 
@@ -88,6 +88,7 @@ def _named(args: argparse.Namespace) -> tuple[str, list[str]]:
     """The model and the sequences, where no FASTA file brings them."""
     if args.fasta is None:
         name, texts = _naming.model_and_texts(args.arguments, "a sequence, as in unmask score runs/dna ACGT --csv -")
+        texts = [_sampling.standard_input() if text == "-" else text for text in texts]
         if not all(texts):
             raise UsageError("an empty sequence has no base: give one that holds some")
         return name, texts

@@ -54,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
         scores: dict[str, float] = {}
     else:
         examples = _examples(args, classifier)
-        pairs = [one.pair or "" for one in examples] if classifier.task.pairs else None
-        answers = classifier.classify([one.text for one in examples], pairs, batch=args.batch)
+        answers = classifier.answers(examples, batch=args.batch)
         scores = _scores(classifier, examples, answers) if args.label_field else {}
     _print(args, classifier, answers, scores)
     return 0

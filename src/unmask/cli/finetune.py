@@ -82,10 +82,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _one(args: argparse.Namespace, config: FinetuneConfig) -> tuple[Finetuned, list[Gap]]:
-    from unmask.finetuning.gaps import check_others, gaps
+    from unmask.finetuning.gaps import check_examples, check_others, gaps
     from unmask.finetuning.run import finetune
+    from unmask.finetuning.splits import read_labelled
 
     others = check_others(config.out, args.against or ())
+    if others:
+        check_examples(read_labelled(config), others)
     done = finetune(args.model, config, device=args.device, watch=lines_on_stderr())
     return done, gaps(done.folder, others)
 

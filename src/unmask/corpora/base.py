@@ -51,6 +51,11 @@ class Corpus(ABC):
     def check_beside(self, held_out: Corpus) -> None:  # noqa: B027 - most need not know of each other
         """Raise UsageError where a corpus that is held out for validation holds what this one is trained on."""
 
+    @property
+    def parts(self) -> tuple[Corpus, ...]:
+        """The corpora that this one is made of: itself, or those that it joins."""
+        return (self,)
+
     def absolute(self) -> Self:
         """The same corpus from any working directory: the options that are paths (`paths`) are made absolute.
 

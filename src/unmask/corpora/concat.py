@@ -47,6 +47,10 @@ class Concat(Corpus):
         for corpus in self.of:
             corpus.check_beside(held_out)
 
+    @property
+    def parts(self) -> tuple[Corpus, ...]:
+        return tuple(part for corpus in self.of for part in corpus.parts)
+
     def absolute(self) -> Self:
         return replace(self, of=tuple(corpus.absolute() for corpus in self.of))
 

@@ -94,7 +94,8 @@ def rows_of(
     if data.share < 1 and part == "train":
         train = Share(train, data.share, data.held_out if data.valid is None else 0.0)
     if data.valid is not None:
-        data.train.check_beside(data.valid)
+        for held_out in data.valid.parts:
+            data.train.check_beside(held_out)
         return build_rows(train if part == "train" else data.valid, tokenizer, **options)
     return build_rows(train, tokenizer, part=part, held_out=data.held_out, **options)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from unmask.corpora.fasta import other_strand
 from unmask.denoisers.network import evaluating
 from unmask.errors import Public, UsageError
 from unmask.evaluation.explain import mean_position_nats
@@ -32,7 +33,6 @@ SAID: dict[str, str] = {
 }
 _JOINED = "scores per base need a token a base, which this model's tokenizer has not: use a model of DNA"
 _STRANGE = re.compile(f"[^{BASES}N]")
-_OTHER = str.maketrans("ACGTN", "TGCAN")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def score_bases(
     scores = reader.read(before, text, after)
     if not both_strands:
         return scores
-    other = reader.read(*(part.translate(_OTHER)[::-1] for part in (after, text, before)))
+    other = reader.read(*(other_strand(part) for part in (after, text, before)))
     nats_L = (scores.nats_L + other.nats_L.flip(0)) / 2
     p_L4 = None if scores.p_L4 is None or other.p_L4 is None else (scores.p_L4 + other.p_L4.flip(0, 1)) / 2
     return replace(scores, nats_L=nats_L, p_L4=p_L4)

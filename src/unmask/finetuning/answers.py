@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from unmask.errors import DataError, UsageError
 from unmask.finetuning.results import ABOUT, Results, RunName
+from unmask.finetuning.scores import USUAL
 from unmask.heads.task import Kind
 from unmask.storage.untrusted import read_json, read_text
 
@@ -57,9 +58,8 @@ def read_answers(folder: str | Path) -> Answers:
     try:
         task, config = about["task"], about["config"]
         kind, labels = cast(Kind, task["kind"]), tuple(map(str, task["labels"]))
-        folds = config.get("folds")
-        names = _finished(folder, folds)
-        metrics = tuple(read_json(folder / "report.json")["metrics"]) if (folder / "report.json").is_file() else ()
+        names = _finished(folder, config.get("folds"))
+        metrics = tuple(config["metrics"]) or USUAL[kind]
     except (KeyError, TypeError, AttributeError) as e:
         raise DataError(f"{folder / ABOUT} is not what unmask finetune writes: {e!r:.100}") from None
     if not names:

@@ -79,11 +79,17 @@ class Classifier:
         """
         firsts = check_texts(texts, "texts")
         seconds = self._seconds(pairs, len(firsts))
+        return self.answers([Example(*both, None, "") for both in zip(firsts, seconds, strict=True)], batch=batch)
+
+    def answers(self, examples: Sequence[Example], *, batch: int = 32) -> list[Answer]:
+        """An answer for each example of a file; one that cannot be read is told by its line.
+
+        >>> classifier.answers(read_examples("more.tsv", columns_of(classifier.task)))  # doctest: +SKIP
+        """
         if batch < 1:
             raise UsageError(f"batch must be at least 1, got {batch}")
-        if not firsts:
+        if not examples:
             return []
-        examples = [Example(text, pair, None, "") for text, pair in zip(firsts, seconds, strict=True)]
         rows = make_rows(examples, self.task, self.model)
         predictions = predict_rows(self.task, self.model.denoiser, rows, batch=batch)
         answers = []

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from unmask.corpora import sources
 from unmask.corpora.csv import Csv
+from unmask.corpora.fasta import other_strand
 from unmask.errors import DataError, did_you_mean
 from unmask.finetuning.config import TaskData
 from unmask.heads.task import Task
+
+_DNA = re.compile("[ACGTN]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,21 @@ def _json_lines(file: sources.File, data: TaskData, labelled: bool) -> Iterator[
                 raise DataError(f"{where}: the field {name!r} is no text but {type(value).__name__}")
             values[name] = value if isinstance(value, str) else json.dumps(value)
         yield number, values
+
+
+def content_of(train: Sequence[Example]) -> Callable[[str, str | None], tuple[str, str | None]]:
+    """What of a text and its pair is the same in copies of them, beside these training examples.
+
+    Where all of them are sequences of DNA a copy may be in small letters, or be the other strand: what has read one
+    knows the other as well.
+
+    >>> content = content_of([Example("ACC", None, "0", "")])
+    >>> content("ggt", None) == content("ACC", None)
+    True
+    """
+    if not all(one.pair is None and _DNA.fullmatch(one.text) for one in train):
+        return lambda text, pair: (text, pair)
+    return lambda text, pair: (min(text.upper(), other_strand(text.upper())), pair)
 
 
 def columns_of(task: Task, **changed: Any) -> TaskData:

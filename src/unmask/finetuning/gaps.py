@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from unmask.finetuning.answers import read_answers
 from unmask.finetuning.differences import difference
 from unmask.finetuning.results import ABOUT
 from unmask.finetuning.scores import TITLES
+from unmask.finetuning.splits import Labelled, targets
 from unmask.finetuning.table import NAMES, percent
 
 
@@ -137,6 +139,23 @@ def check_others(own: str | Path, against: Sequence[str | Path]) -> list[Path]:
     if Path(own).expanduser().resolve() in others:
         raise UsageError(f"{own} cannot be compared with itself: give another folder to --against")
     return [*others.values()]
+
+
+def check_examples(labelled: Labelled, others: Sequence[str | Path]) -> None:
+    """Refuse, before anything is trained, fine-tunings that report other examples than these files are reported by.
+
+    >>> check_examples(read_labelled(config), ["runs/b"])  # doctest: +SKIP
+    """
+    config, files = labelled.config, labelled.files
+    examples = files.get("test", files["train"])
+    if "test" not in files and config.folds is None:
+        parts = labelled.splits().parts
+        examples = parts.get("test", parts["valid"]).examples
+    labels = targets(examples, "regression", ()) if config.kind == "regression" else [one.label for one in examples]
+    ours = Counter((one.text, one.pair, label) for one, label in zip(examples, labels, strict=True))
+    for other in others:
+        if Counter(key[:3] for key in read_answers(other).keys) != ours:
+            raise UsageError(f"{other} reports other examples than {config.out} will: fine-tune both on the same files")
 
 
 def check_against(folder: str | Path) -> Path:

@@ -12,7 +12,7 @@ import numpy as np
 from unmask.finetuning.answers import read_answers
 from unmask.finetuning.config import FinetuneConfig
 from unmask.finetuning.differences import score_interval, score_on
-from unmask.finetuning.examples import Example
+from unmask.finetuning.examples import Example, content_of
 from unmask.finetuning.results import Numbers, RunName
 from unmask.finetuning.rows import TaskRows
 from unmask.finetuning.scores import score_all
@@ -68,8 +68,9 @@ def add_intervals(report: Numbers, folder: Path, labelled: Labelled) -> None:
     >>> add_intervals(report, Path("runs/reviews"), labelled)  # doctest: +SKIP
     """
     answers = read_answers(folder)
-    known = {(one.text, one.pair) for one in labelled.files["train"]}
-    new_E = np.array([(text, pair) not in known for text, pair, *_ in answers.keys])
+    content = content_of(labelled.files["train"])
+    known = {content(one.text, one.pair) for one in labelled.files["train"]}
+    new_E = np.array([content(text, pair) not in known for text, pair, *_ in answers.keys])
     part = reported(report)
     again = report["repeated"][part] and "test" in labelled.files and bool(new_E.any())
     for start, parts in report["results"].items():
@@ -97,17 +98,18 @@ def _together(every: list[Splits], labelled: Labelled) -> Splits:
 
 def _repeated(part: str, every: list[Splits], labelled: Labelled) -> int:
     """How many examples of a part were trained on, too. Of folds each is seen beside what its own run has read; a test
-    file beside all of train, most of which the run of every fold has read."""
-    if part == "test" and "test" in labelled.files and len(every) > 1:
+    file beside all of train's, with the part of it that stops."""
+    if part == "test" and "test" in labelled.files:
         return repeated(labelled.files["test"], labelled.files["train"])
     pairs = [(one.parts[part].examples, one.train.examples) for one in every]
     return sum(repeated(*pair) for pair in (pairs if part == "test" else pairs[:1]))
 
 
 def repeated(split: Sequence[Example], train: Sequence[Example]) -> int:
-    """How many examples of a split stand in the training examples, word for word."""
-    known = {(one.text, one.pair) for one in train}
-    return sum((one.text, one.pair) in known for one in split)
+    """How many examples of a split stand in the training examples, word for word or as the other strand."""
+    content = content_of(train)
+    known = {content(one.text, one.pair) for one in train}
+    return sum(content(one.text, one.pair) in known for one in split)
 
 
 def _mean(

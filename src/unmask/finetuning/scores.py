@@ -112,9 +112,16 @@ def pearson(predicted: Numbers, target: Numbers) -> float:
     >>> round(pearson(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 2.0])), 4)
     0.866
     """
+    if _constant(predicted) or _constant(target):
+        return 0.0
     p, t = predicted - predicted.mean(), target - target.mean()
     spread = math.sqrt(float((p**2).sum()) * float((t**2).sum()))
     return float((p * t).sum()) / spread if spread > 0 else 0.0
+
+
+def _constant(values: Numbers) -> bool:
+    """Asked of the values themselves: what rounding leaves of them beside their mean looks like a spread."""
+    return bool((values == values[0]).all())
 
 
 def spearman(predicted: Numbers, target: Numbers) -> float:
@@ -139,6 +146,8 @@ def r2(predicted: Numbers, target: Numbers) -> float:
     >>> r2(np.array([2.0, 2.0]), np.array([1.0, 3.0]))
     0.0
     """
+    if _constant(target):
+        return 0.0
     spread = float(((target - target.mean()) ** 2).sum())
     return 1 - float(((predicted - target) ** 2).sum()) / spread if spread > 0 else 0.0
 

@@ -11,7 +11,7 @@ import numpy as np
 from unmask.data.order import permuted
 from unmask.errors import DataError, UsageError, did_you_mean
 from unmask.finetuning.config import FinetuneConfig
-from unmask.finetuning.examples import Example, read_examples
+from unmask.finetuning.examples import Example, content_of, read_examples
 from unmask.heads.task import MAX_LABELS, Kind
 
 MANY = 100  # classes; more of them are looked at before they are believed
@@ -142,14 +142,15 @@ def folds_of(examples: Sequence[Example], folds: int, seed: int, *, stratified: 
 
     Texts are taken class by class in the order of a permutation that is keyed by the seed, each for the fold that has
     the fewest of its class so far, or the fewest of all where several have. A text that stands there more often is in
-    one fold with all its copies, under the label of its first.
+    one fold with all its copies (`content_of`), under the label of its first.
 
     >>> folds_of([Example(word, None, "a", "") for word in "abcabc"], 3, 0, stratified=True)
     [1, 0, 2, 1, 0, 2]
     """
     copies: dict[tuple[str, str | None], list[int]] = {}
+    content = content_of(examples)
     for i, one in enumerate(examples):
-        copies.setdefault((one.text, one.pair), []).append(i)
+        copies.setdefault(content(one.text, one.pair), []).append(i)
     classes: dict[str, list[list[int]]] = {}
     for same in copies.values():
         classes.setdefault(examples[same[0]].label or "" if stratified else "", []).append(same)

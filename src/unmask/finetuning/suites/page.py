@@ -131,7 +131,7 @@ def resolution(result: SuiteResult, task: SuiteTask) -> float | None:
 def invisible(result: SuiteResult, task: SuiteTask) -> str:
     """Which of the paper's gaps are too small for these runs; nothing where none is known."""
     least, reference = resolution(result, task), result.suite.reference
-    if least is None or reference not in task.quoted:
+    if not least or reference not in task.quoted:  # 0: all answers were one class, which no other examples would change
         return ""
     paired = any(gap.metric == task.metrics[0] for gap in result.gaps.get(task.name, []))
     how = "by the gaps above" if paired else "of two such lines, not paired"
@@ -155,6 +155,7 @@ def _counted(report: Numbers) -> str:
     said = ""
     if folds := report.get("folds"):
         said += f"; {folds} folds, drawn anew for each seed"
+        said += ", each of which once stops in its stead" if "test" in report["own_files"] else ""
     if left_out := {part: n for part, n in report.get("left_out", {}).items() if n}:
         said += "; too short, so left out: " + ", ".join(f"{n:,} of {part}" for part, n in left_out.items())
     if cut := {part: n for part, n in report["cut_texts"].items() if n}:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from unmask.errors import DataError, NonFiniteError, UsageError
+from unmask.finetuning.answers import read_answers
 from unmask.finetuning.config import FinetuneConfig, TaskData
+from unmask.finetuning.differences import check_paired
 from unmask.finetuning.gaps import Gap, check_others, gaps
 from unmask.finetuning.results import ABOUT, Numbers
 from unmask.finetuning.run import finetune
@@ -20,6 +22,8 @@ from unmask.finetuning.suites.base import SuiteTask, TaskSuite
 from unmask.finetuning.suites.page import suite_markdown
 from unmask.storage.atomic import atomic_text
 from unmask.storage.untrusted import read_json
+
+OF_TASKS = ("kind", "labels", "metrics", "folds")  # options that a task brings
 
 
 @dataclass
@@ -94,9 +98,40 @@ def finetune_suite(
             watch.on_note(f"{task.title} has failed: {result.failures[name]}")
             continue
         _compare(result, name, others, watch)
-        atomic_text(result.folder / f"{suite.name}.json", _json(result))
-        atomic_text(result.folder / f"{suite.name}.md", suite_markdown(result))
+        _write(result)
+    if earlier := _finished_before(result):
+        for name in earlier:
+            _compare(result, name, others, watch)
+        _write(result)
     return result
+
+
+def _finished_before(result: SuiteResult) -> list[str]:
+    """Take in what other calls have finished in the folder, of the same model by the same options: these tasks."""
+    kinds = [_kind_of(result.folder / name) for name in result.reports]
+    found = []
+    for name in result.suite.tasks.keys() - result.reports.keys() - result.failures.keys():
+        folder = result.folder / name
+        if all((folder / file).is_file() for file in (ABOUT, "report.json")) and _kind_of(folder) in kinds:
+            found.append(name)
+    found.sort(key=[*result.suite.tasks].index)
+    result.reports |= {name: read_json(result.folder / name / "report.json") for name in found}
+    return found
+
+
+def _kind_of(folder: Path) -> Numbers:
+    """The model and those options that all tasks of a suite share."""
+    try:
+        identity = read_json(folder / ABOUT)["identity"]
+        shared = {key: value for key, value in identity["options"].items() if key not in OF_TASKS}
+        return {"model": identity["model"], "options": shared}
+    except (KeyError, TypeError, AttributeError) as e:
+        raise DataError(f"{folder / ABOUT} is not what unmask finetune writes: {e!r:.100}") from None
+
+
+def _write(result: SuiteResult) -> None:
+    atomic_text(result.folder / f"{result.suite.name}.json", _json(result))
+    atomic_text(result.folder / f"{result.suite.name}.md", suite_markdown(result))
 
 
 def _readable(
@@ -109,20 +144,25 @@ def _readable(
             one = task.config(config, folder, result.folder / task.name)
             make_splits(one, fold=None if one.folds is None else 0)
             configs[task.name] = one
-        except DataError as e:
+        except (DataError, UsageError) as e:  # a class without examples is one of use where a user names the classes
             result.failures[task.name] = " ".join(str(e).split())
     return configs
 
 
 def _compare(result: SuiteResult, name: str, others: Sequence[Path], watch: Watch) -> None:
-    """The gaps of a finished task to random weights and to the folders that have it, too."""
-    there = []
+    """The gaps of a finished task to random weights and to the folders that have it, too, of the same examples."""
+    there, ours = [], read_answers(result.folder / name)
     for other in others:
-        if (other / name / ABOUT).is_file() and (other / name / "report.json").is_file():
-            there.append(other / name)
-            result.others.setdefault(str(other), {})[name] = read_json(other / name / "report.json")
-        else:
+        if not all((other / name / file).is_file() for file in (ABOUT, "report.json")):
             watch.on_note(f"{other} has not finished {name}: no gap to it is told")
+            continue
+        try:
+            check_paired(ours, read_answers(other / name))
+        except (DataError, UsageError) as e:
+            watch.on_note(f"{e}; no gap to it is told")
+            continue
+        there.append(other / name)
+        result.others.setdefault(str(other), {})[name] = read_json(other / name / "report.json")
     result.gaps[name] = gaps(result.folder / name, there)
 
 
