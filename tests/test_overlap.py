@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from unmask.errors import DataError, MissingExtraError
-from unmask.evaluation.bootstrap import bootstrap_ci95
+from unmask.evaluation import bootstrap
+from unmask.evaluation.bootstrap import bootstrap_ci95, resampled_counts
 from unmask.evaluation.ngram_classifier import train_classifier
 from unmask.evaluation.overlap import bleu, chrf, need_sacrebleu, rouge_l, share
 
@@ -62,6 +63,19 @@ def test_an_interval_repeats_and_follows_its_seed() -> None:
 
     assert bootstrap_ci95(stats, mean, seed=1) == bootstrap_ci95(stats, mean, seed=1)
     assert bootstrap_ci95(stats, mean, seed=1) != bootstrap_ci95(stats, mean, seed=2)
+
+
+def test_resamples_are_the_same_however_many_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = np.random.default_rng(0).normal(size=(50, 1))
+    whole, interval = list(resampled_counts(50)), bootstrap_ci95(stats, lambda total_K: float(total_K[0]))
+    assert [len(some) for some in whole] == [1000]
+    monkeypatch.setattr(bootstrap, "KEPT", 0)
+    monkeypatch.setattr(bootstrap, "AT_ONCE", 50 * 300)
+    parts = list(resampled_counts(50))
+    assert [len(some) for some in parts] == [300, 300, 300, 100]  # a large set's are never all in memory
+    assert np.array_equal(np.concatenate(parts), whole[0])
+    assert (whole[0].sum(axis=1) == 50).all()
+    assert bootstrap_ci95(stats, lambda total_K: float(total_K[0])) == interval
 
 
 def test_bleu_by_hand() -> None:

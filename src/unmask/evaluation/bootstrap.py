@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from unmask.rng import row_keys, uniform
 
 RESAMPLES = 1000
+KEPT = 1 << 24  # drawn numbers, 64 MiB, that are kept; more are drawn again for each number of a set
+AT_ONCE = 1 << 22
 Floats = NDArray[np.float64]
 
 
@@ -32,7 +34,7 @@ def bootstrap_ci95(
     if num < 2:
         return None
     stats_NK = np.asarray(stats_NK, dtype=np.float64)
-    numbers = [number(stats_NK[drawn_N].sum(axis=0)) for drawn_N in _drawn(num, seed, resamples)]
+    numbers = [number(stats_NK[drawn_N].sum(axis=0)) for some_SN in _drawn(num, seed, resamples) for drawn_N in some_SN]
     low, high = np.quantile(numbers, (0.025, 0.975))
     return float(low), float(high)
 
@@ -78,21 +80,30 @@ def paired_ci95(ours: Sums, theirs: Sums, *, seed: int = 0, resamples: int = RES
     )
 
 
-def resampled_counts(num: int, *, seed: int = 0, resamples: int = RESAMPLES) -> NDArray[np.float32]:
-    """[S, N] how often each of `num` texts stands in each resample, the same resamples as those of `bootstrap_ci95`.
+def resampled_counts(num: int, *, seed: int = 0, resamples: int = RESAMPLES) -> Iterator[NDArray[np.float32]]:
+    """[S, N] how often each of `num` texts stands in each resample, the same resamples as those of `bootstrap_ci95`; a
+    few at a time, so that memory does not grow with their number.
 
-    >>> resampled_counts(3, resamples=2).sum(axis=1).tolist()
-    [3.0, 3.0]
+    >>> [counts_SN.sum(axis=1).tolist() for counts_SN in resampled_counts(3, resamples=2)]
+    [[3.0, 3.0]]
     """
-    return np.stack([np.bincount(drawn_N, minlength=num) for drawn_N in _drawn(num, seed, resamples)]).astype(
-        np.float32
-    )
+    for some_SN in _drawn(num, seed, resamples):
+        counts = [np.bincount(drawn_N, minlength=num).astype(np.float32) for drawn_N in some_SN]
+        yield np.stack(counts)
+
+
+def _drawn(num: int, seed: int, resamples: int) -> Iterator[NDArray[np.int32]]:
+    """[S, N] which texts each resample has, a few resamples at a time."""
+    return iter(_kept(num, seed, resamples) if num * resamples <= KEPT else _draw(num, seed, resamples))
 
 
 @functools.lru_cache(maxsize=2)
-def _drawn(num: int, seed: int, resamples: int) -> NDArray[np.int32]:
-    """[S, N] which texts each resample has; the numbers of a set share them."""
-    key_S1, position_N = row_keys(seed, torch.arange(resamples))[:, None], torch.arange(num)
-    parts = [(uniform(some, position_N).double() * num).int() for some in torch.split(key_S1, max(1, (1 << 22) // num))]
-    drawn: NDArray[np.int32] = torch.cat(parts).numpy()
-    return drawn
+def _kept(num: int, seed: int, resamples: int) -> list[NDArray[np.int32]]:
+    """The numbers of a set share them."""
+    return list(_draw(num, seed, resamples))
+
+
+def _draw(num: int, seed: int, resamples: int) -> Iterator[NDArray[np.int32]]:
+    position_N = torch.arange(num)
+    for some_S1 in torch.split(row_keys(seed, torch.arange(resamples))[:, None], max(1, AT_ONCE // num)):
+        yield (uniform(some_S1, position_N).double() * num).int().numpy()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +31,8 @@ def score_interval(answers: Answers, start: str, metric: str, *, seeds: int | No
 
     >>> score_interval(read_answers("runs/reviews"), "model", "accuracy").ci95  # doctest: +SKIP
     """
-    weight_SE = _weights(len(answers.keys))
     asked = [runs for seed, runs in answers.runs[start].items() if seeds is None or seed < seeds]
-    return _interval([_numbers(runs, answers, metric, weight_SE) for runs in asked], len(answers.keys))
+    return _interval([_resampled(runs, answers, metric) for runs in asked], len(answers.keys))
 
 
 def score_on(answers: Answers, start: str, metric: str, counted_E: NDArray[np.bool_], *, seeds: int) -> float:
@@ -56,15 +56,14 @@ def difference(
     'visible'
     """
     check_paired(ours, theirs)
-    weight_SE = _weights(len(ours.keys))
     place_of = {key: i for i, key in enumerate(ours.keys)}
     there_E = np.array([place_of[key] for key in theirs.keys])  # theirs stand elsewhere in the order of ours
     one, other = ours.runs.get(start, {}), theirs.runs.get(their_start, {})
     for runs, side, name in ((one, ours, start), (other, theirs, their_start)):
         if not runs:
             raise UsageError(f"{side.folder} has no finished seed of the start {name!r}: nothing to compare")
-    mine = {seed: _numbers(runs, ours, metric, weight_SE) for seed, runs in one.items()}
-    yours = {seed: _numbers(runs, theirs, metric, weight_SE[:, there_E]) for seed, runs in other.items()}
+    mine = {seed: _resampled(runs, ours, metric) for seed, runs in one.items()}
+    yours = {seed: _resampled(runs, theirs, metric, there_E) for seed, runs in other.items()}
     if shared := sorted(mine.keys() & yours.keys()):
         return _interval([mine[seed] - yours[seed] for seed in shared], len(ours.keys))
     means = [np.mean([*side.values()], axis=0) for side in (mine, yours)]
@@ -82,10 +81,14 @@ def check_paired(ours: Answers, theirs: Answers) -> None:
         raise UsageError(f"{theirs.folder} reports other examples than {ours.folder}: fine-tune both on the same files")
 
 
-def _weights(examples: int) -> NDArray[np.float32]:
-    """[1 + S, E] how often each example counts: in the first line, the score itself, once."""
-    once_1E = np.ones((1, examples), dtype=np.float32)
-    return once_1E if examples < 2 else np.concatenate([once_1E, resampled_counts(examples)])
+def _resampled(
+    runs: Sequence[RunAnswers], answers: Answers, metric: str, place_E: NDArray[np.int64] | None = None
+) -> Floats:
+    """[1 + S] a seed's score, and what it is in each resample. place_E: where its examples stand among those drawn."""
+    examples = len(answers.keys)
+    weights = chain([np.ones((1, examples), dtype=np.float32)], resampled_counts(examples) if examples > 1 else ())
+    columns = slice(None) if place_E is None else place_E
+    return np.concatenate([_numbers(runs, answers, metric, weight_SE[:, columns]) for weight_SE in weights])
 
 
 def _numbers(runs: Sequence[RunAnswers], answers: Answers, metric: str, weight_SE: NDArray[np.float32]) -> Floats:
