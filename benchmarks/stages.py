@@ -24,7 +24,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import unmask
+from archives import pack, unpack
 from unmask.storage.atomic import atomic_text
 
 GOES_ON = 75  # how a command of unmask ends that was asked to stop
@@ -114,33 +114,23 @@ class Stages:
         return words
 
     def small(self) -> Iterator[Path]:
-        """Numbers, predictions and tables."""
+        """Numbers, predictions and tables; one that is too large for that is told, and stays behind."""
         for pattern in SMALL:
             for path in sorted(self.out.rglob(pattern)):
-                heavy = {"model", "checkpoints"} & {*path.relative_to(self.out).parts}
-                if path.is_file() and not heavy and path.stat().st_size <= MOST:
+                if not path.is_file() or {"model", "checkpoints"} & {*path.relative_to(self.out).parts}:
+                    continue
+                if path.stat().st_size <= MOST:
                     yield path
+                else:
+                    print(f"{path} has more than {MOST / 2**20:.0f} MiB and stays behind", file=sys.stderr, flush=True)
 
     def take_back(self, archive: Path) -> None:
         """What is small, into an archive, whole or not at all."""
-        new = archive.with_name(f".{archive.name}.new")
-        with tarfile.open(new, "w:gz", compresslevel=6) as tar:
-            for path in self.small():
-                tar.add(path, str(path.relative_to(self.out)))
-        new.replace(archive)
+        pack(archive, self.small(), self.out)
 
     def bring(self, archive: Path) -> int:
         """Put what an archive holds in place where nothing is; how many files that are."""
-        count = 0
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                target, file = self.out / member.name, tar.extractfile(member) if member.isfile() else None
-                inside = target.resolve().is_relative_to(self.out.resolve())
-                if file is not None and inside and not target.exists() and target.suffix in {s[1:] for s in SMALL}:
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    atomic_text(target, file.read().decode("utf-8"))
-                    count += 1
-        return count
+        return unpack(archive, self.out, lambda name: Path(name).suffix in {one[1:] for one in SMALL})
 
 
 @dataclass
