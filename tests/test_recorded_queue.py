@@ -251,3 +251,7 @@ def test_windows_are_as_long_as_asked(bench: ModuleType, tmp_path: Path) -> None
     assert made.windows(str(tmp_path / "a.jsonl"), "bytes", 10, 3) == ["a" * 10, "b" * 10, "c" * 10]
     with pytest.raises(SystemExit, match="has 6 windows"):
         made.windows(str(tmp_path / "a.jsonl"), "bytes", 10, 7)
+    with pytest.raises(SystemExit, match="of at least 1, got 0 and 7"):
+        made.windows(str(tmp_path / "a.jsonl"), "bytes", 0, 7)
+    with pytest.raises(SystemExit, match="no such file or folder"):
+        made.main([str(tmp_path / "b.jsonl"), "bytes", "10", "3", str(tmp_path / "out.jsonl")])
