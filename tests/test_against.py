@@ -18,7 +18,7 @@ from unmask.cli import run
 from unmask.data.packing import pack_texts
 from unmask.data.tokenizers import load_tokenizer
 from unmask.errors import UsageError
-from unmask.evaluation.against import Other, difference, evaluate_against, shared_by
+from unmask.evaluation.against import Other, Pair, difference, evaluate_against, shared_by
 from unmask.evaluation.bound import Bound
 from unmask.metrics.perplexity import Perplexity
 from unmask.model import Model
@@ -90,6 +90,18 @@ def test_draws_go_on_until_the_difference_is_narrow(trained: Trained, model: Mod
     assert apart.draws_half == pytest.approx(ours.bound.draws_half)
     assert apart.draws_half <= 0.1
     assert unmask.evaluate(exact, rows).value == theirs.value
+
+
+def test_further_groups_leave_what_is_read_once_as_it_is() -> None:
+    """An exact value has one column however many draws the other one has."""
+    tokens_B = torch.tensor([3, 4])
+    exact = Bound(draws_BS=torch.tensor([[5.0], [6.0]]), tokens_B=tokens_B, kind="exact")
+    first, more = (Bound(draws_BS=torch.rand(2, k), tokens_B=tokens_B) for k in (2, 3))
+    pair = Pair(exact, first, once=(True, False)).with_more(Pair(exact, more, once=(True, False)))
+    assert (pair.ours.draws_BS.shape, pair.theirs.draws_BS.shape) == ((2, 1), (2, 5))
+    assert pair.draws_half == pytest.approx(first.with_more(more).draws_half)
+    pair = Pair(first, exact, once=(False, True)).with_larger(Pair(first, exact, once=(False, True)))
+    assert (pair.ours.draws_BS.shape, pair.theirs.draws_BS.shape) == ((2, 2), (2, 1))
 
 
 def test_an_estimator_is_of_the_model_that_has_it(
