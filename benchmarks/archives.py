@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from unmask.storage.atomic import atomic_file
@@ -17,6 +18,20 @@ def pack(archive: Path, files: Iterable[Path], root: Path) -> None:
     with atomic_file(archive) as new, tarfile.open(new, "w:gz", compresslevel=6) as tar:
         for file in files:
             tar.add(file, str(file.relative_to(root)))
+
+
+def only_begun(commands: Iterable[tuple[Sequence[str], bool]], root: Path) -> tuple[str, ...]:
+    """What commands that are not finished have begun to fill, as an archive of `root` names it: all below their --out,
+    unless one that is finished fills that, too. Of networks that stayed elsewhere nobody can go on with it.
+
+    >>> only_begun([(["eval", "--out", "o/a"], False), (["eval", "--out", "o/b"], True)], Path("o"))
+    ('a/',)
+    """
+    places: dict[bool, set[str]] = {True: set(), False: set()}
+    for words, finished in commands:
+        named = [Path(place) for word, place in pairwise(words) if word == "--out"]
+        places[finished] |= {f"{one.relative_to(root).as_posix()}/" for one in named if one.is_relative_to(root)}
+    return tuple(sorted(places[False] - places[True]))
 
 
 def unpack(archive: Path, root: Path, wanted: Callable[[str], bool]) -> int:

@@ -33,7 +33,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from archives import pack, unpack
+from archives import only_begun, pack, unpack
 from runs import at_its_end
 from unmask.errors import Stopped
 from unmask.storage.atomic import atomic_text
@@ -137,17 +137,10 @@ class Queue:
             raise SystemExit(f"cannot put {archive} in place: there is no such file")
         for part in parts:
             unpack(part, self.out, lambda name: name.startswith(f"{STEPS}/"))
-        places: dict[bool, set[str]] = {True: set(), False: set()}
-        for step in {step.key: step for job in self.jobs for step in job.steps if not step.stays}.values():
-            places[self.finished(step)] |= {made + "/" for made in self.made_by(step)}
-        begun = tuple(places[False] - places[True])
+        steps = {step.key: step for job in self.jobs for step in job.steps if not step.stays}.values()
+        begun = only_begun([(step.words, self.finished(step)) for step in steps], self.out)
         for part in parts:
             unpack(part, self.out, lambda name: not name.startswith(begun))
-
-    def made_by(self, step: Step) -> list[str]:
-        """The folders of results that a step fills, as an archive names them."""
-        named = [here for word, here in itertools.pairwise(step.words) if word == "--out"]
-        return [Path(one).relative_to(self.out).as_posix() for one in named]
 
     def take_back(self, archive: Path) -> list[Path]:
         """All results, without what stays; each archive whole or not at all."""

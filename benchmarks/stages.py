@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import unmask
-from archives import pack, unpack
+from archives import only_begun, pack, unpack
 from runs import at_its_end
 from unmask.storage.atomic import atomic_text
 
@@ -164,8 +164,14 @@ class Stages:
         pack(archive, self.small(), self.out)
 
     def bring(self, archive: Path) -> int:
-        """Put what an archive holds in place where nothing is; how many files that are."""
-        return unpack(archive, self.out, lambda name: Path(name).suffix in SUFFIXES)
+        """Put what an archive holds in place where nothing is; how many files that are. What a stage has only begun is
+        of weights that are not here, and stays away."""
+        count = unpack(archive, self.out, lambda name: name.startswith("stages/") and name.endswith(".json"))
+        begun = only_begun([(stage.words, self.marker(stage).exists()) for stage in self.stages], self.out)
+        away = ("stages/", *begun)
+        return count + unpack(
+            archive, self.out, lambda name: Path(name).suffix in SUFFIXES and not name.startswith(away)
+        )
 
 
 def filled(text: str, values: dict[str, str]) -> str:

@@ -127,13 +127,27 @@ into = "{out}/said.json"
 name = "last"
 python = "{here}/say.py {out}"
 into = "{out}/last.md"
+
+[[stage]]
+name = "tune"
+python = "{here}/tune.py {out}/model-b --out {out}/tuned"
+"""
+TUNE = """
+import pathlib, sys
+out = pathlib.Path(sys.argv[-1])
+out.mkdir(exist_ok=True)
+was, now = out / "of.json", (pathlib.Path(sys.argv[1]) / "model.safetensors").read_text()
+if was.exists() and was.read_text() != now:
+    sys.exit("begun with other weights")
+was.write_text(now)
+sys.exit(75 if (pathlib.Path(__file__).parent / "stop").exists() else 0)
 """
 MAKE = """
 import pathlib, sys
 folder = pathlib.Path(sys.argv[1])
 folder.mkdir()
 (folder / "config.json").write_text("{}")
-(folder / "model.safetensors").write_bytes(b"x")
+(folder / "model.safetensors").write_text(folder.parent.name)
 (folder.parent / "large.json").write_bytes(b"x" * 2000)
 """
 
@@ -145,6 +159,7 @@ def test_weights_are_made_again_only_where_a_stage_that_is_left_reads_them(
     monkeypatch.setattr(stages, "MOST", 1000)
     (place / "stages.toml").write_text(MODELS)
     (place / "make.py").write_text(MAKE)
+    (place / "tune.py").write_text(TUNE)
     small = str(place / "small.tar.gz")
 
     def go(out: str, *words: str) -> list[str]:
@@ -153,9 +168,14 @@ def test_weights_are_made_again_only_where_a_stage_that_is_left_reads_them(
         assert ("large.json has more than" in said.err) == (small in words and "--back" in words)
         return [line.removesuffix(": begun") for line in said.out.splitlines() if ": begun" in line]
 
-    assert go("here", "--minutes", "1", "--back", small) == ["make", "other", "measure", "last"]
+    assert go("here", "--minutes", "1", "--back", small) == ["make", "other", "measure", "last", "tune"]
     with tarfile.open(small) as archive:
-        assert sorted(archive.getnames()) == ["last.md", "said.json", *(f"stages/{n}.json" for n in NAMES)]
+        assert sorted(archive.getnames()) == [
+            "last.md",
+            "said.json",
+            *(f"stages/{n}.json" for n in NAMES),
+            "tuned/of.json",
+        ]
     assert go("there", "--minutes", "1", "--finished", small) == []
     (place / "there" / "stages" / "measure.json").unlink()
     assert stages.main([str(place / "stages.toml"), "--out", str(place / "there"), "--list"]) == 0
@@ -163,6 +183,7 @@ def test_weights_are_made_again_only_where_a_stage_that_is_left_reads_them(
         "to do",
         "done elsew",
         "to do",
+        "done, 0 s",
         "done, 0 s",
     ]
     begun = go("there", "--minutes", "1")
@@ -174,7 +195,20 @@ def test_weights_are_made_again_only_where_a_stage_that_is_left_reads_them(
         go("else", "--finished", str(place / "none.tar.gz"))
 
 
-NAMES = ("last", "make", "measure", "other")
+NAMES = ("last", "make", "measure", "other", "tune")
+
+
+def test_what_a_stage_has_only_begun_does_not_travel_to_other_weights(place: Path) -> None:
+    stages, small = script("stages"), str(place / "small.tar.gz")
+    (place / "stages.toml").write_text(MODELS)
+    for name, text in (("make.py", MAKE), ("tune.py", TUNE), ("stop", "")):
+        (place / name).write_text(text)
+    words = [str(place / "stages.toml"), "--minutes", "1", "--out"]
+    assert stages.main([*words, str(place / "here"), "--back", small]) == 75
+    assert (place / "here" / "tuned" / "of.json").read_text() == "here"
+    (place / "stop").unlink()
+    assert stages.main([*words, str(place / "there"), "--finished", small]) == 0
+    assert (place / "there" / "tuned" / "of.json").read_text() == "there"
 
 
 def test_a_run_that_was_stopped_at_its_end_is_done(place: Path, trained: Trained) -> None:
