@@ -22,8 +22,9 @@ from unmask.data.tokenizers import load_tokenizer
 from unmask.errors import UsageError
 from unmask.evaluation.bootstrap import Sums, bootstrap_ci95, paired_ci95
 from unmask.evaluation.overlap import share
-from unmask.evaluation.suites import written
-from unmask.evaluation.suites.differences import difference_of, terminal_lines
+from unmask.evaluation.suites import find_suite, written
+from unmask.evaluation.suites.base import Outcome
+from unmask.evaluation.suites.differences import difference_of, rows_of, terminal_lines
 from unmask.metrics.perplexity import Perplexity
 from unmask.model import Model
 
@@ -258,3 +259,6 @@ def test_numbers_of_other_texts_are_not_paired() -> None:
     assert paired_ci95(accuracy(right_N), accuracy(right_N[:2])) is None
     assert not difference_of("BLEU", "points", 2.0, 1.0, None)["visible"]
     assert terminal_lines([]) == []
+    found = [difference_of("BLEU", "points", 30.0, 20.0, ends) for ends in (None, (-1.0, 21.0), (1.0, 19.0))]
+    outcome = Outcome(set=find_suite("zero-shot").sets["ptb"], numbers={"differences": found})
+    assert [row[-1] for row in rows_of([outcome])] == ["too few texts", "not visible", "visible"]
