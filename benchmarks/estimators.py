@@ -17,6 +17,7 @@ import json
 import math
 import time
 from dataclasses import replace
+from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from unmask.corpora.sources import from_path
 from unmask.data.batch import Batch
 from unmask.data.packing import Rows, pack_texts
 from unmask.denoisers.network import evaluating
+from unmask.errors import UnmaskError
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.evaluate import batches_of, evaluate_rows
 from unmask.evaluation.measurement import student_975
@@ -68,13 +70,16 @@ def error_of(draws_BS: Tensor, tokens: int) -> dict[str, Any]:
 
     The sum of the rows' variances is taken for chi-square, with the degrees of freedom of Satterthwaite.
 
-    >>> error_of(torch.tensor([[0.0, 2.0], [1.0, 1.0]]), tokens=2)["error"]
-    0.5
+    >>> error_of(torch.tensor([[0.0, 2.0], [4.0, 6.0]]), tokens=2)["error"] ** 2  # doctest: +ELLIPSIS
+    0.5...
     """
     rows, columns = draws_BS.shape
-    variance_B = draws_BS.double().var(dim=1)
+    variance_B = draws_BS.double().var(dim=1) if columns > 1 else torch.zeros(1)
+    squares = float(variance_B.square().sum())
     error = math.sqrt(float(variance_B.sum()) / columns) / tokens
-    freedom = float(variance_B.sum()) ** 2 / (float(variance_B.square().sum()) / (columns - 1))
+    freedom = float(variance_B.sum()) ** 2 * (columns - 1) / squares if squares else 0.0
+    if freedom < 2:
+        raise SystemExit(f"{columns} groups of {rows} texts are too few to tell an error: give more --rows or --draws")
     ends = [error / math.sqrt(chi_square(freedom, z) / freedom) for z in (1.96, -1.96)]
     return {"error": error, "error_ci95": ends, "groups": rows * columns}
 
@@ -109,6 +114,7 @@ def draw(found: dict[str, dict[str, Any]], title: str) -> str:
     >>> draw({"plain": one}, "of nothing")[:4]
     '<svg'
     """
+    title = escape(title)
     high = 1.05 * max(one["error_ci95"][1] for one in found.values())
     bottom = TOP + ROW * len(found)
 
@@ -172,17 +178,27 @@ def to_precision(model: Model, rows: Rows, precision: float, plain: float) -> di
     return {"half": bound.draws_half, "calls": draws.num, "seconds": spent, "calls_of_plain": calls, **groups}
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("texts")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--length", type=int, help="tokens of a text, the first ones (default: the model's window)")
-    parser.add_argument("--draws", type=int, default=64, help="network calls of a row, a multiple of 16")
+    parser.add_argument("--draws", type=int, default=64, help="network calls of a row, a multiple of 16 (default 64)")
     parser.add_argument("--precision", type=float, default=0.05, help="in nats per token, to each side (default 0.05)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
+    if args.draws % 16 or args.draws < 32:
+        parser.error(f"--draws is a multiple of 16 from 32 on, so that all estimators get as many calls: {args.draws}")
+    try:
+        compare(args)
+    except UnmaskError as e:
+        raise SystemExit(str(e)) from None
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Measure, print, and write what was asked for."""
     model = load(args.model)
     texts = [document.text for document in islice(from_path(args.texts).documents(), args.rows)]
     rows = pack_texts(texts, model.tokenizer, "pad", args.length or model.length, model.anchor)

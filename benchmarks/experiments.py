@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tarfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from archives import pack, unpack
 from unmask.axes import short
 from unmask.cli._compared import Lines
 from unmask.cli.compare import number
@@ -34,7 +34,6 @@ from unmask.comparison.compare import Watcher, compare
 from unmask.comparison.plan import PLAN, Planned
 from unmask.comparison.trial import FOLDER, Trial, read_trial
 from unmask.errors import Stopped, UnmaskError
-from unmask.storage.atomic import atomic_text
 
 HERE = Path(__file__).parent
 SYSTEMS = HERE / "systems"
@@ -131,25 +130,13 @@ class Queue:
     def bring(self, small: Path) -> int:
         """Put what an archive holds of trials in place where there is nothing; how many they are."""
         places = {f"{item.setting.name}/{FOLDER}/{item.name}.json" for item in self.items}
-        count = 0
-        with tarfile.open(small) as archive:
-            for member in archive:
-                target, file = self.out / member.name, archive.extractfile(member) if member.isfile() else None
-                if file is not None and member.name in places and not target.exists():
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    atomic_text(target, file.read().decode("utf-8"))
-                    count += 1
-        return count
+        return unpack(small, self.out, places.__contains__)
 
     def take_back(self, small: Path) -> None:
         """Put what is small into an archive, whole or not at all: trials and results."""
         files = [file for name in self.settings for file in sorted((self.out / name).glob(f"{FOLDER}/[!.]*.json"))]
         files += [self.out / name / file for name in self.settings for file in RESULTS]
-        new = small.with_name(f".{small.name}.new")
-        with tarfile.open(new, "w:gz", compresslevel=6) as archive:
-            for file in filter(Path.exists, files):
-                archive.add(file, str(file.relative_to(self.out)))
-        new.replace(small)
+        pack(small, filter(Path.exists, files), self.out)
 
 
 def _setting(name: str, settings: dict[str, Any]) -> Setting:

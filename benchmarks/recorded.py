@@ -23,7 +23,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -34,11 +33,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from archives import only_begun, pack, unpack
+from runs import at_its_end
 from unmask.errors import Stopped
 from unmask.storage.atomic import atomic_text
 
 HERE = Path(__file__).parent
 MOST = 15 * 2**20  # bytes of an archive
+GOES_ON = "stopped: it goes on with the next call"
 GRACE = 40.0  # seconds that a command gets to stop in
 TOY = 15.0  # seconds of a step of the rehearsal
 STEPS = "steps"  # in the folder of results: a file for each finished step
@@ -104,16 +106,41 @@ class Queue:
     def finished(self, step: Step) -> bool:
         return self.mark(step).is_file()
 
+    def write_down(self, step: Step, began: float) -> None:
+        """That a step is finished."""
+        mark = self.mark(step)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        took = {"words": step.words, "seconds": round(time.monotonic() - began, 1)}
+        atomic_text(mark, json.dumps(took, indent=1) + "\n")
+
+    def in_the_way(self, step: Step) -> str:
+        """Why a network is not trained in its folder: what another step has begun is neither gone on with nor lost."""
+        begun = begun_by(step)
+        if not step.stays or not begun.is_file() or begun.read_text(encoding="utf-8") == step.key:
+            return ""
+        return f"failed: {step.stays} was begun by another command (--toy, or an older queue): give another --out"
+
     def due(self, job: Job) -> list[Step]:
-        """What is left of a job: networks only where a step after them is."""
-        left = [i for i, step in enumerate(job.steps) if not self.finished(step) and not step.stays]
-        return [step for step in job.steps[: max(left) + 1] if not self.finished(step)] if left else []
+        """What is left of a job, in order; networks only where a step that is left reads them."""
+        left: list[Step] = []
+        for step in reversed(job.steps):
+            wanted = not step.stays or any(step.stays in later.words for later in left)
+            if wanted and not self.finished(step):
+                left.insert(0, step)
+        return left
 
     def bring(self, archive: Path) -> None:
-        """Put what other machines have finished in place."""
-        for one in parts_of(archive):
-            with tarfile.open(one) as small:
-                small.extractall(self.out, filter="data")
+        """Put what other machines have finished in place, where nothing is; what they had only begun is of networks
+        that are not here."""
+        parts = list(parts_of(archive))
+        if not parts:
+            raise SystemExit(f"cannot put {archive} in place: there is no such file")
+        for part in parts:
+            unpack(part, self.out, lambda name: name.startswith(f"{STEPS}/"))
+        steps = {step.key: step for job in self.jobs for step in job.steps if not step.stays}.values()
+        begun = only_begun([(step.words, self.finished(step)) for step in steps], self.out)
+        for part in parts:
+            unpack(part, self.out, lambda name: not name.startswith(begun))
 
     def take_back(self, archive: Path) -> list[Path]:
         """All results, without what stays; each archive whole or not at all."""
@@ -121,29 +148,22 @@ class Queue:
         files = [
             path
             for path in sorted(self.out.rglob("*"))
-            if path.is_file() and not path.name.startswith(".") and not any(folder in path.parents for folder in stays)
+            if path.is_file() and not path.name.startswith(".") and not path.name.endswith(".tar.gz")
+            if not any(folder in path.parents for folder in stays)
         ]
-        made, group, size = [], list[Path](), 0
-        for path in files:
-            if group and size + path.stat().st_size > 3 * MOST:  # texts shrink to a third or less
-                made.append(self._archive(archive, len(made) + 1, group))
-                group, size = [], 0
-            group.append(path)
-            size += path.stat().st_size
-        return [*made, self._archive(archive, len(made) + 1, group)] if group else made
-
-    def _archive(self, archive: Path, number: int, files: list[Path]) -> Path:
-        path = part_of(archive, number)
-        new = path.with_name(f".{path.name}.new")
-        with tarfile.open(new, "w:gz", compresslevel=6) as small:
-            for file in files:
-                small.add(file, str(file.relative_to(self.out)))
-        if new.stat().st_size > MOST:
-            print(
-                f"{path.name} has {new.stat().st_size / 2**20:.1f} MiB: more than {MOST / 2**20:.0f}", file=sys.stderr
-            )
-        new.replace(path)
-        return path
+        groups, made = [files] if files else [], list[Path]()
+        while groups:
+            group, path = groups.pop(0), part_of(archive, len(made) + 1)
+            pack(path, group, self.out)
+            if path.stat().st_size > MOST and len(group) > 1:
+                groups = [group[: len(group) // 2], group[len(group) // 2 :], *groups]
+                continue
+            if path.stat().st_size > MOST:
+                print(f"{path.name} has more than {MOST / 2**20:.0f} MiB: {group[0]} is as large", file=sys.stderr)
+            made.append(path)
+        for older in parts_of(archive, len(made) + 1):
+            older.unlink()
+        return made
 
 
 def words_of(given: list[str], known: Mapping[str, Any]) -> list[str]:
@@ -173,11 +193,17 @@ def part_of(archive: Path, number: int) -> Path:
     return archive if number == 1 else archive.with_name(f"{stem}-{number}.tar.gz")
 
 
-def parts_of(archive: Path) -> Iterator[Path]:
-    for number in itertools.count(1):
+def parts_of(archive: Path, first: int = 1) -> Iterator[Path]:
+    for number in itertools.count(first):
         if not (one := part_of(archive, number)).is_file():
             return
         yield one
+
+
+def begun_by(step: Step) -> Path:
+    """The file that says which step a network's folder was begun by."""
+    run = Path(step.stays)
+    return run.parent / f".{run.name}.begun"
 
 
 def started(queue: Queue, step: Step) -> list[str]:
@@ -185,20 +211,29 @@ def started(queue: Queue, step: Step) -> list[str]:
     words, run = list(step.words), Path(step.stays)
     if words[0] == "windows":
         return [sys.executable, str(HERE / "windows.py"), *words[1:]]
-    if words[0] == "train" and any(run.glob("checkpoints/step-*")):
-        words = ["train", step.stays, "--resume", *(words[-2:] if queue.device is not None else [])]
-    elif words[0] == "train" and run.is_dir():
-        shutil.rmtree(run)  # of this queue's own, begun and stopped before anything was saved
+    if words[0] == "train" and begun_by(step).is_file():
+        if any(run.glob("checkpoints/step-*")):
+            words = ["train", step.stays, "--resume", *(words[-2:] if queue.device is not None else [])]
+        elif run.is_dir():
+            shutil.rmtree(run)  # begun and stopped before anything was saved
+    elif words[0] == "train":
+        run.parent.mkdir(parents=True, exist_ok=True)
+        atomic_text(begun_by(step), step.key)
     return [*UNMASK, *words]
 
 
 def perform(queue: Queue, step: Step, seconds: float) -> str:
-    """Run a step for so many seconds at most: "" where it is finished, else what became of it."""
-    stdout = subprocess.PIPE if step.prints else None
+    """Run a step for so many seconds, then ask it to stop: "" where it is finished, else what became of it."""
+    if problem := queue.in_the_way(step):
+        return problem
     began = time.monotonic()
+    if step.stays and begun_by(step).is_file() and at_its_end(Path(step.stays)):  # stopped before that was written down
+        queue.write_down(step, began)
+        return ""
+    stdout = subprocess.PIPE if step.prints else None
     running = subprocess.Popen([*started(queue, step)], stdout=stdout, text=True)
     try:
-        said, _ = running.communicate(timeout=max(1.0, seconds - GRACE))
+        said, _ = running.communicate(timeout=max(1.0, seconds))
     except (subprocess.TimeoutExpired, KeyboardInterrupt) as e:
         running.send_signal(signal.SIGTERM)
         try:
@@ -208,18 +243,15 @@ def perform(queue: Queue, step: Step, seconds: float) -> str:
             running.communicate()
         if isinstance(e, KeyboardInterrupt):
             raise Stopped("stopped: the same command goes on") from None
-        return "stopped: it goes on with the next call"
+        return GOES_ON
     if running.returncode == Stopped.exit_code:
-        return "stopped: it goes on with the next call"
+        return GOES_ON
     if running.returncode:
         return f"failed with exit code {running.returncode}"
     if step.prints:
         Path(step.prints).parent.mkdir(parents=True, exist_ok=True)
         atomic_text(Path(step.prints), said)
-    mark = queue.mark(step)
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    took = {"words": step.words, "seconds": round(time.monotonic() - began, 1)}
-    atomic_text(mark, json.dumps(took, indent=1) + "\n")
+    queue.write_down(step, began)
     return ""
 
 
@@ -231,14 +263,16 @@ def work(queue: Queue, args: argparse.Namespace) -> dict[str, str]:
         if args.only and args.only not in job.name:
             continue
         for step in queue.due(job):
-            left = until - time.monotonic()
-            if step.seconds > left and not (step.words[0] == "train" and left > 3 * GRACE):
+            left = until - time.monotonic() - GRACE  # in which it can stop
+            if step.seconds > left and not (step.words[0] == "train" and left > 2 * GRACE):
                 told[job.name] = f"waiting: {step.title} takes {step.seconds:.0f} s, {max(left, 0):.0f} are left"
                 break
             print(f"{job.name}: {' '.join(step.words)}", file=sys.stderr, flush=True)
-            problem = perform(queue, step, min(left, 1e6))
-            if args.back:
-                queue.take_back(args.back)
+            try:
+                problem = perform(queue, step, min(left, 1e6))
+            finally:  # also where somebody stops it
+                if args.back:
+                    queue.take_back(args.back)
             if problem:
                 told[job.name] = f"{step.title} {problem}"
                 break
@@ -257,7 +291,7 @@ def states(queue: Queue, told: Mapping[str, str]) -> Table:
     return table
 
 
-def pack(queue: Queue, args: argparse.Namespace) -> int:
+def send(queue: Queue, args: argparse.Namespace) -> int:
     """Copy what the jobs read into a folder, and say how large it is."""
     total, missing = 0, []
     wanted = dict.fromkeys(name for job in queue.jobs if not args.only or args.only in job.name for name in job.data)
@@ -293,18 +327,21 @@ def main(words: list[str] | None = None) -> int:
     if args.only and not any(args.only in job.name for job in queue.jobs):
         parser.error(f"no job has {args.only!r} in its name: {', '.join(job.name for job in queue.jobs)}")
     if args.pack:
-        return pack(queue, args)
+        return send(queue, args)
     if args.finished:
         args.out.mkdir(parents=True, exist_ok=True)
         queue.bring(args.finished)
     try:
         told = {} if args.list else work(queue, args)
-    except Stopped as e:
-        print(e, file=sys.stderr)
-        return e.exit_code
+    except (Stopped, KeyboardInterrupt):
+        print("stopped: the same command goes on", file=sys.stderr)
+        return Stopped.exit_code
     Console(highlight=False, markup=False).print(states(queue, told))
-    return 1 if any("failed" in state for state in told.values()) else 0
+    if any("failed" in state for state in told.values()):
+        return 1
+    return Stopped.exit_code if told else 0
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what runs is asked to save first
     sys.exit(main())

@@ -7,12 +7,13 @@
 The same command goes on where the last one ended: a stage that is done has a file in OUT/stages; one that was begun is
 asked to stop when the minutes are over (SIGTERM), keeps what it has and goes on with --resume or by itself. Exit codes:
 0 all is done, 75 there is more to do, 1 a stage failed. --back keeps what is small after every stage (numbers and
-predictions, no weights), --finished puts it in place on another machine; a stage whose weights are not there begins
-anew.
+predictions, no weights), --finished puts it in place on another machine, where nothing is; weights that are not there
+are made again if a stage that is left reads them, and what was measured of the earlier ones stays.
 
 A stage: `unmask` or `python`, the words of its command; `resume`, a run's folder, with which --resume is added once it
 is begun; `into`, a file that gets what it prints; `makes`, what must be there for it to be done; `beside`, the stages
 of this name may run at once. {data}, {out}, {here} and the [settings] stand for their values; --set changes one.
+Commands run in the folder --data, so that a path of a setting is absolute or begins there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -34,20 +34,26 @@ from pathlib import Path
 from typing import Any
 
 import unmask
+from archives import only_begun, pack, unpack
+from runs import at_its_end
 from unmask.storage.atomic import atomic_text
 
 GOES_ON = 75  # how a command of unmask ends that was asked to stop
 GRACE = 45.0  # seconds in which a stage that is asked to stop may save
 SMALL = ("*.json", "*.jsonl", "*.md", "*.csv", "*.svg")
+SUFFIXES = {pattern[1:] for pattern in SMALL}
 MOST = 1 << 22  # bytes of a small file
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A command. resume, into, makes: paths, where the file says so; beside: the name of those that may run at once."""
+    """A command. said: the same without the places, which may be others on another machine. resume, into, makes: paths,
+    where the file says so; beside: the name of those that may run at once.
+    """
 
     name: str
     words: tuple[str, ...]
+    said: str
     resume: Path | None
     into: Path | None
     makes: tuple[Path, ...]
@@ -64,33 +70,32 @@ class Stages:
             raise SystemExit(f"{file} has no setting {min(unknown)!r}; known: {', '.join(sorted(settings))}")
         self.out = out.absolute()
         places = {"data": os.path.abspath(data), "out": str(self.out), "here": str(file.parent.absolute())}
-        self.values = settings | changes | places
+        self.settings = settings | changes
+        self.values = self.settings | places
         self.stages = [self._stage(one) for one in said["stage"]]
 
     def _stage(self, said: dict[str, Any]) -> Stage:
         own = dict(said)
         name, beside = own.pop("name"), own.pop("beside", "")
         module = ["-m", "unmask"] if "unmask" in own else []
-        words = self._words(own.pop("unmask", None) or own.pop("python"))
+        text = own.pop("unmask", None) or own.pop("python")
+        words, named = ((*module, *self._words(text, values)) for values in (self.values, self.settings))
         resume, into = own.pop("resume", None), own.pop("into", None)
-        paths = {key: None if text is None else Path(self._filled(text)) for key, text in (("r", resume), ("i", into))}
-        makes = tuple(Path(self._filled(text)) for text in own.pop("makes", ()))
+        paths = {
+            key: None if text is None else Path(filled(text, self.values)) for key, text in (("r", resume), ("i", into))
+        }
+        makes = tuple(Path(filled(text, self.values)) for text in own.pop("makes", ()))
         if own:
             raise SystemExit(f"stage {name}: unknown key {min(own)!r}")
-        return Stage(name, (*module, *words), paths["r"], paths["i"], makes, beside or name)
+        return Stage(name, words, shlex.join(named), paths["r"], paths["i"], makes, beside or name)
 
-    def _words(self, text: str) -> list[str]:
+    def _words(self, text: str, values: dict[str, str]) -> list[str]:
         """A setting may be several words; a path with a space stays one."""
         words = []
         for word in shlex.split(text):
-            alone = word.startswith("{") and word.endswith("}") and word[1:-1] not in ("data", "out", "here")
-            words += shlex.split(self._filled(word)) if alone else [self._filled(word)]
+            alone = word.startswith("{") and word.endswith("}") and word[1:-1] in self.settings
+            words += shlex.split(filled(word, values)) if alone else [filled(word, values)]
         return words
-
-    def _filled(self, text: str) -> str:
-        for name, value in self.values.items():
-            text = text.replace("{" + name + "}", value)
-        return text
 
     def marker(self, stage: Stage) -> Path:
         return self.out / "stages" / f"{stage.name}.json"
@@ -100,47 +105,84 @@ class Stages:
         if not self.marker(stage).exists() or not all(path.exists() for path in stage.makes):
             return None
         said: dict[str, Any] = json.loads(self.marker(stage).read_text(encoding="utf-8"))
-        if said["words"] != self.said(stage):
-            raise SystemExit(
-                f"{stage.name} was done as `{said['words']}`, not `{self.said(stage)}`: give another --out"
-            )
+        if said["words"] != stage.said:
+            raise SystemExit(f"{stage.name} was done as `{said['words']}`, not `{stage.said}`: give another --out")
         return said
 
-    def said(self, stage: Stage) -> str:
-        """Its command without the places, which may be others on another machine."""
-        words = shlex.join(stage.words)
-        for name in ("here", "out", "data"):
-            words = words.replace(self.values[name], "{" + name + "}")
-        return words
+    def gives(self, stage: Stage) -> set[str]:
+        """What of a stage's the words of later ones name and no archive holds: weights, and the run that has them."""
+        heavy = {str(path) for path in stage.makes if path.suffix not in SUFFIXES}
+        return heavy | ({str(stage.resume)} if stage.resume is not None else set())
+
+    def left(self) -> list[Stage]:
+        """What is to be done, in order. One that was done elsewhere and whose weights are not here is done again only
+        where one that is left reads them."""
+        left: list[Stage] = []
+        for stage in reversed(self.stages):
+            if self.done(stage) is not None:
+                continue
+            read = {word.removeprefix("hf:") for later in left for word in later.words}
+            if read & self.gives(stage) or not self.done_elsewhere(stage):
+                left.insert(0, stage)
+        return left
+
+    def done_elsewhere(self, stage: Stage) -> bool:
+        """Whether an archive says that it is done, and all that is not here is what no archive holds."""
+        if not self.marker(stage).exists() or any(
+            path.suffix in SUFFIXES and not path.exists() for path in stage.makes
+        ):
+            return False
+        return bool(json.loads(self.marker(stage).read_text(encoding="utf-8"))["words"] == stage.said)
+
+    def at_its_end(self, stage: Stage) -> bool:
+        """Whether its run, begun by this very command, has made its last step: stopped before that was written down."""
+        begun = self.marker(stage).with_suffix(".begun")
+        known = begun.is_file() and begun.read_text(encoding="utf-8") == stage.said
+        return known and stage.resume is not None and at_its_end(stage.resume)
+
+    def write_down(self, stage: Stage, seconds: float) -> None:
+        """That a stage is done."""
+        said = {"words": stage.said, "seconds": round(seconds, 1)}
+        atomic_text(self.marker(stage), json.dumps(said) + "\n")
 
     def small(self) -> Iterator[Path]:
-        """Numbers, predictions and tables."""
+        """Numbers, predictions and tables; one that is too large for that is told, and stays behind. Nothing of what is
+        a model's: without its weights it would look as if it were there."""
+        made = {path for stage in self.stages for path in stage.makes}
         for pattern in SMALL:
             for path in sorted(self.out.rglob(pattern)):
-                heavy = {"model", "checkpoints"} & {*path.relative_to(self.out).parts}
-                if path.is_file() and not heavy and path.stat().st_size <= MOST:
+                heavy = {"model", "checkpoints"} & {*path.relative_to(self.out).parts} or made & {*path.parents}
+                if heavy or not path.is_file():
+                    continue
+                if path.stat().st_size <= MOST:
                     yield path
+                else:
+                    print(f"{path} has more than {MOST / 2**20:.0f} MiB and stays behind", file=sys.stderr, flush=True)
 
     def take_back(self, archive: Path) -> None:
         """What is small, into an archive, whole or not at all."""
-        new = archive.with_name(f".{archive.name}.new")
-        with tarfile.open(new, "w:gz", compresslevel=6) as tar:
-            for path in self.small():
-                tar.add(path, str(path.relative_to(self.out)))
-        new.replace(archive)
+        pack(archive, self.small(), self.out)
 
     def bring(self, archive: Path) -> int:
-        """Put what an archive holds in place where nothing is; how many files that are."""
-        count = 0
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                target, file = self.out / member.name, tar.extractfile(member) if member.isfile() else None
-                inside = target.resolve().is_relative_to(self.out.resolve())
-                if file is not None and inside and not target.exists() and target.suffix in {s[1:] for s in SMALL}:
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    atomic_text(target, file.read().decode("utf-8"))
-                    count += 1
-        return count
+        """Put what an archive holds in place where nothing is; how many files that are. What a stage has only begun is
+        of weights that are not here, and stays away."""
+        count = unpack(archive, self.out, lambda name: name.startswith("stages/") and name.endswith(".json"))
+        begun = only_begun([(stage.words, self.marker(stage).exists()) for stage in self.stages], self.out)
+        away = ("stages/", *begun)
+        return count + unpack(
+            archive, self.out, lambda name: Path(name).suffix in SUFFIXES and not name.startswith(away)
+        )
+
+
+def filled(text: str, values: dict[str, str]) -> str:
+    """A text with values in the places of their names.
+
+    >>> filled("{out}/{x}", {"out": "runs"})
+    'runs/{x}'
+    """
+    for name, value in values.items():
+        text = text.replace("{" + name + "}", value)
+    return text
 
 
 @dataclass
@@ -159,10 +201,12 @@ def begin(stages: Stages, stage: Stage) -> Running:
     log = stages.out / "stages" / f"{stage.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     printed = log.with_suffix(".out")
+    atomic_text(log.with_suffix(".begun"), stage.said)
     with log.open("ab") as said, printed.open("wb") as out:
         how: dict[str, Any] = {"stdout": out, "stderr": said, "cwd": stages.values["data"], "env": environment()}
         process = subprocess.Popen([sys.executable, *words], **how)
-    print(f"{stage.name}: begun", flush=True)
+    again = ", again: its weights are not here, and what was measured of those before stays"
+    print(f"{stage.name}: begun{again if stages.marker(stage).exists() else ''}", flush=True)
     return Running(stage, process, log, time.monotonic())
 
 
@@ -186,8 +230,7 @@ def ended(stages: Stages, running: Running) -> bool:
     if stage.into is not None:
         stage.into.parent.mkdir(parents=True, exist_ok=True)
         atomic_text(stage.into, printed)
-    said = {"words": stages.said(stage), "seconds": round(seconds, 1)}
-    atomic_text(stages.marker(stage), json.dumps(said) + "\n")
+    stages.write_down(stage, seconds)
     print(
         f"{stage.name}: done in {seconds:.0f} s",
         *([printed.rstrip()] if stage.into is None else []),
@@ -200,8 +243,8 @@ def ended(stages: Stages, running: Running) -> bool:
 def work(stages: Stages, args: argparse.Namespace) -> bool:
     """Run what is left until the time is over; whether all is done."""
     until = time.monotonic() + 60 * args.minutes
-    todo = [stage for stage in stages.stages if stages.done(stage) is None]
-    return all(run_group(stages, list(group), args, until) for _, group in groupby(todo, lambda stage: stage.beside))
+    groups = [list(group) for _, group in groupby(stages.left(), lambda stage: stage.beside)]
+    return all(run_group(stages, group, args, until) for group in groups)
 
 
 def run_group(stages: Stages, waiting: list[Stage], args: argparse.Namespace, until: float) -> bool:
@@ -211,9 +254,12 @@ def run_group(stages: Stages, waiting: list[Stage], args: argparse.Namespace, un
     try:
         while waiting or running:
             while waiting and len(running) < args.jobs and time.monotonic() < until - GRACE:
-                running.append(begin(stages, waiting.pop(0)))
+                if stages.at_its_end(waiting[0]):
+                    stages.write_down(waiting.pop(0), 0.0)
+                else:
+                    running.append(begin(stages, waiting.pop(0)))
             if not running:
-                return False  # no time is left for those that wait
+                return whole and not waiting  # no time is left for those that wait
             time.sleep(0.2)
             for one in [one for one in running if one.process.poll() is not None]:
                 running.remove(one)
@@ -249,7 +295,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=0.0, help="go on for so long; 0: not at all")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="stages at once, where the file allows it")
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", dest="changes")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes")
     parser.add_argument("--list", action="store_true", help="print what is done and what is not, and run nothing")
     parser.add_argument("--finished", type=Path, metavar="FILE.tar.gz", help="put its small files in place first")
     parser.add_argument("--back", type=Path, metavar="FILE.tar.gz", help="keep all small files there")
@@ -261,10 +307,11 @@ def main(words: list[str] | None = None) -> int:
         print(f"{stages.bring(args.finished)} files were put in place")
     if not args.list and work(stages, args):
         return 0
+    left = stages.left()
     for stage in stages.stages:
         done = stages.done(stage)
-        state = "to do" if done is None else f"done, {done['seconds']:.0f} s"
-        print(f"{stage.name}: {state}")
+        state = "done elsewhere" if done is None else f"done, {done['seconds']:.0f} s"
+        print(f"{stage.name}: {'to do' if stage in left else state}")
     return 0 if args.list else GOES_ON
 
 

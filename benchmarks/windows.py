@@ -15,11 +15,14 @@ import numpy as np
 
 from unmask.corpora.sources import from_path
 from unmask.data.tokenizers import load_tokenizer
+from unmask.errors import UnmaskError
 from unmask.storage.atomic import atomic_text
 
 
 def windows(file: str, tokenizer: str, length: int, num: int) -> list[str]:
     """The texts of the windows."""
+    if min(length, num) < 1:
+        raise SystemExit(f"windows have a length and a number of at least 1, got {length} and {num}")
     spells = load_tokenizer(tokenizer)
     found = []
     for document in from_path(file).documents():
@@ -30,8 +33,15 @@ def windows(file: str, tokenizer: str, length: int, num: int) -> list[str]:
     return [found[i] for i in np.linspace(0, len(found) - 1, num).astype(int)]
 
 
-if __name__ == "__main__":
-    file, tokenizer, length, num, out = sys.argv[1:]
+def main(words: list[str]) -> None:
+    file, tokenizer, length, num, out = words
+    try:
+        texts = windows(file, tokenizer, int(length), int(num))
+    except UnmaskError as e:
+        raise SystemExit(str(e)) from None
     Path(out).parent.mkdir(parents=True, exist_ok=True)
-    texts = windows(file, tokenizer, int(length), int(num))
     atomic_text(Path(out), "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

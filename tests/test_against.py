@@ -12,14 +12,18 @@ import torch
 
 import unmask
 from tiny import Trained
+from tiny_encoders import TEXTS as ENCODER_TEXTS
+from tiny_encoders import save_encoder
 from unmask.cli import run
 from unmask.data.packing import pack_texts
 from unmask.data.tokenizers import load_tokenizer
 from unmask.errors import UsageError
-from unmask.evaluation.against import Other, difference, evaluate_against, shared_by
+from unmask.evaluation.against import Other, Pair, difference, evaluate_against, shared_by
 from unmask.evaluation.bound import Bound
 from unmask.metrics.perplexity import Perplexity
 from unmask.model import Model
+from unmask.objectives.mlm import MLM
+from unmask.pretrained import read_pretrained
 
 TEXTS = ["the cat sat on the mat", "a dog ran", "no rat ate the oat cake", "the sun set"]
 
@@ -88,6 +92,18 @@ def test_draws_go_on_until_the_difference_is_narrow(trained: Trained, model: Mod
     assert unmask.evaluate(exact, rows).value == theirs.value
 
 
+def test_further_groups_leave_what_is_read_once_as_it_is() -> None:
+    """An exact value has one column however many draws the other one has."""
+    tokens_B = torch.tensor([3, 4])
+    exact = Bound(draws_BS=torch.tensor([[5.0], [6.0]]), tokens_B=tokens_B, kind="exact")
+    first, more = (Bound(draws_BS=torch.rand(2, k), tokens_B=tokens_B) for k in (2, 3))
+    pair = Pair(exact, first, once=(True, False)).with_more(Pair(exact, more, once=(True, False)))
+    assert (pair.ours.draws_BS.shape, pair.theirs.draws_BS.shape) == ((2, 1), (2, 5))
+    assert pair.draws_half == pytest.approx(first.with_more(more).draws_half)
+    pair = Pair(first, exact, once=(False, True)).with_larger(Pair(first, exact, once=(False, True)))
+    assert (pair.ours.draws_BS.shape, pair.theirs.draws_BS.shape) == ((2, 2), (2, 1))
+
+
 def test_an_estimator_is_of_the_model_that_has_it(
     trained: Trained, trained_ar: Trained, texts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +150,52 @@ def test_rows_that_differ_are_refused(model: Model) -> None:
     for other, row in ((two, 4), (three, 1)):
         with pytest.raises(UsageError, match=f"row {row} is not the same"):
             shared_by((one, model.tokenizer), (other, model.tokenizer))
+
+
+def test_texts_that_end_in_no_token_of_their_own_are_compared(tmp_path: Path) -> None:
+    """Of an encoder's vocabulary, whose rows have an end that is given: where a text goes on is found in the texts."""
+    pytest.importorskip("transformers")
+    save_encoder("roberta", tmp_path / "roberta")
+    spells, letters = read_pretrained(str(tmp_path / "roberta")).tokenizer, load_tokenizer("bytes")
+    assert not spells.ends_texts
+    texts = [f"{text} é{number}" for number, text in enumerate(ENCODER_TEXTS)]
+    for length, on in ((96, False), (96, True), (12, True)):
+        ours = pack_texts(texts, letters, "pad", length, go_on=on)
+        theirs = pack_texts(texts, spells, "pad", length, "both", go_on=on)
+        shared = shared_by((ours, letters), (theirs, spells))
+        assert shared.texts is not None
+        assert shared.count_B is not None
+        assert shared.count_B.tolist() == [len(text.encode()) for text in texts]
+        assert [len(of_B) for of_B in shared.texts] == [len(ours), len(theirs)]
+        back = shared_by((theirs, spells), (ours, letters))
+        assert back.count_B is not None
+        assert back.count_B.tolist() == shared.count_B.tolist()
+        assert "Of the first model the end of a text is a token that counts" in shared.note
+        assert "Of the second model the end" in back.note
+        for other in (texts[1:], [*texts[:-1], "the cat"], texts[:-1]):
+            with pytest.raises(UsageError, match="is not the same for both models"):
+                shared_by((ours, letters), (pack_texts(other, spells, "pad", length, "both", go_on=on), spells))
+
+
+def test_two_pseudo_likelihoods_have_no_noise_of_draws(
+    model: Model, ar_model: Model, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objective = MLM()
+    masked = Model(denoiser=model.denoiser, tokenizer=model.tokenizer, objective=objective, length=model.length)
+    masked.save(tmp_path / "masked")
+    ar_model.save(tmp_path / "ar")
+    name, how = str(tmp_path / "masked"), ["--data", str(texts), "--estimator", "pseudo", "--precision", "0.1"]
+    found = told(capsys, name, "--against", name, *how)
+    assert found["difference"]["ci95_given_texts"] == [0.0, 0.0]
+    assert found["protocol"]["precision_reached"]
+    assert run(["eval", name, "--against", name, *how, "--device", "cpu"]) == 0
+    assert "nan" not in capsys.readouterr().out
+    measured: list[int] = []
+    rows = pack_texts(TEXTS, model.tokenizer, "pad", 32)
+    other = Other.of(ar_model, rows, (rows, model.tokenizer))
+    with pytest.raises(UsageError, match="no bound"):  # at once, and not after both were read
+        evaluate_against(masked, rows, other, Perplexity(estimator="pseudo"), progress=lambda *at: measured.append(1))
+    assert measured == []
 
 
 def test_numbers_that_are_not_finite_have_no_interval() -> None:

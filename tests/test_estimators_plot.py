@@ -40,7 +40,7 @@ def test_the_picture_shows_each_estimator_by_its_shape(bench: ModuleType) -> Non
         name: {"error": 0.01 * n, "error_ci95": [0.008 * n, 0.013 * n], "calls_of_plain": 1.0 / n}
         for n, name in enumerate(bench.WAYS, 1)
     }
-    picture = ET.fromstring(bench.draw(found, "8 texts"))
+    picture = ET.fromstring(bench.draw(found, "8 <texts> & more"))
     marks = [one for one in picture.iter() if (one.get("class") or "").startswith("mark")]
     assert len(marks) == len(bench.WAYS)
     looks = [(one.tag.removeprefix(SVG), len((one.get("points") or "").split()), one.get("class")) for one in marks]
@@ -57,4 +57,16 @@ def test_the_picture_shows_each_estimator_by_its_shape(bench: ModuleType) -> Non
     assert bench.LEFT < min(ends) < max(ends) < width
     centre = float(marks[0].get("cx") or 0)
     assert float(bars[0].get("x1") or 0) < centre < float(bars[0].get("x2") or 0)
-    assert {"plain", "count of 16", "1.0", "8 texts"} <= {text.text for text in picture.iter(f"{SVG}text")}
+    assert {"plain", "count of 16", "1.0", "8 <texts> & more"} <= {text.text for text in picture.iter(f"{SVG}text")}
+
+
+def test_what_cannot_be_told_is_a_sentence(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    for draws_BS in (torch.ones(2, 1), torch.ones(2, 4), torch.tensor([[1.0, 2.0], [1.0, 1.0]])):
+        with pytest.raises(SystemExit, match="too few to tell an error"):
+            bench.error_of(draws_BS, tokens=2)
+    for draws in ("20", "16"):
+        with pytest.raises(SystemExit):
+            bench.main(["model", "texts", "--draws", draws])
+        assert "multiple of 16 from 32 on" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="no model folder 'nowhere'"):
+        bench.main(["nowhere", "texts"])

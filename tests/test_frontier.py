@@ -183,6 +183,18 @@ def test_another_frontier_is_not_gone_on_with(model: Model, ar_model: Model, jud
         Frontier(tmp_path / "f", REAL, seed=1)
     with pytest.raises(UsageError, match="another model a"):
         Frontier(tmp_path / "f", REAL).write(points_of({"a": ar_model}, {}), {"a": ar_model})
+    assert Frontier(tmp_path / "f", REAL).write(points_of({"b": model}, {"steps": ["1"]}), {"b": model}) == []
+    (tmp_path / "f" / "texts" / "b-steps=1.jsonl").unlink()
+    other = points_of({"b": ar_model}, {})  # of which nothing is written may be another model by now
+    assert Frontier(tmp_path / "f", REAL).write(other, {"b": ar_model}) == []
+    old = json.loads((tmp_path / "f" / "frontier.json").read_text())
+    (tmp_path / "f" / "frontier.json").write_text(json.dumps({k: v for k, v in old.items() if k != "points"}))
+    with pytest.raises(UsageError, match="another model b"):
+        Frontier(tmp_path / "f", REAL).write(points_of({"b": model}, {}), {"b": model})
+    (tmp_path / "f" / "frontier.json").write_text(json.dumps(old | {"points": {"b": {"model": "b"}}}))
+    with pytest.raises(DataError, match=r"frontier\.json is damaged"):
+        Frontier(tmp_path / "f", REAL).points()
+    (tmp_path / "f" / "frontier.json").write_text(json.dumps(old))
     Frontier(tmp_path / "f", REAL).judge(judge, list(points))
     judge.features = "mean"
     with pytest.raises(UsageError, match="another judge"):
@@ -280,6 +292,17 @@ def test_texts_are_judged_where_the_models_are_not(
         one.get("protocol", {}).pop("seconds_per_text", None)
     assert here == there
     capsys.readouterr()
+    for file in (tmp_path / "there" / "texts").glob(
+        "*.jsonl"
+    ):  # of which none can be read: no picture, and no traceback
+        file.write_text("{}\n")
+    (tmp_path / "there" / "points.jsonl").unlink()
+    assert run(["frontier", *given, "--out", str(tmp_path / "there"), *judge]) == 1
+    assert len(read_points(tmp_path / "there" / "points.jsonl")) == 1
+    file.unlink()
+    capsys.readouterr()
+    assert run(["frontier", *given, "--out", str(tmp_path / "there"), *judge]) == 1
+    assert f"{file.stem} is not written" in capsys.readouterr().err
     for wrong, said in (
         (["--out", str(tmp_path / "none"), *judge], "holds no texts of a frontier"),
         (["--out", str(tmp_path / "there"), "--write-only"], "say who writes"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import random
+import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tiny import Trained
 from unmask.cli import run
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -26,18 +29,19 @@ each = { seed = [0, 1] }
 data = ["a/*"]
 steps = [
     { seconds = 100, stays = "{out}/nets/{seed}", run = ["train", "{out}/nets/{seed}", "--seed", "{seed}"] },
-    { seconds = 10, run = ["write", "{out}/texts/{seed}", "{texts}", '{"T": <seed>}'] },
+    { seconds = 10, run = ["write", "{out}/nets/{seed}", "{texts}", '{"T": <seed>}', "--out", "{out}/texts/{seed}"] },
     { seconds = 10, prints = "{out}/said/{seed}.json", run = ["say", "{data}"] },
 ]
 [[job]]
 name = "second"
 steps = [
     { seconds = 100, stays = "{out}/nets/0", run = ["train", "{out}/nets/0", "--seed", "0"] },
-    { seconds = 10, run = ["fail", "x"] },
+    { seconds = 100, stays = "{out}/nets/2", run = ["train", "{out}/nets/2", "--seed", "2"] },
+    { seconds = 10, run = ["fail", "x", "{out}/nets/0"] },
 ]
 [[job]]
 name = "third"
-steps = [{ seconds = 10, run = ["write", "{out}/texts/third"] }]
+steps = [{ seconds = 10, run = ["write", "--out", "{out}/texts/third"] }]
 """
 FAKE = """
 import json, signal, sys, time
@@ -53,8 +57,13 @@ if words[0] == "train":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
         time.sleep(60)
 if words[0] == "write":
-    Path(words[1]).mkdir(parents=True)
-    (Path(words[1]) / "texts.jsonl").write_text(" ".join(words[2:]))
+    folder = Path(words[-1])
+    folder.mkdir(parents=True, exist_ok=True)
+    if Path(__file__).with_name("half").exists():
+        (folder / "half.jsonl").write_text("")
+        sys.exit(75)
+    assert not (folder / "half.jsonl").exists()
+    (folder / "texts.jsonl").write_text(" ".join(words[1:]))
 if words[0] == "say":
     print('{"said": true}')
 sys.exit(3 if words[0] == "fail" else 0)
@@ -90,7 +99,7 @@ def test_a_finished_step_is_not_repeated_and_a_failure_costs_its_job(
     assert work(bench, tmp_path) == 1
     done = begun(tmp_path)
     assert [words[0] for words in done] == [*2 * ["train", "write", "say"], "fail", "write"]
-    assert done[4][2:] == ["--num", "7", '{"T": 1}']
+    assert done[4][2:5] == ["--num", "7", '{"T": 1}']
     assert json.loads((tmp_path / "out/said/0.json").read_text()) == {"said": True}
     said = capsys.readouterr().out
     assert "fail x failed with exit code 3" in " ".join(said.split())
@@ -115,44 +124,102 @@ def test_results_travel_and_networks_are_made_again_where_they_are_wanted(bench:
     assert work(bench, tmp_path, "--finished", str(back), "--data", "there", out="new") == 1
     assert [words[:2] for words in begun(tmp_path)] == [
         ["train", str(tmp_path / "new/nets/1")],
-        ["write", str(tmp_path / "new/texts/1")],
+        ["write", str(tmp_path / "new/nets/1")],
         ["say", "there"],
-        ["train", str(tmp_path / "new/nets/0")],
+        ["train", str(tmp_path / "new/nets/0")],  # and not that of which nothing is left
         ["fail", "x"],
-        ["write", str(tmp_path / "new/texts/third")],
+        ["write", "--out"],
     ]
 
 
 def test_archives_are_small_and_come_back_whole(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "MOST", 400)
-    queue = bench.Queue(QUEUE, tmp_path / "out", "d")
+    """What does not shrink is in more archives, each as small; those of an earlier call that had more are gone."""
+    monkeypatch.setattr(bench, "MOST", 3000)
+    queue, back = bench.Queue(QUEUE, tmp_path / "out", "d"), tmp_path / "back.tar.gz"
+    (tmp_path / "out").mkdir()
     for number in range(5):
-        (tmp_path / "out").mkdir(exist_ok=True)
-        (tmp_path / f"out/{number}.txt").write_text(str(number) * 500)
-    made = queue.take_back(tmp_path / "back.tar.gz")
+        (tmp_path / f"out/{number}.txt").write_bytes(random.Random(number).randbytes(1000))
+    made = queue.take_back(back)
     assert [path.name for path in made] == ["back.tar.gz", "back-2.tar.gz", "back-3.tar.gz"]
+    assert max(path.stat().st_size for path in made) <= 3000
     other = bench.Queue(QUEUE, tmp_path / "new", "d")
-    other.out.mkdir()
-    other.bring(tmp_path / "back.tar.gz")
-    assert [path.read_text() for path in sorted(other.out.iterdir())] == [str(n) * 500 for n in range(5)]
+    other.bring(back)
+    for number in range(5):
+        assert (tmp_path / f"new/{number}.txt").read_bytes() == (tmp_path / f"out/{number}.txt").read_bytes()
+    (tmp_path / "out/0.txt").unlink()
+    (tmp_path / "out/1.txt").unlink()
+    assert len(queue.take_back(back)) == 2
+    assert not made[2].exists()
 
 
 def test_what_does_not_fit_waits_and_training_goes_on(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert work(bench, tmp_path, "--minutes", "0.1") == 0
+    assert work(bench, tmp_path, "--minutes", "0.1") == 75
     assert begun(tmp_path) == []
     assert "waiting: train" in " ".join(capsys.readouterr().out.split())
     monkeypatch.setattr(bench, "GRACE", 0.5)
     (tmp_path / "slow").touch()
-    assert work(bench, tmp_path, "--minutes", "0.05", "--only", "first 0") == 0
+    assert work(bench, tmp_path, "--minutes", "0.05", "--only", "first 0") == 75
     assert "train" in begun(tmp_path)[0]
     assert "it goes on with the next call" in " ".join(capsys.readouterr().out.split())
     (tmp_path / "slow").unlink()
     assert work(bench, tmp_path, "--only", "first 0") == 0
     assert begun(tmp_path)[0] == ["train", str(tmp_path / "out/nets/0"), "--resume"]
+
+
+def test_a_step_begins_only_where_it_can_end(bench: ModuleType, tmp_path: Path) -> None:
+    """Of the minutes those are not its own in which it would be asked to stop."""
+    assert work(bench, tmp_path, "--minutes", str(45 / 60), "--only", "third") == 75  # of 10 seconds, 40 to stop
+    assert begun(tmp_path) == []
+    assert work(bench, tmp_path, "--minutes", str(55 / 60), "--only", "third") == 0
+    assert [words[0] for words in begun(tmp_path)] == ["write"]
+
+
+def test_what_was_only_begun_does_not_travel_to_other_networks(bench: ModuleType, tmp_path: Path) -> None:
+    back = tmp_path / "back.tar.gz"
+    (tmp_path / "half").touch()
+    assert work(bench, tmp_path, "--only", "first 0", "--back", str(back)) == 75
+    assert (tmp_path / "out/texts/0/half.jsonl").exists()
+    (tmp_path / "half").unlink()
+    assert work(bench, tmp_path, "--only", "first 0", "--finished", str(back), out="new") == 0
+    (tmp_path / "new/said/0.json").write_text("newer")
+    assert work(bench, tmp_path, "--list", "--finished", str(back), out="new") == 0
+    assert (tmp_path / "new/said/0.json").read_text() == "newer"
+    for wrong in (tmp_path / "none.tar.gz", tmp_path / "queue.toml"):
+        with pytest.raises(SystemExit, match=f"cannot put {wrong.name.split('.')[0]}|cannot put .*{wrong.name}"):
+            work(bench, tmp_path, "--list", "--finished", str(wrong))
+
+
+def test_a_training_run_that_was_stopped_at_its_end_is_finished(
+    bench: ModuleType, tmp_path: Path, trained: Trained
+) -> None:
+    """Killed between its last save and the word that it is finished: train --resume has nothing to go on with."""
+    assert work(bench, tmp_path, "--only", "first 0") == 0
+    run = tmp_path / "out/nets/0"
+    (mark,) = run.glob("*.finished.json")
+    shutil.rmtree(run)
+    shutil.copytree(trained.folder, run)
+    begun(tmp_path)
+    (tmp_path / "out/steps").rename(tmp_path / "elsewhere")
+    assert work(bench, tmp_path, "--only", "first 0") == 0
+    assert [words[0] for words in begun(tmp_path)] == ["write", "say"]
+    assert mark.exists()
+
+
+def test_a_network_of_another_step_is_neither_gone_on_with_nor_lost(
+    bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert work(bench, tmp_path, "--only", "first 0") == 0
+    (tmp_path / "queue.toml").write_text(QUEUE.replace('"--seed", "{seed}"', '"--seed", "{seed}", "--more"'))
+    (tmp_path / "out/steps").rename(tmp_path / "elsewhere")
+    begun(tmp_path)
+    assert work(bench, tmp_path, "--only", "first 0") == 1
+    assert begun(tmp_path) == []
+    assert (tmp_path / "out/nets/0/big").exists()
+    assert "was begun by another command (--toy" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("toy", [False, True])
@@ -184,3 +251,7 @@ def test_windows_are_as_long_as_asked(bench: ModuleType, tmp_path: Path) -> None
     assert made.windows(str(tmp_path / "a.jsonl"), "bytes", 10, 3) == ["a" * 10, "b" * 10, "c" * 10]
     with pytest.raises(SystemExit, match="has 6 windows"):
         made.windows(str(tmp_path / "a.jsonl"), "bytes", 10, 7)
+    with pytest.raises(SystemExit, match="of at least 1, got 0 and 7"):
+        made.windows(str(tmp_path / "a.jsonl"), "bytes", 0, 7)
+    with pytest.raises(SystemExit, match="no such file or folder"):
+        made.main([str(tmp_path / "b.jsonl"), "bytes", "10", "3", str(tmp_path / "out.jsonl")])

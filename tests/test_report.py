@@ -228,6 +228,10 @@ def test_differences_of_a_suite(copied: Path, tmp_path: Path) -> None:
         assert ("| 4.0000 | 3.5000 | ≤ +0.5000 | +0.2500 – +0.7500 | visible |" in page) == there
         assert ("ptb.json is damaged" in page) != there
         assert ("--against OTHER" in page) == there
+    itself = {**kept["identity"], "against": {"model": kept["identity"]["model"]}}
+    (given / "ptb.json").write_text(json.dumps(kept | both | {"identity": itself}))
+    assert report(str(copied), "--samples", "0", "--results", str(given), "--format", "md") == 0
+    assert f"--against {copied}" in (copied / "report.md").read_text()
 
 
 def test_results_of_a_suite_of_written_texts(copied: Path, tmp_path: Path) -> None:

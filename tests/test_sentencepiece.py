@@ -20,9 +20,10 @@ from tiny_encoders import save_encoder
 from unmask.cli import run
 from unmask.data.subwords import Subwords
 from unmask.errors import DataError, ModelFolderError, UsageError
-from unmask.pretrained import read_pretrained
+from unmask.pretrained import read_pretrained, sentencepiece
 from unmask.pretrained.sentencepiece import sentence_pieces
 from unmask.pretrained.vocabulary import read_vocabulary
+from unmask.storage.untrusted import parse_json
 
 UNKNOWN, CONTROL, USER, UNUSED, BYTE = 2, 3, 4, 5, 6
 Piece = tuple[str, float, int]
@@ -202,6 +203,33 @@ def test_nothing_of_a_file_is_believed(case: str, tmp_path: Path) -> None:
         sentence_pieces(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_there_twice_is_found_in_one_pass(tmp_path: Path) -> None:
+    """Of a list as long as its file: name by name against all others it would take hours."""
+    many = [f"▁{number}" for number in range(200_000)]
+    path = path_of(spm([*UNIGRAM, *((text, 0.0, 1) for text in [*many, many[-1]])]), tmp_path)
+    with pytest.raises(ModelFolderError, match="the piece '▁199999' is there twice"):
+        sentence_pieces(path)
+    keys = ",".join(f'"{text}": 1' for text in [*many, many[-1]])
+    with pytest.raises(ValueError, match="the key '▁199999' is there twice"):
+        parse_json(f"{{{keys}}}")
+
+
+def test_the_ways_to_cut_pieces_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = path_of(spm(LLAMA, bpe=True, trained=whole(35, 1)), tmp_path)
+    sentence_pieces(path)
+    monkeypatch.setattr(sentencepiece, "MAX_MERGES", 3)
+    with pytest.raises(ModelFolderError, match="in more than 3 ways"):
+        sentence_pieces(path)
+
+
+@pytest.mark.parametrize("table", [{"9" * 5000: {"content": "x"}}, {"40": "x"}, {"40": None}, {"-1": {"content": "x"}}])
+def test_added_tokens_that_are_none_are_a_sentence(tmp_path: Path, table: dict[str, Any]) -> None:
+    path_of(spm(UNIGRAM), tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": table}))
+    with pytest.raises(ModelFolderError, match=r"the added token .* has no id"):
+        read_vocabulary(tmp_path, "deberta-v2", {})
 
 
 def test_any_damage_is_a_sentence(tmp_path: Path) -> None:

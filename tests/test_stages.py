@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
+import sys
+import tarfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tiny import Trained
 from unmask.config import DataConfig, load_config
 from unmask.corpora import Document
 from unmask.corpora.concat import Concat
@@ -23,6 +27,7 @@ from unmask.errors import UsageError
 from unmask.finetuning.config import load_finetune_config
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))  # the scripts import from their folder
 
 
 def script(path: str) -> ModuleType:
@@ -30,8 +35,6 @@ def script(path: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    import sys
-
     sys.modules[spec.name] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
@@ -40,6 +43,7 @@ def script(path: str) -> ModuleType:
 STAGES = """
 [settings]
 word = "one two"
+other = ""
 
 [[stage]]
 name = "first"
@@ -99,8 +103,133 @@ def test_stopped_it_goes_on(place: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().out.endswith("right: to do\n")
     with pytest.raises(SystemExit, match=r"first was done as"):
         stages.main([*words, "--set", "word=three", "--list"])
-    with pytest.raises(SystemExit, match="no setting 'wrod'; known: word"):
+    with pytest.raises(SystemExit, match=r"first was done as"):  # the first of two counts, too
+        stages.main([*words, "--set", "word=three", "--set", "other=x", "--list"])
+    with pytest.raises(SystemExit, match="no setting 'wrod'; known: other, word"):
         stages.main([*words, "--set", "wrod=three", "--list"])
+
+
+MODELS = """
+[[stage]]
+name = "make"
+python = "{here}/make.py {out}/model-a"
+makes = ["{out}/model-a"]
+
+[[stage]]
+name = "other"
+python = "{here}/make.py {out}/model-b"
+makes = ["{out}/model-b"]
+
+[[stage]]
+name = "measure"
+python = "{here}/say.py hf:{out}/model-a {out}"
+into = "{out}/said.json"
+
+[[stage]]
+name = "last"
+python = "{here}/say.py {out}"
+into = "{out}/last.md"
+
+[[stage]]
+name = "tune"
+python = "{here}/tune.py {out}/model-b --out {out}/tuned"
+"""
+TUNE = """
+import pathlib, sys
+out = pathlib.Path(sys.argv[-1])
+out.mkdir(exist_ok=True)
+was, now = out / "of.json", (pathlib.Path(sys.argv[1]) / "model.safetensors").read_text()
+if was.exists() and was.read_text() != now:
+    sys.exit("begun with other weights")
+was.write_text(now)
+sys.exit(75 if (pathlib.Path(__file__).parent / "stop").exists() else 0)
+"""
+MAKE = """
+import pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+folder.mkdir()
+(folder / "config.json").write_text("{}")
+(folder / "model.safetensors").write_text(folder.parent.name)
+(folder.parent / "large.json").write_bytes(b"x" * 2000)
+"""
+
+
+def test_weights_are_made_again_only_where_a_stage_that_is_left_reads_them(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = script("stages")
+    monkeypatch.setattr(stages, "MOST", 1000)
+    (place / "stages.toml").write_text(MODELS)
+    (place / "make.py").write_text(MAKE)
+    (place / "tune.py").write_text(TUNE)
+    small = str(place / "small.tar.gz")
+
+    def go(out: str, *words: str) -> list[str]:
+        assert stages.main([str(place / "stages.toml"), "--out", str(place / out), *words]) == 0
+        said = capsys.readouterr()
+        assert ("large.json has more than" in said.err) == (small in words and "--back" in words)
+        return [line.removesuffix(": begun") for line in said.out.splitlines() if ": begun" in line]
+
+    assert go("here", "--minutes", "1", "--back", small) == ["make", "other", "measure", "last", "tune"]
+    with tarfile.open(small) as archive:
+        assert sorted(archive.getnames()) == [
+            "last.md",
+            "said.json",
+            *(f"stages/{n}.json" for n in NAMES),
+            "tuned/of.json",
+        ]
+    assert go("there", "--minutes", "1", "--finished", small) == []
+    (place / "there" / "stages" / "measure.json").unlink()
+    assert stages.main([str(place / "stages.toml"), "--out", str(place / "there"), "--list"]) == 0
+    assert [line.split(": ")[1][:10] for line in capsys.readouterr().out.splitlines()] == [
+        "to do",
+        "done elsew",
+        "to do",
+        "done, 0 s",
+        "done, 0 s",
+    ]
+    begun = go("there", "--minutes", "1")
+    assert begun == [
+        "make: begun, again: its weights are not here, and what was measured of those before stays",
+        "measure",
+    ]
+    with pytest.raises(SystemExit, match=r"cannot put .*none\.tar\.gz in place"):
+        go("else", "--finished", str(place / "none.tar.gz"))
+
+
+NAMES = ("last", "make", "measure", "other", "tune")
+
+
+def test_what_a_stage_has_only_begun_does_not_travel_to_other_weights(place: Path) -> None:
+    stages, small = script("stages"), str(place / "small.tar.gz")
+    (place / "stages.toml").write_text(MODELS)
+    for name, text in (("make.py", MAKE), ("tune.py", TUNE), ("stop", "")):
+        (place / name).write_text(text)
+    words = [str(place / "stages.toml"), "--minutes", "1", "--out"]
+    assert stages.main([*words, str(place / "here"), "--back", small]) == 75
+    assert (place / "here" / "tuned" / "of.json").read_text() == "here"
+    (place / "stop").unlink()
+    assert stages.main([*words, str(place / "there"), "--finished", small]) == 0
+    assert (place / "there" / "tuned" / "of.json").read_text() == "there"
+
+
+def test_a_run_that_was_stopped_at_its_end_is_done(place: Path, trained: Trained) -> None:
+    """Killed between its last save and the word that it is done: train --resume has nothing to go on with."""
+    stages, out = script("stages"), place / "out"
+    stage = 'name = "run"\nresume = "{out}/run"\nmakes = ["{out}/run/model"]\n'
+    (place / "stages.toml").write_text(f'[settings]\nmore = ""\n[[stage]]\n{stage}python = "{{here}}/no.py {{more}}"\n')
+    (place / "no.py").write_text("raise SystemExit(2)")
+    words = [str(place / "stages.toml"), "--out", str(out), "--minutes", "1"]
+    with pytest.raises(SystemExit, match="exit code 2"):
+        stages.main(words)
+    shutil.copytree(trained.folder, out / "run")
+    assert stages.main(words) == 0
+    words[2] = str(place / "other")
+    with pytest.raises(SystemExit, match="exit code 2"):
+        stages.main([*words, "--set", "more=x"])
+    shutil.copytree(trained.folder, place / "other" / "run")
+    with pytest.raises(SystemExit, match="exit code 2"):  # another command began it
+        stages.main(words)
 
 
 def test_a_stage_that_fails_says_so(place: Path) -> None:

@@ -21,7 +21,10 @@ from unmask.cli import run
 from unmask.data.tokenizers import load_tokenizer
 from unmask.errors import UsageError
 from unmask.evaluation.bootstrap import Sums, bootstrap_ci95, paired_ci95
-from unmask.evaluation.suites.differences import difference_of, terminal_lines
+from unmask.evaluation.overlap import share
+from unmask.evaluation.suites import find_suite, written
+from unmask.evaluation.suites.base import Outcome
+from unmask.evaluation.suites.differences import difference_of, rows_of, terminal_lines
 from unmask.metrics.perplexity import Perplexity
 from unmask.model import Model
 
@@ -99,6 +102,15 @@ def test_other_tokens_are_compared_in_bits_per_byte_or_not_at_all(
     assert long["differences"][0]["value"] == pytest.approx(long["bits_per_byte"] - long["against"]["bits_per_byte"])
     some = measure(model, data, ["ptb", "ag_news"], against=other, packing="pad", metric=Perplexity(max_rows=1))
     assert {numbers(one)["bytes"] for one in some.values()} == {len(TEXTS[name][0]) for name in ("ptb", "ag_news")}
+    whole = measure(model, data, ["lambada"], against=other, packing="pad", metric=Perplexity(max_rows=1))
+    assert numbers(whole["lambada"])["bytes"] == long["bytes"]  # one text, however many rows it takes
+
+
+def test_rows_are_as_long_as_the_smaller_window(model: Model, data: Path) -> None:
+    small = Model(denoiser=model.denoiser, tokenizer=model.tokenizer, objective=model.objective, length=8)
+    for models in ((model, small), (small, model)):
+        got = numbers(measure(models[0], data, ["ptb"], against=models[1])["ptb"])
+        assert got["protocol"]["length"] == got["against"]["protocol"]["length"] == 8
 
 
 def test_a_broken_other_model_costs_its_sets_alone(model: Model, data: Path) -> None:
@@ -232,6 +244,14 @@ def test_the_paired_bootstrap_covers_and_is_narrow() -> None:
     assert max(widths) < 0.75
 
 
+def test_scores_of_other_texts_have_no_difference() -> None:
+    right = [1.0, 0.0] * 10
+    ours, same, others = (share("wrong digits", right, over=range(lo, lo + 20)) for lo in (0, 0, 5))
+    assert written._difference(ours, same, 0) is not None
+    assert written._difference(ours, others, 0) is None
+    assert written._difference(ours, share("wrong digits", right), 0) is None
+
+
 def test_numbers_of_other_texts_are_not_paired() -> None:
     right_N = np.array([1.0, 0.0, 1.0])
     assert paired_ci95(accuracy(right_N), accuracy(right_N)) == (0.0, 0.0)
@@ -239,3 +259,6 @@ def test_numbers_of_other_texts_are_not_paired() -> None:
     assert paired_ci95(accuracy(right_N), accuracy(right_N[:2])) is None
     assert not difference_of("BLEU", "points", 2.0, 1.0, None)["visible"]
     assert terminal_lines([]) == []
+    found = [difference_of("BLEU", "points", 30.0, 20.0, ends) for ends in (None, (-1.0, 21.0), (1.0, 19.0))]
+    outcome = Outcome(set=find_suite("zero-shot").sets["ptb"], numbers={"differences": found})
+    assert [row[-1] for row in rows_of([outcome])] == ["too few texts", "not visible", "visible"]

@@ -66,16 +66,14 @@ def told(args: argparse.Namespace, apart: Difference) -> list[str]:
     ours, theirs = short_names(args)
     interval = "no interval: a single text"
     if (ends := apart.interval.ci95) is not None:
-        interval = "95% interval {:+.4f} – {:+.4f}".format(*ends)
+        interval = "95% interval {:+.4f} – {:+.4f} over texts".format(*ends)
     unit, found = apart.unit.replace(" per ", "/"), seen(apart.interval.ci95)
-    lines = [
-        f"difference  {apart.sign} {apart.value:+.4f} {unit}   {interval} over texts: {found}   ({ours} − {theirs})"
-    ]
-    if not set(apart.kinds) <= {"exact"}:
+    lines = [f"difference  {apart.sign} {apart.value:+.4f} {unit}   {interval}: {found}   ({ours} − {theirs})"]
+    if apart.draws_half > 0:  # of a single draw nothing is known, and where nothing is drawn there is nothing to know
         lines.append(f"given texts ± {apart.draws_half:.4f} {unit}, over times and masks alone")
     if len(set(apart.kinds)) > 1:
         lines.append(f"of {ours} {_kind(apart.kinds[0])}, of {theirs} {_kind(apart.kinds[1])}")
-    return lines
+    return [*lines, *([apart.note] if apart.note else [])]
 
 
 def short_names(args: argparse.Namespace) -> tuple[str, str]:

@@ -75,6 +75,9 @@ def run(args: argparse.Namespace) -> int:
     wrong: list[str] = []
     if not args.models and not points:
         raise UsageError(f"{args.out} holds no texts of a frontier: give the models that write them")
+    wrong += [
+        f"{one.name} is not written: give the models, where they are" for one in points if not frontier.written(one)
+    ]
     for dtype in dtypes if args.models else []:  # models in another dtype are other models
         models = {name: load(name, device=args.device, dtype=dtype) for name in dict.fromkeys(args.models)}
         found = points_of(models, over, note)

@@ -8,7 +8,7 @@ of each holds the same text; they are compared in bits per byte, since a token o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,13 +40,15 @@ class Difference:
     """The first model's value less the second's: below 0 the first one knows the texts better.
 
     interval: over texts, each with the noise of its own draws. draws_half: how far the 95% interval given the texts
-    reaches to each side; 0 where nothing was drawn. kinds: what the two values are.
+    reaches to each side; 0 where nothing was drawn, NaN after a single draw. kinds: what the two values are. note: what
+    else is not alike in them, a sentence.
     """
 
     unit: Unit
     interval: Interval
     draws_half: float
     kinds: tuple[Kind, Kind]
+    note: str = ""
 
     @property
     def value(self) -> float:
@@ -73,7 +75,7 @@ class Difference:
             "ci95_given_texts": _finite(given),
             "visible": self.visible,
             "kinds": list(self.kinds),
-        }
+        } | ({"note": self.note} if self.note else {})
 
 
 def difference(ours: Bound, theirs: Bound, unit: Unit, count_B: torch.Tensor | None = None) -> Difference:
@@ -84,22 +86,20 @@ def difference(ours: Bound, theirs: Bound, unit: Unit, count_B: torch.Tensor | N
     >>> difference(one, two, "nats per token").summary()["ci95_given_texts"]
     [1.0, 1.0]
     """
-    pair = Pair(ours, theirs, Shared(unit, count_B))
-    scale = _scale(unit)
-    nats = {0: ours.nats_B.double() * scale}, {0: theirs.nats_B.double() * scale}
-    return Difference(unit, gap(*nats, ours.tokens_B if count_B is None else count_B), pair.draws_half, pair.kinds)
+    return Pair(ours, theirs, Shared(unit, count_B)).difference
 
 
 @dataclass(frozen=True)
 class Shared:
     """What rows of two models hold alike, and in what they can be compared. count_B: the bytes of each text, for bits.
 
-    texts: where a text may go on in further rows, of each model's rows the number of the text.
+    texts: where a text may go on in further rows, of each model's rows the number of the text. note: see `Difference`.
     """
 
     unit: Unit = "nats per token"
     count_B: torch.Tensor | None = None
     texts: tuple[torch.Tensor, torch.Tensor] | None = None
+    note: str = ""
 
 
 def shared_by(ours: tuple[Rows, Tokenizer], theirs: tuple[Rows, Tokenizer], max_rows: int | None = None) -> Shared:
@@ -116,38 +116,79 @@ def shared_by(ours: tuple[Rows, Tokenizer], theirs: tuple[Rows, Tokenizer], max_
         pairs = zip_longest(rows.scored(indices), other_rows.scored(other_indices))
         for number, (x, y) in enumerate(pairs, 1):
             if x is None or y is None or x.tolist() != y.tolist():
-                raise _unlike(f"row {number}", "the models pad and frame texts differently")
+                raise _unlike(f"row {number}", "the models pad and frame texts differently", rows)
         return Shared()
-    (texts, of_B), (other_texts, other_of_B) = (
-        _spelled(rows, tokenizer, indices),
-        _spelled(other_rows, other, other_indices),
-    )
-    for number, (one, two) in enumerate(zip_longest(texts, other_texts), 1):
-        if one != two:
-            raise _unlike(f"text {number}", "the models' tokens differ, and cut it in other places")
+    of_B, other_of_B = _texts_of(_Parts(rows, tokenizer, indices), _Parts(other_rows, other, other_indices))
     count = torch.from_numpy(rows.bytes_of(indices))
-    return Shared(
-        "bits per byte", torch.zeros(len(texts), dtype=count.dtype).index_add(0, of_B, count), (of_B, other_of_B)
-    )
+    count_B = torch.zeros(int(of_B.max()) + 1, dtype=count.dtype).index_add(0, of_B, count)
+    return Shared("bits per byte", count_B, (of_B, other_of_B), _ends_note(tokenizer, other))
 
 
-def _unlike(what: str, reason: str) -> UsageError:
-    return UsageError(
-        f"{what} is not the same for both models, since {reason}: compare on whole texts that both windows can hold, "
-        "with --packing pad"
-    )
+def _unlike(what: str, reason: str, rows: Rows) -> UsageError:
+    hint = "compare on whole texts that both windows can hold, "
+    hint += "with --packing pad" if rows.report.policy != "pad" else "all of them, or in longer rows (--length)"
+    return UsageError(f"{what} is not the same for both models, since {reason}: {hint}")
 
 
-def _spelled(rows: Rows, tokenizer: Tokenizer, indices: Ints) -> tuple[list[str], torch.Tensor]:
-    """The texts in these rows, and of each row the number of its text: padded rows that have no end go on."""
-    texts, ids, number = list[str](), list[int](), list[int]()
-    for row in rows.scored(indices):
-        number.append(len(texts))
-        ids += [token for token in row.tolist() if token != tokenizer.eot_id]
-        if rows.report.policy != "pad" or (len(row) and row[-1] == tokenizer.eot_id):
-            texts.append(tokenizer.decode(ids))
-            ids = []
-    return texts + [tokenizer.decode(ids)] * bool(ids), torch.tensor(number)
+def _ends_note(tokenizer: Tokenizer, other: Tokenizer) -> str:
+    if tokenizer.ends_texts == other.ends_texts:
+        return ""
+    ends, none = ("first", "second") if tokenizer.ends_texts else ("second", "first")
+    return f"Of the {ends} model the end of a text is a token that counts, of the {none} one it is not"
+
+
+class _Parts:
+    """The rows of a set in parts that hold a text, or the beginning of one, with the number of their rows.
+
+    open: whether a text may end in any part. Rows of whole texts end in end-of-text where the vocabulary learns one.
+    """
+
+    def __init__(self, rows: Rows, tokenizer: Tokenizer, indices: Ints) -> None:
+        self.rows, self.tokenizer = rows, tokenizer
+        whole = rows.report.policy == "pad" and not rows.report.cut_tokens
+        self.open = whole and not tokenizer.ends_texts
+        self.parts: list[tuple[list[int], int]] = []
+        ids, num = list[int](), 0
+        for row in rows.scored(indices):
+            ids += [token for token in row.tolist() if token != tokenizer.eot_id]
+            num += 1
+            if not whole or self.open or (len(row) and row[-1] == tokenizer.eot_id):
+                self.parts.append((ids, num))
+                ids, num = [], 0
+        self.parts += [(ids, num)] if num else []
+
+
+def _texts_of(ours: _Parts, theirs: _Parts) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each row the number of its text: as few parts of both as hold the same are one text."""
+    sides = (ours, theirs)
+    at, number = [0, 0], 0
+    reason = "the models' tokens differ, and cut it in other places"
+    of: tuple[list[int], list[int]] = ([], [])
+    while any(at[i] < len(side.parts) for i, side in enumerate(sides)):
+        ids: tuple[list[int], list[int]] = ([], [])
+        texts, due = ["", ""], [0, 1]
+        while due:
+            for i in due:
+                if at[i] == len(sides[i].parts) or (ids[i] and not sides[i].open):
+                    raise _unlike(f"text {number + 1}", reason, ours.rows)
+                more, num = sides[i].parts[at[i]]
+                at[i] += 1
+                ids[i].extend(more)
+                of[i].extend([number] * num)
+                texts[i] = sides[i].tokenizer.decode(ids[i])
+            due = [] if texts[0] == texts[1] else _shorter(texts)
+            if due is None:
+                raise _unlike(f"text {number + 1}", reason, ours.rows)
+        number += 1
+    return torch.tensor(of[0]), torch.tensor(of[1])
+
+
+def _shorter(texts: list[str]) -> list[int] | None:
+    """Which of two beginnings of a text is to go on; None: neither begins the other one. What ends within a character
+    is shorter than it seems."""
+    one, two = (text.rstrip("\ufffd") for text in texts)
+    least = min(len(one), len(two))
+    return None if one[:least] != two[:least] else [0 if len(one) < len(two) else 1]
 
 
 @dataclass(frozen=True)
@@ -183,13 +224,16 @@ class Pair:
 
     @property
     def difference(self) -> Difference:
-        return difference(*self._by_text(), self.shared.unit, self.shared.count_B)
+        ours, theirs = self._by_text()
+        scale, unit = _scale(self.shared.unit), self.shared.unit
+        nats = {0: ours.nats_B.double() * scale}, {0: theirs.nats_B.double() * scale}
+        interval = gap(*nats, ours.tokens_B if self.shared.count_B is None else self.shared.count_B)
+        return Difference(unit, interval, self.draws_half, self.kinds, self.shared.note)
 
     @property
     def kinds(self) -> tuple[Kind, Kind]:
         kinds = (self.ours.kind, self.theirs.kind)
-        if kinds.count("pseudo") == 1:
-            raise UsageError("a pseudo-likelihood is no bound: it can be compared with another pseudo-likelihood alone")
+        _check_kinds(kinds)
         return kinds
 
     @property
@@ -197,7 +241,7 @@ class Pair:
         """How far the 95% interval of the difference given the texts reaches to each side."""
         ours, theirs = self._by_text()
         draws_BS = (ours.draws_BS.double() - theirs.draws_BS.double()) * _scale(self.shared.unit)
-        kind: Kind = "exact" if set(self.kinds) == {"exact"} else "upper bound"
+        kind: Kind = "exact" if set(self.kinds) == {"exact"} or all(self.once) else "upper bound"
         count_B = ours.tokens_B if self.shared.count_B is None else self.shared.count_B
         return Bound(draws_BS=draws_BS, tokens_B=count_B, kind=kind).draws_half
 
@@ -225,6 +269,11 @@ def _summed(bound: Bound, of_B: torch.Tensor) -> Bound:
     num = int(of_B.max()) + 1
     draws_TS = bound.draws_BS.new_zeros(num, bound.draws_BS.shape[1]).index_add(0, of_B, bound.draws_BS)
     return replace(bound, draws_BS=draws_TS, tokens_B=bound.tokens_B.new_zeros(num).index_add(0, of_B, bound.tokens_B))
+
+
+def _check_kinds(kinds: Sequence[Kind]) -> None:
+    if list(kinds).count("pseudo") == 1:
+        raise UsageError("a pseudo-likelihood is no bound: it can be compared with another pseudo-likelihood alone")
 
 
 def metrics_of(models: tuple[Model, Model], metric: Perplexity) -> tuple[Perplexity, Perplexity]:
@@ -260,6 +309,8 @@ def evaluate_against(
     rows = rows.classed(model.labels) if model.denoiser.num_classes else rows
     mine, others = metrics_of((model, other.model), metric)
     ours, theirs = mine.reading(model, rows, **how), others.reading(other.model, other.rows, **how)
+    both = (model, ours), (other.model, theirs)
+    _check_kinds([each.objective.with_estimator(reading.estimator).kind for each, reading in both])  # before it is read
     once = ours.once, theirs.once
     read: dict[int, Bound] = {}  # of a model of which nothing is drawn, the one time that it reads
 

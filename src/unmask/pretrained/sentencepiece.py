@@ -11,6 +11,7 @@ import string
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import tokenizers
@@ -18,10 +19,11 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from unmask.data.subwords import guard, special_token
 from unmask.errors import ModelFolderError
-from unmask.storage.untrusted import printable, read_bytes
+from unmask.storage.untrusted import first_repeat, printable, read_bytes
 
 MAX_FILE = 1 << 24  # bytes; those of a quarter of a million pieces take 5 million
 MAX_PIECE = 256  # characters
+MAX_MERGES = 1 << 21  # two halves of a piece that are pieces, too; of a quarter of a million pieces half a million
 MAX_REPLACED = 256  # bytes that a character may become when a text is normalized; the longest known has 33
 SPACE = "▁"
 UNIGRAM, BPE = 1, 2
@@ -191,8 +193,7 @@ def _whole(value: int | bytes) -> int:
 
 def _check(said: SpmFile) -> None:
     texts = [piece.text for piece in said.pieces]
-    if len(set(texts)) < len(texts):
-        twice = next(text for text in texts if texts.count(text) > 1)
+    if (twice := first_repeat(texts)) is not None:
         raise ModelFolderError(f"the piece {printable(twice)!r} is there twice")
     if not all(0 < len(text) <= MAX_PIECE for text in texts):
         raise ModelFolderError(f"a piece is empty or has more than {MAX_PIECE} characters")
@@ -260,11 +261,14 @@ def _normalizers(said: SpmFile, lower: bool) -> list[normalizers.Normalizer]:
 def _merges(pieces: list[Piece]) -> list[tuple[str, str]]:
     """Which two neighbours become one, the best first: those whose piece has the highest score, whatever its halves."""
     scores = {piece.text: piece.score for piece in pieces if piece.kind == NORMAL}
-    halves = [
+    found = (
         (score, text[:k], text[k:])
         for text, score in scores.items()
         for k in range(1, len(text))
         if text[:k] in scores and text[k:] in scores
-    ]
+    )
+    halves = list(islice(found, MAX_MERGES + 1))
+    if len(halves) > MAX_MERGES:
+        raise ModelFolderError(f"its pieces fall into halves in more than {MAX_MERGES:,} ways")
     halves.sort(key=lambda half: (-half[0], -len(half[1])))
     return [(left, right) for _, left, right in halves]

@@ -90,8 +90,13 @@ def _added(folder: Path) -> dict[int, str]:
     table = _config(folder).get("added_tokens_decoder", {})
     said = [(id, text) for text, id in plain.items()]
     if isinstance(table, dict):
-        said += [(int(id) if id.isdecimal() else id, token.get("content")) for id, token in table.items()]
+        said += [(_id(id), token.get("content") if isinstance(token, dict) else None) for id, token in table.items()]
     for id, text in said:
         if type(id) is not int or not 0 <= id < MAX_IDS or not isinstance(text, str) or not text:
             raise ModelFolderError(f"{folder}: the added token {printable(repr(text), 40)} has no id")
     return dict(said)
+
+
+def _id(key: str) -> int | str:
+    """The number that a key spells; one that is far too long stays a word, which is no id."""
+    return int(key) if key.isdecimal() and len(key) <= len(str(MAX_IDS)) else key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,24 @@ def printable(value: object, most: int = 80) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
+def first_repeat(names: Iterable[str]) -> str | None:
+    """The first name that was there before, in one pass: a stranger's list may be as long as its file.
+
+    >>> first_repeat(["a", "b", "a", "b"]), first_repeat(["a"])
+    ('a', None)
+    """
+    seen = set[str]()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = first_repeat(name for name, _ in pairs)
         raise ValueError(f"the key {printable(twice, 40)!r} is there twice")
     return table
 

@@ -170,15 +170,25 @@ class Frontier:
         >>> frontier.points()[0].name  # doctest: +SKIP
         'stories-steps=16'
         """
-        kept = self.manifest.get("points", {}).values()
-        return [Point(one["model"], tuple((key, value) for key, value in one["options"])) for one in kept]
+        try:
+            kept = self.manifest.get("points", {}).values()
+            return [Point(one["model"], tuple((key, value) for key, value in one["options"])) for one in kept]
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise DataError(f"{self.folder / MANIFEST} is damaged: it does not say what was asked for") from None
+
+    def written(self, point: Point) -> bool:
+        """Whether a point has its texts."""
+        return self._path(point).exists()
 
     def _begin(self, models: Mapping[str, Model], variant: str, points: Iterable[Point]) -> None:
+        begun = {point.model for point in self.points() if self.written(point)}
+        if "points" not in self.manifest and any((self.folder / TEXTS).glob("*.jsonl")):
+            begun |= models.keys()  # texts of an earlier version's folder, of nobody knows which
         for name, model in models.items():
-            name += variant
             found = json.loads(json.dumps(identity(model)))
-            if self.manifest["models"].setdefault(name, found) != found:
-                raise UsageError(f"{self.folder} was begun with another model {name}: give another folder")
+            if self.manifest["models"].get(name + variant, found) != found and name in begun:
+                raise UsageError(f"{self.folder} was begun with another model {name}{variant}: give another folder")
+            self.manifest["models"][name + variant] = found  # one that has written nothing may be another now
         asked = {
             point.name: {"model": point.model, "options": [list(one) for one in point.options]} for point in points
         }
@@ -210,8 +220,7 @@ class Frontier:
         self._begin(models, variant, points)
         wrong = []
         for point, sampler in points.items():
-            path = self._path(point)
-            if path.exists():
+            if self.written(point):
                 continue
             try:
                 how: dict[str, Any] = self.how | {"batch": batch, "warm": warm, "progress": progress}
@@ -221,7 +230,7 @@ class Frontier:
             except UnmaskError as e:
                 wrong.append(f"{point.name} is not written: {e}")
                 continue
-            save_texts(path, written)
+            save_texts(self._path(point), written)
             if note is not None:
                 note(f"{point.name}: {len(written.texts)} texts, {written.how['seconds_per_text']:.3g} s each")
         return wrong
@@ -245,13 +254,14 @@ class Frontier:
         self._keep()
         lines = self.lines()
         done = {line["name"] for line in lines}
-        missing = [point for point in points if point.name not in done and self._path(point).exists()]
+        missing = [point for point in points if point.name not in done and self.written(point)]
         if lines and not missing:
             return []
         how: dict[str, Any] = {"seed": self.seed, "progress": progress}
         real = describe(judge, self.real, about={"source": "real texts"}, **how)
         wrong = [f"real texts: {sentence}" for sentence in real.lost]
         lines = [line_of("real", real), *lines[1:]]
+        self._keep_lines(lines)
         for point in missing:
             try:
                 written = saved_texts(self._path(point))
@@ -261,12 +271,13 @@ class Frontier:
                 continue
             wrong += [f"{point.name}: {sentence}" for sentence in found.lost]
             lines.append(line_of(point.name, found, real) | {"model": point.model, "options": dict(point.options)})
-            atomic_text(self.folder / POINTS, "".join(json.dumps(line) + "\n" for line in lines))
+            self._keep_lines(lines)
             if note is not None:
                 note(f"{point.name}: {found.numbers['judge_ppl']}")
-        if not missing:
-            atomic_text(self.folder / POINTS, "".join(json.dumps(line) + "\n" for line in lines))
         return wrong
+
+    def _keep_lines(self, lines: Sequence[dict[str, Any]]) -> None:
+        atomic_text(self.folder / POINTS, "".join(json.dumps(line) + "\n" for line in lines))
 
     def _path(self, point: Point) -> Path:
         return self.folder / TEXTS / f"{point.name}.jsonl"

@@ -44,7 +44,8 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[list[str]]:
                 one["name"],
                 *(f"{one[key]:.{digits}f}" for key in ("ours", "theirs")),
             ]
-            rows.append([*cells, f"{one['sign']} {one['value']:+.{digits}f}".strip(), spread, seen(ends)])
+            word = "too few texts" if ends is None else seen(ends)
+            rows.append([*cells, f"{one['sign']} {one['value']:+.{digits}f}".strip(), spread, word])
     return rows
 
 

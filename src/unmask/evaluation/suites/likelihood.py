@@ -94,8 +94,8 @@ class LikelihoodSuite(Suite):
             first, second, apart = evaluate_against(model, ours.rows, against, metric, about=about, **how)
         texts = cast(TextSet, one)
         numbers = _numbers(texts, second, theirs, "the other model") | {"identity": identities[1]}
-        if len(set(apart.kinds)) > 1:
-            numbers["notes"] = [f"Differences are of an {apart.kinds[0]} and an {apart.kinds[1]} value"]
+        kinds = f"Differences are of an {apart.kinds[0]} and an {apart.kinds[1]} value"
+        numbers["notes"] = [*([kinds] if len(set(apart.kinds)) > 1 else []), *([apart.note] if apart.note else [])]
         both = {"against": numbers, "differences": [_difference(apart, first, second)]}
         return Measured(numbers=_numbers(texts, first, ours) | both)
 
