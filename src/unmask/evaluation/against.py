@@ -176,9 +176,9 @@ def _texts_of(ours: _Parts, theirs: _Parts) -> tuple[torch.Tensor, torch.Tensor]
                 ids[i].extend(more)
                 of[i].extend([number] * num)
                 texts[i] = sides[i].tokenizer.decode(ids[i])
-            due = [] if texts[0] == texts[1] else _shorter(texts)
-            if due is None:
+            if (shorter := [] if texts[0] == texts[1] else _shorter(texts)) is None:
                 raise _unlike(f"text {number + 1}", reason, ours.rows)
+            due = shorter
         number += 1
     return torch.tensor(of[0]), torch.tensor(of[1])
 

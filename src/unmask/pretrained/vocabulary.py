@@ -88,7 +88,7 @@ def _added(folder: Path) -> dict[int, str]:
     """Tokens that a folder has beside its pieces, by id, in both files that may say so."""
     plain = read_json(folder / ADDED) if (folder / ADDED).exists() else {}
     table = _config(folder).get("added_tokens_decoder", {})
-    said = [(id, text) for text, id in plain.items()]
+    said: list[tuple[Any, Any]] = [(id, text) for text, id in plain.items()]
     if isinstance(table, dict):
         said += [(_id(id), token.get("content") if isinstance(token, dict) else None) for id, token in table.items()]
     for id, text in said:
