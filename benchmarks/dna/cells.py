@@ -29,6 +29,7 @@ from unmask.corpora.csv import Csv
 from unmask.corpora.fasta import other_strand
 from unmask.evaluation.ngram_classifier import NgramClassifier, train_classifier
 from unmask.evaluation.overlap import share
+from unmask.evaluation.suites.results import model_fingerprint
 from unmask.model import Model
 from unmask.rng import row_keys, uniform
 from unmask.storage.atomic import atomic_text
@@ -100,8 +101,9 @@ def copied(sequences: Sequence[str], training: Iterable[str]) -> list[int]:
 
 
 def written(model: Model, weight: float, name: str, args: argparse.Namespace) -> list[str]:
-    """Sequences of a class, by seeds of its own; those that are in a file already come from there."""
-    path = Path(args.out) / "written" / f"{name}-w{weight:g}-n{args.num}-t{args.sampling_steps}.txt"
+    """Sequences of a class, by seeds of its own; those that these weights have written already come from their file."""
+    folder = Path(args.out) / "written" / model_fingerprint(model)[:12]
+    path = folder / f"{name}-w{weight:g}-n{args.num}-t{args.sampling_steps}.txt"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         sampler = model.make_sampler("ancestral", steps=args.sampling_steps)
