@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib
 import json
@@ -180,10 +181,22 @@ def test_the_table_is_made_by_one_command(
         "guidance 1",
     ]
     assert "| high | low | middle | rising |" in said
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "written").iterdir()}
+
+    def files() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "written").glob("*/*.txt")}
+
+    before = files()
     assert len(before) == 8
     capsys.readouterr()
     assert cells.main() == 0
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "written").iterdir()} == before
+    assert files() == before
     assert (tmp_path / "run" / "cells.md").read_text() == said
     assert "step" not in capsys.readouterr().out
+
+    model = unmask.load(str(tmp_path / "run"))
+    args = argparse.Namespace(out=str(tmp_path / "run"), num=3, sampling_steps=2, batch_size=8)
+    own = cells.written(model, 0, "high_1", args)
+    assert files() == before
+    torch.nn.init.zeros_(next(model.denoiser.parameters()))
+    assert cells.written(model, 0, "high_1", args) != own  # other weights
+    assert len(files()) == 9
