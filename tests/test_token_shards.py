@@ -95,7 +95,7 @@ def test_what_was_stopped_goes_on(folder: Path, tmp_path: Path, monkeypatch: pyt
     def dies(*args: Any) -> None:
         if len(written) == shards:
             raise Killed
-        written.append(args)
+        written.append(len(args[2].ids))
         write(*args)
 
     monkeypatch.setattr(tokenizing, "_write", dies)
@@ -104,8 +104,17 @@ def test_what_was_stopped_goes_on(folder: Path, tmp_path: Path, monkeypatch: pyt
     with pytest.raises(DataError, match="not tokenized to its end"):
         Tokens(path=str(tmp_path / "out")).shards()
     monkeypatch.setattr(tokenizing, "_write", write)
+    seen, encode = [], tokenizing._Encoder.__call__
+
+    def counted(self: Any, texts: list[str]) -> Any:
+        seen.extend(texts)
+        return encode(self, texts)
+
+    monkeypatch.setattr(tokenizing._Encoder, "__call__", counted)
     totals = tokenize(CORPUS, BYTES, tmp_path / "out", held_out=0.2, shard_tokens=600)
     assert totals.before == shards
+    # What is in a shard is not tokenized again, also where the other part is further behind.
+    assert len(seen) == len(TEXTS) - sum(written)
     assert contents(tmp_path / "out") == contents(folder)
     assert tokenize(CORPUS, BYTES, tmp_path / "out", held_out=0.2, shard_tokens=600).before == totals.shards
 

@@ -70,6 +70,15 @@ class _Part:
     tokens: int = 0
 
 
+@dataclass(frozen=True)
+class _Missing:
+    """A document whose tokens are in no shard yet. place: which one of the corpus it is, counted from 1."""
+
+    document: Document
+    part: _Part
+    place: int
+
+
 def tokenize(
     corpus: Corpus,
     tokenizer: Tokenizer,
@@ -102,25 +111,30 @@ def tokenize(
     totals = Totals()
     parts = {name: _gone_before(arrow, out, name, totals) for name in PARTS[: 2 if held_out else 1]}
     totals.before = totals.shards
-    start = min(part.reached for part in parts.values())
     if (out / WHOLE).exists():
         return totals
-    place = start
-    documents = islice(_texts(corpus), start, None)
-    for document, ids in _encoded(documents, tokenizer, processes, tell):
-        held = held_out > 0 and content_place(document) < held_out
-        part = parts["valid" if held else "train"]
-        place += 1
-        if place <= part.reached or not len(ids):
+    read = min(part.reached for part in parts.values())
+
+    def missing() -> Iterator[_Missing]:
+        nonlocal read
+        for document in islice(_texts(corpus), read, None):
+            read += 1
+            part = parts["valid" if held_out > 0 and content_place(document) < held_out else "train"]
+            if read > part.reached:
+                yield _Missing(document, part, read)
+
+    for one, ids in _encoded(missing(), tokenizer, processes, tell):
+        if not len(ids):
             continue
+        part = one.part
         part.ids.append(ids)
-        part.bytes.append(len(document.text.encode("utf-8", errors="surrogatepass")))
+        part.bytes.append(len(one.document.text.encode("utf-8", errors="surrogatepass")))
         part.tokens += len(ids)
         if part.tokens >= shard_tokens:
-            _write(arrow, out, part, place, plan, totals)
+            _write(arrow, out, part, one.place, plan, totals)
     for part in parts.values():
         if part.ids:
-            _write(arrow, out, part, place, plan, totals)
+            _write(arrow, out, part, read, plan, totals)
     if not totals.documents:
         raise DataError("the corpus is empty: it has no document with text in it")
     whole = {key: value for key, value in asdict(totals).items() if key != "before"}
@@ -200,22 +214,22 @@ def _texts(corpus: Corpus) -> Iterator[Document]:
 
 
 def _encoded(
-    documents: Iterator[Document], tokenizer: Tokenizer, processes: int, tell: Tell | None
-) -> Iterator[tuple[Document, NDArray[Any]]]:
+    documents: Iterator[_Missing], tokenizer: Tokenizer, processes: int, tell: Tell | None
+) -> Iterator[tuple[_Missing, NDArray[Any]]]:
     """Each document with its ids, in their order; never more pieces at work than keep the processes busy."""
     dtype = np.uint16 if tokenizer.num_ids <= 1 << 16 else np.uint32
     encode = _Encoder(tokenizer.to_json(), dtype)
     if processes == 1:
         for piece in _pieces(documents):
-            yield from _told(piece, encode([document.text for document in piece]), tell)
+            yield from _told(piece, encode([one.document.text for one in piece]), tell)
         return
     # Each process has one core: the tokenizers' own threads would be several times as many.
     context = get_context("spawn")
     with ProcessPoolExecutor(processes, context, _one_thread) as pool:
-        waiting: deque[tuple[list[Document], Future[list[NDArray[Any]]]]] = deque()
+        waiting: deque[tuple[list[_Missing], Future[list[NDArray[Any]]]]] = deque()
         try:
             for piece in _pieces(documents):
-                waiting.append((piece, pool.submit(encode, [document.text for document in piece])))
+                waiting.append((piece, pool.submit(encode, [one.document.text for one in piece])))
                 if len(waiting) > 2 * processes:
                     first, ids = waiting.popleft()
                     yield from _told(first, ids.result(), tell)
@@ -226,22 +240,22 @@ def _encoded(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _told(piece: list[Document], ids: list[NDArray[Any]], tell: Tell | None) -> Iterator[tuple[Document, NDArray[Any]]]:
+def _told(piece: list[_Missing], ids: list[NDArray[Any]], tell: Tell | None) -> Iterator[tuple[_Missing, NDArray[Any]]]:
     yield from zip(piece, ids, strict=True)
     if tell is not None:
-        tell(sum(len(document.text) for document in piece))
+        tell(sum(len(one.document.text) for one in piece))
 
 
 def _one_thread() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-def _pieces(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    piece: list[Document] = []
+def _pieces(documents: Iterator[_Missing]) -> Iterator[list[_Missing]]:
+    piece: list[_Missing] = []
     size = 0
-    for document in documents:
-        piece.append(document)
-        size += len(document.text) + 16
+    for one in documents:
+        piece.append(one)
+        size += len(one.document.text) + 16
         if size >= PIECE:
             yield piece
             piece, size = [], 0
