@@ -1,9 +1,9 @@
-"""List the plug-ins of every room: what each is, and its options with their defaults.
+"""List the plug-ins of every room with their options and defaults.
 
-A plug-in is chosen by its name in a recipe (objective.noise = "cosine") or on the command line; a file dropped into
-its room's folder is all that it takes to add one.
+A room is a kind of plug-in. A plug-in is selected by its name in a recipe (objective.noise = "cosine") or on the
+command line; to add one, put a file into its room's folder.
 
-Example:
+Examples:
   unmask plugins noise
   unmask plugins --markdown > docs/plugins.md
 """
@@ -18,7 +18,9 @@ from typing import Any
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from unmask import _ROOMS
 
-    parser.add_argument("room", nargs="?", choices=_ROOMS, help=f"one of {', '.join(_ROOMS)} (default: all)")
+    parser.add_argument(
+        "room", nargs="?", choices=_ROOMS, metavar="ROOM", help=f"one of {', '.join(_ROOMS)} (default: all)"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object")
     form.add_argument("--markdown", action="store_true", help="print the tables of docs/plugins.md")
