@@ -1,4 +1,4 @@
-"""Samplers: in which order positions open, and how the tokens are drawn. They know no network and no text.
+"""Samplers: the order in which positions open, and how tokens are drawn. They refer to no network and no text.
 
 To add one, subclass `Sampler` and give it `ask`, which returns the next question to the network, and `max_calls`. All
 else has a default: everything that was asked about opens, each token is drawn from the prediction, and is written.
