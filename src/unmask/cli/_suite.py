@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder with the sets' files (default: fetched by name from the Hugging Face hub)",
     )
-    group.add_argument("--sets", nargs="+", metavar="SET", help="only these, such as ptb wikitext (default: all)")
+    group.add_argument("--sets", nargs="+", metavar="SET", help="only these sets, such as ptb wikitext (default: all)")
     group.add_argument(
         "--out", metavar="DIR", help="write a JSON file for each set and a table; resumes where it stopped"
     )

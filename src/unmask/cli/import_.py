@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="published folder, or a .safetensors, .ckpt or .bin file; hf:PATH_OR_ID, or a .gguf file",
+        help="published folder, or a .safetensors, .ckpt or .bin file; hf:PATH_OR_ID of transformers, or a .gguf file",
     )
     parser.add_argument("out", metavar="OUT", help="model folder to write; must be new or empty")
     parser.add_argument(

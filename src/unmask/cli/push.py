@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a model folder, a run's folder, or a built-in model's name")
     parser.add_argument("repo", metavar="REPO", help="repository on the hub, such as me/my-model")
     parser.add_argument("--private", action="store_true", help="make the repository private")
-    parser.add_argument("--license", metavar="NAME", help="the hub's identifier of the licence, such as apache-2.0")
+    parser.add_argument(
+        "--license", metavar="NAME", help="the hub's identifier of the model's licence, such as apache-2.0"
+    )
     parser.add_argument(
         "--format", choices=("unmask", "hf"), default="unmask", help="layout of the upload (default unmask)"
     )

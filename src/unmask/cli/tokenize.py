@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="share of the documents that goes to valid-*.parquet (default 0)",
+        help="share of the documents, chosen by a hash of their content, that goes to valid-*.parquet (default 0)",
     )
     parser.add_argument(
         "--shard-tokens",
