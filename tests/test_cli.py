@@ -57,12 +57,14 @@ def test_the_commands_are_there() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example_that_parses(command: str, capsys: Capture) -> None:
+def test_help_has_an_example_that_parses(command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert run([command, "--help"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert out.startswith(f"usage: unmask {command}")
-    assert "\nExample:\n" in out
+    assert [line for line in out.splitlines() if len(line) > 80 and not line.startswith("  unmask ")] == []
+    assert re.search("\nExamples?:\n", out)
     examples = re.findall(rf"^  (unmask {command}\b.*)$", out, re.MULTILINE)
     assert examples
     module = __import__(f"unmask.cli.{_commands()[command]}", fromlist=["add_arguments"])
@@ -84,6 +86,7 @@ def test_the_overview_lists_every_command(words: list[str], capsys: Capture) -> 
     assert err == ""
     for command in COMMANDS:
         assert re.search(rf"^  {command} +\S.*\S$", out, re.MULTILINE), command
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_the_version(capsys: Capture) -> None:

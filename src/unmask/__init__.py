@@ -1,4 +1,4 @@
-"""unmask: masked diffusion language models. Train, measure, fill and generate.
+"""unmask: masked diffusion language models. Train, evaluate, generate and fill gaps.
 
 >>> import unmask
 >>> model = unmask.load("runs/demo")          # doctest: +SKIP

@@ -109,7 +109,7 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything a training run depends on."""
+    """Everything that a training run depends on."""
 
     out: str = "runs/unmask"
     seed: int = 0
@@ -286,9 +286,9 @@ def _base_file(path: Path, base: object) -> Path:
 
 
 def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """A recipe with overrides: words as they are typed on the command line, numbers, or objects.
+    """Load a recipe, with overrides: strings as typed on the command line, numbers, or objects.
 
-    Their order means nothing: a plug-in is named before it gets its options.
+    The order of the overrides does not matter: plug-ins are selected before their options are set.
 
     >>> import unmask
     >>> texts = unmask.corpora.Memory(texts=["one text", "another"])

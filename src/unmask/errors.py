@@ -27,10 +27,10 @@ class Public:
 
 
 class UnmaskError(Exception):
-    """Anything unmask reports on purpose. The command line prints the message and exits with `exit_code`.
+    """Any error that unmask raises deliberately. The command line prints the message and exits with `exit_code`.
 
-    template: the sentence with {names} for its values. It must stand as a constant in the code that raises it, as an
-    f-string does not: otherwise it is None, for nobody knows what of the sentence is a value.
+    template: the sentence with {names} for its values. It must be a constant in the code that raises the error; for an
+    f-string it is None, because its values cannot be told from the rest of the sentence.
 
     >>> error = UsageError("no gap in {text!r}: {most} are allowed", text="a secret", most=Public(3))
     >>> str(error), error.redacted()
@@ -71,7 +71,7 @@ def _spelled(value: object, conversion: str | None, spec: str) -> str:
 
 
 class UsageError(UnmaskError, ValueError):
-    """The caller asked for something that cannot be: an unknown name, an invalid value, a meaningless combination."""
+    """Wrong use: an unknown name, an invalid value, a meaningless combination."""
 
     exit_code = 2
 

@@ -357,10 +357,10 @@ class Model:
 def load(
     name: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
 ) -> Model:
-    """A model from its folder, from a training run's, or a built-in one by its name. Nothing in a folder is executed.
+    """Load a model from a model folder, a run's folder or a built-in model's name. Nothing in a folder is executed.
 
-    A folder of that name, relative to the current one, is taken before a built-in model. `hf:NAME` is a model of ours
-    on the Hugging Face hub, as `unmask push` puts it there; `hf:DIR` a folder of `unmask export --format hf`.
+    A folder of that name in the current directory takes precedence over a built-in model. `hf:NAME` is a model on the
+    Hugging Face hub uploaded by `unmask push`; `hf:DIR` a folder written by `unmask export --format hf`.
 
     >>> load("stories", device="cpu")  # doctest: +SKIP
     """

@@ -11,7 +11,7 @@ from types import ModuleType
 from unmask.errors import UnmaskError, UsageError
 
 FLAG = "--plugin"
-HELP = f"{FLAG} MODULE registers the classes of a Python module, or of a file FILE.py; may be repeated."
+HELP = f"{FLAG} MODULE registers the classes of a module or FILE.py; may be repeated."
 
 
 loaded: list[str] = []  # in this process; one that it starts gets the same

@@ -169,10 +169,10 @@ def register(cls: C, *, name: str | None = None) -> C: ...
 @typing.overload
 def register(cls: None = None, *, name: str | None = None) -> typing.Callable[[C], C]: ...
 def register(cls: Any = None, *, name: str | None = None) -> Any:
-    """Make a class of one's own known in this process: recipes, the command line and model folders find it by `name`.
+    """Register a class of your own in this process: recipes, the command line and model folders find it by `name`.
 
-    name: None: the class's own, in small letters with _ between words. Returns the class, so it is a decorator, too.
-    What a plug-in lacks (see `check_class`) and a name that is taken are refused.
+    name: default: the class's own, in snake case. Returns the class, so it can be used as a decorator.
+    An incomplete plug-in (see `check_class`) and a name that is taken are refused.
 
     >>> import dataclasses, unmask
     >>> @unmask.register

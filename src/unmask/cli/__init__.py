@@ -1,6 +1,7 @@
 """The command line: `unmask COMMAND`, one file a command. torch is imported only inside commands.
 
-A command's file has a docstring (its first line is the summary), `add_arguments(parser)` and `run(args) -> exit code`.
+A command's file has a docstring (its first line is the summary, of at most 68 characters), `add_arguments(parser)`
+and `run(args) -> exit code`.
 Exit codes: 0 done, 1 failed, 2 wrong use, 75 stopped and can go on.
 """
 
@@ -14,6 +15,7 @@ import importlib
 import os
 import pkgutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,6 +23,8 @@ from typing import Any, NoReturn
 from unmask import __version__
 from unmask.errors import UnmaskError, UsageError, did_you_mean
 from unmask.plugin_modules import FLAG, HELP, load_plugins, split_plugins
+
+WIDTH = 100  # columns of a paragraph at most
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -89,7 +93,7 @@ def _dispatch(words: list[str]) -> int:
     parser = Parser(
         prog=f"unmask {argv[0]}",
         description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
         allow_abbrev=False,
     )
     module.add_arguments(parser)
@@ -108,6 +112,19 @@ def _dispatch(words: list[str]) -> int:
             raise UnmaskError("out of memory; use a smaller batch, length or model") from None
         raise
     return code
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Paragraphs fill the line, lists of examples stay as they are; positional arguments are in capitals."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        width = min(width, WIDTH)
+        how: dict[str, Any] = {"initial_indent": indent, "subsequent_indent": indent, "break_on_hyphens": False}
+        parts = text.strip().split("\n\n")
+        return "\n\n".join(part if "\n  " in part else textwrap.fill(part, width, **how) for part in parts)
+
+    def _get_default_metavar_for_positional(self, action: argparse.Action) -> str:
+        return action.dest.upper()
 
 
 class Parser(argparse.ArgumentParser):
@@ -146,8 +163,8 @@ def _overview() -> str:
     for command, module in sorted(_commands().items()):
         source = (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
         summary = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
-        lines.append(f"  {command:<10} {summary}")
-    return "\n".join([*lines, "", "unmask COMMAND --help shows a command's options and an example.", HELP])
+        lines.append(f"  {command:<9} {summary}")
+    return "\n".join([*lines, "", "unmask COMMAND --help shows the options of a command and examples.", HELP])
 
 
 def _split_overrides(words: list[str], parser: Parser) -> tuple[list[str], dict[str, str]]:

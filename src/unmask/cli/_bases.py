@@ -29,17 +29,24 @@ OF_TEXTS = ("data", "prompt", "separator", "field", "prompt_field", "label_field
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("base by base", "of DNA: sequences, or regions of a FASTA file")
+    group = parser.add_argument_group("DNA, base by base", "sequences, or regions of a FASTA file")
     group.add_argument("--fasta", metavar="FILE", help="plain or compressed; needs no index")
     group.add_argument(
-        "--region", action="append", metavar="REGION", help="chr20:60001-61000, counted from 1; :- the other strand"
+        "--region",
+        action="append",
+        metavar="REGION",
+        help="chr20:60001-61000, counted from 1; append :- for the other strand",
     )
-    group.add_argument("--bed", metavar="FILE", help="the regions, with their strands")
-    group.add_argument("--flank", type=int, metavar="N", help="bases seen on either side (default: half a window)")
-    group.add_argument("--estimator", metavar="NAME", help="exact, conditional or bound (default: the first it has)")
-    group.add_argument("--both-strands", action="store_true", help="the mean of what both strands say")
-    group.add_argument("--csv", metavar="FILE", help="a line a base; - is standard output")
-    group.add_argument("--plot", metavar="FILE", help="the picture, SVG")
+    group.add_argument("--bed", metavar="FILE", help="the regions with their strands")
+    group.add_argument(
+        "--flank", type=int, metavar="N", help="bases of context on either side (default: half a window)"
+    )
+    group.add_argument(
+        "--estimator", metavar="NAME", help="exact, conditional or bound (default: the first that the model supports)"
+    )
+    group.add_argument("--both-strands", action="store_true", help="average over both strands")
+    group.add_argument("--csv", metavar="FILE", help="one line per base; - is standard output")
+    group.add_argument("--plot", metavar="FILE", help="an SVG plot")
 
 
 def asked(args: argparse.Namespace) -> bool:

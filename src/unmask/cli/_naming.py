@@ -8,7 +8,7 @@ import os
 from unmask.errors import UsageError
 from unmask.storage.built_in import DEFAULT, built_in_names
 
-HELP = f"a model folder, a training run's, or a built-in model's name (default {DEFAULT})"
+HELP = f"a model folder, a run's folder, or a built-in model's name (default {DEFAULT})"
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -7,13 +7,13 @@ import os
 
 
 def add_arguments(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--nproc", type=int, metavar="N", help="work in N processes of this machine (default 1)")
+    parser.add_argument("--nproc", type=int, metavar="N", help="run in N processes on this machine (default 1)")
     parser.add_argument(
         "--timeout",
         type=float,
         default=600.0,
         metavar="S",
-        help="seconds to wait for a process that hangs (default 600)",
+        help="seconds to wait for a hanging process (default 600)",
     )
 
 

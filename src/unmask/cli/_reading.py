@@ -17,11 +17,15 @@ DATA = "text, JSONL, CSV, TSV or Parquet file or folder, also .gz .xz .zst; or s
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("reading", "of --data; default: as the run reads its own, an empty word: none")
-    group.add_argument("--field", metavar="NAME", help="JSONL, CSV, Parquet: where the text is")
-    group.add_argument("--prompt-field", metavar="NAME", help="where the prompt is, which is given and not scored")
-    group.add_argument(LABEL_FIELD, metavar="NAME", help="where the label is")
-    group.add_argument("--separator", metavar="TEXT", help="between prompt and text; of text files: between documents")
+    group = parser.add_argument_group(
+        "reading --data", "default: as the run reads its own texts; an empty string removes a value"
+    )
+    group.add_argument("--field", metavar="NAME", help="JSONL, CSV, Parquet: column or key of the text")
+    group.add_argument(
+        "--prompt-field", metavar="NAME", help="column or key of the prompt, which is conditioned on and not scored"
+    )
+    group.add_argument(LABEL_FIELD, metavar="NAME", help="column or key of the label")
+    group.add_argument("--separator", metavar="TEXT", help="between prompt and text; in text files: between documents")
 
 
 def reading_options(args: argparse.Namespace) -> dict[str, str]:

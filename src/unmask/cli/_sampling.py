@@ -37,76 +37,98 @@ def steps_value(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of steps nor inf") from None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, conditions: bool = True) -> None:
+    """conditions: whether constraints, guidance and label are shown; a command that does not take them refuses them."""
     from unmask import samplers
 
     group = parser.add_argument_group(
-        "sampling", "any option of the sampler, see unmask plugins samplers; these among them:"
+        "sampling", "any option of the sampler is a flag; unmask samplers lists samplers and options"
     )
-    group.add_argument("--sampler", choices=samplers.room.names(), help="default: the model's own, such as ancestral")
+    group.add_argument(
+        "--sampler",
+        choices=samplers.room.names(),
+        metavar="NAME",
+        help="default: the model's own, such as ancestral",
+    )
     group.add_argument(
         "--steps",
         type=steps_value,
         default=...,
         metavar="T",
-        help="network calls at most, inf: one token a call; of block, semi_ar, refine: of the inner sampler",
+        help="maximum number of network calls; inf: one token per call; "
+        "with block, semi_ar and refine: of the inner sampler",
     )
     group.add_argument(
-        "--temperature", type=float, help="below 1 sharper, 0 the likeliest token (default: the model's)"
+        "--temperature", type=float, help="below 1 sharpens, 0 takes the likeliest token (default: the model's)"
     )
-    group.add_argument("--top-k", type=int, help="draw among the k likeliest tokens; 0: all (default: the model's)")
+    group.add_argument("--top-k", type=int, help="sample from the k likeliest tokens; 0: all (default: the model's)")
     group.add_argument(
         "--top-p",
         type=float,
-        help="draw among the likeliest tokens that hold p; 1: all (default: the model's)",
+        help="sample from the likeliest tokens with total probability p; 1: all (default: the model's)",
     )
     group.add_argument("--window", type=int, help="semi_ar: tokens written at a time (default: the model's)")
-    group.add_argument("--stride", type=int, help="semi_ar: how far the window moves (default: half of it)")
+    group.add_argument("--stride", type=int, help="semi_ar: step of the window (default: half of it)")
     group.add_argument(
-        "--guidance", type=float, metavar="W", help="follow what is given more closely; two calls a step"
+        "--guidance", type=float, metavar="W", help="follow the condition more closely; two network calls per step"
     )
     group.add_argument(
-        "--label", metavar="CLASS", help="the text's class, its word or number, for models trained with classes"
+        "--label", metavar="CLASS", help="the text's class, as a word or number, for models trained with classes"
     )
     group.add_argument("--seed", type=int, default=0, help="same seed, same text (default 0)")
-    _add_constraints(parser)
-    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    refused = [] if conditions else [a for a in group._group_actions if a.dest in ("guidance", "label")]
+    group = _add_constraints(parser)
+    if not conditions:
+        group.description = None
+        refused += group._group_actions
+    for action in refused:
+        action.help = argparse.SUPPRESS
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU if there is one)")
     parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], help="default fp32")
-    parser.add_argument("--watch", action="store_true", help="show the masks opening in the terminal")
-    parser.add_argument("--trace", metavar="FILE", help="write each step as a line of JSON while it runs")
-    parser.add_argument("--html", metavar="FILE", help="write a page that replays how the masks opened")
-    parser.add_argument("--svg", metavar="FILE", help="draw the first text opening, as a picture")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    views = parser.add_argument_group("views", "these do not affect the texts")
+    views.add_argument("--watch", action="store_true", help="show the first text opening in the terminal")
+    views.add_argument("--trace", metavar="FILE", help="write one line of JSON per step, while the command runs")
+    views.add_argument("--html", metavar="FILE", help="write a page that replays how the masks of all texts opened")
+    views.add_argument("--svg", metavar="FILE", help="write a picture of a few moments of the first text")
     options = [option for action in parser._actions for option in action.option_strings]
     parser.set_defaults(flags=[option.removeprefix("--") for option in options if option.startswith("--")])
 
 
-def _add_constraints(parser: argparse.ArgumentParser) -> None:
-    from unmask import constraints
+def _add_constraints(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
-    group = parser.add_argument_group("constraints", "always met; several must all hold")
-    group.add_argument("--regex", metavar="PATTERN", action="append", help="all of it matches this regular expression")
-    group.add_argument("--json-schema", metavar="FILE", action="append", help="it is JSON that this schema allows")
-    group.add_argument("--choices", metavar="A,B,C", action="append", help="it is one of these")
-    group.add_argument("--must-contain", metavar="TEXT", action="append", help="it contains this; may be repeated")
-    group.add_argument("--must-not-contain", metavar="TEXT", action="append", help="it does not; may be repeated")
-    group.add_argument("--allow-words", metavar="A,B,C", action="append", help="it has no other words than these")
-    group.add_argument("--forbid-words", metavar="A,B,C", action="append", help="it has none of these words")
-    group.add_argument("--min-tokens", type=int, metavar="N", help="it has at least so many tokens")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="it has at most so many tokens")
+    group = parser.add_argument_group("constraints", "always met; of several constraints, all hold")
+    group.add_argument(
+        "--regex", metavar="PATTERN", action="append", help="the whole text matches this regular expression"
+    )
+    group.add_argument(
+        "--json-schema", metavar="FILE", action="append", help="the text is JSON that this schema allows"
+    )
+    group.add_argument("--choices", metavar="A,B,C", action="append", help="the text is one of these")
+    group.add_argument(
+        "--must-contain", metavar="TEXT", action="append", help="the text contains this; may be repeated"
+    )
+    group.add_argument(
+        "--must-not-contain", metavar="TEXT", action="append", help="the text does not contain this; may be repeated"
+    )
+    group.add_argument("--allow-words", metavar="A,B,C", action="append", help="the text has no words other than these")
+    group.add_argument("--forbid-words", metavar="A,B,C", action="append", help="the text has none of these words")
+    group.add_argument("--min-tokens", type=int, metavar="N", help="the text has at least N tokens")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="the text has at most N tokens")
     group.add_argument(
         "--constraint",
         metavar="JSON",
         action="append",
-        help=f"any of {', '.join(constraints.room.names())} with its options, "
+        help="a constraint with its options (unmask plugins constraints lists them), "
         """as in '{"name": "words", "forbid": ["I"], "ignore_case": true}'; may be repeated""",
     )
     group.add_argument(
         "--constrain",
         choices=("gap", "text"),
         default="gap",
-        help="what this is asked of: each gap, or the whole text with its prompt (default gap)",
+        help="what the constraint applies to: each gap, or the whole text with its prompt (default gap)",
     )
+    return group
 
 
 def make_constraint(args: argparse.Namespace) -> list[Constraint] | None:

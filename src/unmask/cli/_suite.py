@@ -26,23 +26,35 @@ OPTIONS |= {"sampler", "against_sampler", "guidance", "lengths"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "suites", "a table of several sets by one protocol; see docs/evaluation.md and conditional.md"
+        "suites", "several sets measured with one protocol; see docs/evaluation.md and docs/conditional.md"
     )
     group.add_argument("--suite", metavar="NAME", help="zero-shot, translation, style, infilling, last-word, planning")
-    group.add_argument("--data-dir", metavar="DIR", help="the sets' files (default: by name from the Hugging Face hub)")
-    group.add_argument("--sets", nargs="+", metavar="SET", help="only these, such as ptb wikitext (default: all)")
-    group.add_argument("--out", metavar="DIR", help="keep a JSON file for each set and a table; goes on where it ended")
+    group.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        help="folder with the sets' files (default: fetched by name from the Hugging Face hub)",
+    )
+    group.add_argument("--sets", nargs="+", metavar="SET", help="only these sets, such as ptb wikitext (default: all)")
+    group.add_argument(
+        "--out", metavar="DIR", help="write a JSON file for each set and a table; resumes where it stopped"
+    )
     group.add_argument(
         "--sampler",
         metavar="SAMPLER",
-        help="what writes: a name, or a JSON object with name and options (default: the model's, likeliest tokens)",
+        help="sampler for written texts: a name, or a JSON object with name and options "
+        "(default: the model's, taking the likeliest tokens)",
     )
     group.add_argument(
-        "--against-sampler", metavar="SAMPLER", help="what the model of --against writes with (default: the same)"
+        "--against-sampler", metavar="SAMPLER", help="sampler for the model of --against (default: the same)"
     )
-    group.add_argument("--guidance", type=float, metavar="W", help="follow the source more closely; two calls a step")
     group.add_argument(
-        "--lengths", type=int, metavar="N", help="try N lengths of the target, keep the least bound (default: padding)"
+        "--guidance", type=float, metavar="W", help="follow the source more closely; two network calls per step"
+    )
+    group.add_argument(
+        "--lengths",
+        type=int,
+        metavar="N",
+        help="try N lengths of the target and keep the one with the lowest bound (default: padding)",
     )
 
 

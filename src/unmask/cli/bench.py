@@ -1,8 +1,9 @@
-"""Measure speed and memory: training, sampling, semi-autoregressive and autoregressive sampling.
+"""Measure the speed and memory of training and sampling.
 
-Random weights and tokens, each version in a process of its own, beside a plain textbook version of the same work.
+The tasks are train, sample, semi-ar (semi-autoregressive sampling) and ar (autoregressive sampling). Weights and tokens
+are random. Each implementation runs in a process of its own, beside a plain textbook implementation of the same work.
 
-Example:
+Examples:
   unmask bench train --size small --length 1024 --batch 32
   unmask bench sample --size mini --length 256 --batch 8 --device cpu --calls 12
 """
@@ -16,25 +17,36 @@ from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("task", choices=["train", "sample", "semi-ar", "ar"])
-    parser.add_argument("--size", help="of the DiT: nano, micro, mini, tiny, small, medium (default small)")
+    parser.add_argument("task", choices=["train", "sample", "semi-ar", "ar"], help="what to measure")
+    parser.add_argument("--size", help="size of the DiT: nano, micro, mini, tiny, small, medium (default small)")
     for name in ("hidden", "blocks", "heads"):
-        parser.add_argument(f"--{name}", type=int, help="overrides the size's")
-    parser.add_argument("--conditioning", choices=["none", "constant", "level"], default="none")
-    parser.add_argument("--length", type=int, default=1024, help="of a row, or of a window (default 1024)")
-    parser.add_argument("--vocab", type=int, default=50257, help="default 50257")
+        parser.add_argument(f"--{name}", type=int, help="overrides the value of the size")
+    parser.add_argument(
+        "--conditioning",
+        choices=["none", "constant", "level"],
+        default="none",
+        help="conditioning of the DiT (default none)",
+    )
+    parser.add_argument("--length", type=int, default=1024, help="length of a row, or of a window (default 1024)")
+    parser.add_argument("--vocab", type=int, default=50257, help="vocabulary size (default 50257)")
     parser.add_argument("--batch", type=int, help="rows (default 32 for training, 1 for sampling)")
-    parser.add_argument("--dropout", type=float, default=0.1, help="in training (default 0.1)")
-    parser.add_argument("--steps", type=int, default=128, help="T, for sampling (default 128)")
+    parser.add_argument("--dropout", type=float, default=0.1, help="dropout in training (default 0.1)")
+    parser.add_argument("--steps", type=int, default=128, help="number of sampling steps T (default 128)")
     parser.add_argument("--total", type=int, default=2048, help="tokens of a semi-autoregressive text (default 2048)")
-    parser.add_argument("--stride", type=int, default=512, help="of the window (default 512)")
+    parser.add_argument("--stride", type=int, default=512, help="stride of the window (default 512)")
     parser.add_argument("--precision", choices=["bf16", "fp32"], help="default bf16 on a GPU, fp32 on a CPU")
-    parser.add_argument("--compile", action="store_true", help="training by torch.compile instead of our kernels")
-    parser.add_argument("--repeats", type=int, default=5, help="measurements; the median counts (default 5)")
-    parser.add_argument("--calls", type=int, help="time so many of the textbook's equal sampling calls, and scale up")
-    parser.add_argument("--no-textbook", action="store_true", help="measure unmask alone")
+    parser.add_argument("--compile", action="store_true", help="train with torch.compile instead of our kernels")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="number of measurements; the median is reported (default 5)"
+    )
+    parser.add_argument(
+        "--calls",
+        type=int,
+        help="time this many of the textbook implementation's equal sampling calls, and extrapolate",
+    )
+    parser.add_argument("--no-textbook", action="store_true", help="measure only unmask")
     parser.add_argument("--profile", action="store_true", help="show where unmask's time goes, kernel by kernel")
-    parser.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
+    parser.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -1,10 +1,11 @@
-"""Classify texts with a fine-tuned model: the class and its probability, or the number that it gives.
+"""Classify texts with a fine-tuned model.
 
-MODEL is the folder of unmask finetune, or the model in it. Of a model of pairs --pair has the second text: one for all,
-or one for each. --data reads a TSV, CSV or JSON-lines file by the columns that the model was trained on, or a text file
-with a text a line; with --label-field the answers are measured, too.
+Print the class and its probability, or the predicted number. MODEL is the folder of a fine-tuning run, or the model in
+it. For a model of pairs, --pair gives the second text: one for all, or one for each. --data reads a TSV, CSV or JSON
+lines file with the columns that the model was trained on, or a text file with one text per line; with --label-field the
+predictions are scored as well.
 
-Example:
+Examples:
   unmask classify runs/reviews "a charming journey" "a dull one" --json
   unmask classify runs/pairs "A dog sleeps." --pair "An animal rests."
   unmask classify runs/reviews --data more.tsv --field sentence --label-field sentiment
@@ -28,16 +29,22 @@ TAKES_TEXTS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="the folder of a fine-tuning, or of a fine-tuned model")
+    parser.add_argument("model", help="the folder of a fine-tuning run, or of a fine-tuned model")
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="texts; - reads one from standard input")
     parser.add_argument("--pair", action="append", metavar="TEXT", help="the second text: one for all, or one for each")
-    parser.add_argument("--data", metavar="FILE", help="TSV, CSV, JSON lines, or a text a line, also .gz .xz .zst")
-    parser.add_argument("--field", metavar="NAME", help="of --data: where the text is (default: as in training)")
-    parser.add_argument("--pair-field", metavar="NAME", help="where the second text is (default: as in training)")
-    parser.add_argument("--label-field", metavar="NAME", help="where the label is: the answers are measured by it")
-    parser.add_argument("--columns", metavar="A,B,...", help="the names of the columns, if the first line has none")
-    parser.add_argument("--batch", type=int, default=32, help="texts at a time (default 32)")
-    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    parser.add_argument(
+        "--data", metavar="FILE", help="TSV, CSV, JSON lines, or plain text with one text per line, also .gz .xz .zst"
+    )
+    parser.add_argument("--field", metavar="NAME", help="column or key of the text in --data (default: as in training)")
+    parser.add_argument(
+        "--pair-field", metavar="NAME", help="column or key of the second text (default: as in training)"
+    )
+    parser.add_argument(
+        "--label-field", metavar="NAME", help="column or key of the label, against which the predictions are scored"
+    )
+    parser.add_argument("--columns", metavar="A,B,...", help="column names, if the file has no header line")
+    parser.add_argument("--batch", type=int, default=32, help="texts per batch (default 32)")
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU if there is one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object, with all probabilities")
 
 

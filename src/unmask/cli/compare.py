@@ -1,13 +1,13 @@
-"""Train recipes side by side on the same tokens and tell which gaps are visible.
+"""Train recipes on the same tokens and report visible differences.
 
-RECIPE is a built-in recipe's name or a TOML or JSON file, as for train. Each is trained with each seed to the same
-budget of tokens, on the same data, tokenizer, length, batch and network size, and measured by one protocol at its best
-validation. Every option of a recipe can be given as --KEY VALUE, for all of them.
+RECIPE is a built-in recipe's name or a TOML or JSON file, as for train. Each recipe is trained with each seed on the
+same number of tokens, with the same data, tokenizer, length, batch and network size, and is measured with one protocol
+at its best validation. --KEY VALUE sets a recipe key in all recipes.
 
-Trials that do not fill a GPU by themselves may share it: --jobs 3. Their numbers stay the same, but for the seconds.
+Trials that do not fill a GPU by themselves can share it (--jobs 3). This affects only the timings.
 
-OUT holds results.md, results.json, results.csv and results.svg. A comparison that was stopped or killed goes on with
-the same command; more recipes or seeds may be added later, and what is finished is not done again.
+--out holds results.md, results.json, results.csv and results.svg. After a stop or kill the same command resumes, and no
+finished trial is repeated; more recipes or seeds can be added later.
 
 Example:
   unmask compare ar.toml mdlm.toml --tokens 10M --seeds 3 --out runs/compared --data.train stdlib --batch 32
@@ -29,22 +29,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "recipe", nargs="+", help="a recipe file or a built-in recipe's name; the first is the reference"
     )
-    parser.add_argument("--tokens", required=True, metavar="N", help="that each trial trains on: 500000, 50M, 1.5G")
+    parser.add_argument("--tokens", required=True, metavar="N", help="training tokens per trial: 500000, 50M, 1.5G")
     parser.add_argument("--out", required=True, metavar="DIR", help="the comparison's folder")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="of each recipe: 0 to N - 1 (default 1)")
-    parser.add_argument("--reference", metavar="NAME", help="what gaps are told against (default: the first recipe)")
-    parser.add_argument("--valid-rows", type=int, metavar="N", help="measure this many held-out rows (default: all)")
-    parser.add_argument("--draws", type=int, default=8, metavar="K", help="of time and masks for each row (default 8)")
-    parser.add_argument("--draws-seed", type=int, default=0, metavar="N", help="of these draws (default 0)")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds per recipe: 0 to N - 1 (default 1)")
+    parser.add_argument(
+        "--reference", metavar="NAME", help="the recipe that the others are compared with (default: the first)"
+    )
+    parser.add_argument(
+        "--valid-rows", type=int, metavar="N", help="measure this many held-out rows, spread evenly (default: all)"
+    )
+    parser.add_argument("--draws", type=int, default=8, metavar="K", help="draws of time and masks per row (default 8)")
+    parser.add_argument("--draws-seed", type=int, default=0, metavar="N", help="seed of these draws (default 0)")
     parser.add_argument(
         "--also",
         action="append",
         default=[],
         metavar="ESTIMATOR",
-        help="measure the same weights by another estimator as well: T=10; several tell the slope in 1/T",
+        help="measure the same weights with another estimator as well, such as T=10; "
+        "with several the slope in 1/T is reported",
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at once on the device (default 1)")
-    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="number of concurrent trials on the device (default 1)"
+    )
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU if there is one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -1,6 +1,7 @@
-"""See a built-in model write: a story opens out of its masks, then a sentence's gaps are filled. Seconds on a CPU.
+"""Watch a built-in model write a story and fill gaps.
 
-Nothing is downloaded or trained, and nothing is written to disk.
+Masks turn into a story, then the gaps of a sentence are filled, in seconds on a CPU. Nothing is downloaded, trained or
+written to disk.
 
 Example:
   unmask demo
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("--model", default=DEFAULT, help="a model folder or a built-in model's name (default stories)")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same texts (default 0)")
-    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU if there is one)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,6 +1,8 @@
-"""Look whether this machine can train, save, resume and sample, with a sentence for each problem.
+"""Check whether this machine can train, save, resume and sample.
 
-Example:
+List versions, devices, disk and network, then run a few seconds of each, and print one sentence per problem.
+
+Examples:
   unmask doctor
   unmask doctor --out runs --json
 """
@@ -13,8 +15,10 @@ from dataclasses import asdict
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
-    parser.add_argument("--out", default=".", metavar="FOLDER", help="where runs will be written (default: here)")
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU if there is one)")
+    parser.add_argument(
+        "--out", default=".", metavar="FOLDER", help="where runs will be written (default: the current folder)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -1,11 +1,12 @@
-"""Write a span of a text anew, in several lengths, ranked by the model's bound; the rest stays letter by letter.
+"""Rewrite a span of a text in several lengths, ranked by the bound.
 
-The bounds are of whole texts, with the same draws for all; they compare bounds, not likelihoods.
+The rest of the text stays exactly as it is. The bounds are those of the whole texts, with the same draws for all; the
+ranking compares bounds, not likelihoods.
 
-Example:
+Examples:
   unmask edit --text "The cat sat on the mat." --replace cat --with-length 1..3
-  unmask edit demo-model --text "for item in things:" --replace things --with-length 3..8 --num 3
-  unmask edit demo-model --text "a = b + b" --replace b --occurrence 2 --json
+  unmask edit MODEL --text "for item in things:" --replace things --with-length 3..8 --num 3
+  unmask edit MODEL --text "a = b + b" --replace b --occurrence 2 --json
 """
 
 from __future__ import annotations
@@ -27,17 +28,27 @@ TAKES_OVERRIDES = True  # a sampler's own options
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _naming.add_model(parser)
     parser.add_argument("--text", required=True, help="the text; - reads it from standard input")
-    parser.add_argument("--replace", required=True, metavar="SPAN", help="what of it is written anew")
-    parser.add_argument("--occurrence", type=int, metavar="N", help="which one, where the span occurs several times")
+    parser.add_argument("--replace", required=True, metavar="SPAN", help="the span to rewrite")
+    parser.add_argument(
+        "--occurrence", type=int, metavar="N", help="which occurrence, if the span occurs several times"
+    )
     parser.add_argument(
         "--with-length",
         type=_lengths,
         metavar="N..M",
-        help="tokens of the replacement, as 5 or 3..8 (default: as many)",
+        help="tokens of the replacement, such as 5 or 3..8 (default: as many as the span has)",
     )
-    parser.add_argument("--num", type=int, default=1, help="how many to write of each length and to show (default 1)")
     parser.add_argument(
-        "--rank", choices=("text", "token"), default="text", help="by the text's bound, or by its bound per token"
+        "--num",
+        type=int,
+        default=1,
+        help="how many candidates to generate per length, and how many to show (default 1)",
+    )
+    parser.add_argument(
+        "--rank",
+        choices=("text", "token"),
+        default="text",
+        help="rank by the text's bound, or by its bound per token (default text)",
     )
     _sampling.add_arguments(parser)
 

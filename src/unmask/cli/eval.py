@@ -1,34 +1,34 @@
-"""Measure a model on a text: perplexity, nats per token, bits per byte, each with a 95% interval; or another metric.
+"""Measure a model on a text: perplexity or another metric.
 
-Diffusion models give an upper bound (≤), autoregressive ones the exact value (=), other numbers are estimates (≈). The
-protocol is printed beside them. unmask plugins metrics lists what --metric may name.
-Without --data a training run is measured on what it has held out; --data is read as the run reads its own texts.
+Print perplexity, nats per token and bits per byte, each with a 95% interval, and the protocol. A diffusion model gives
+an upper bound (≤), an autoregressive one the exact value (=); other numbers are estimates (≈). --metric selects another
+metric; unmask plugins metrics lists them. Without --data a run is measured on its held-out data; --data is read as the
+run reads its own texts.
 
---suite zero-shot measures several sets by one protocol, each with its detokenizer, from the files in --data-dir or by
-name from the Hugging Face hub. With --out a suite that was stopped goes on without repeating a finished set.
+--suite zero-shot measures several sets with one protocol, each with its detokenizer. The files are in --data-dir, or
+fetched by name from the Hugging Face hub. With --out a suite that was stopped resumes without repeating a finished set.
+--suite translation, style, infilling, last-word and planning score what a model writes: see docs/conditional.md.
 
---against OTHER measures another model with the same rows, masks and seeds, and tells how far apart the two are: paired
-text by text, so that a difference far smaller than both intervals can be seen. Models that spell texts in different
-tokens are compared in bits per byte, where both see the same texts. With --precision the draws go on until the interval
-of the difference is that narrow; with --suite every number of every set has its difference.
+--against OTHER measures both models with the same rows, masks and seeds and reports the difference. Because the two are
+paired text by text, a difference far smaller than both intervals can be visible. Models with different tokenizers are
+compared in bits per byte, which requires that both see the same texts. With --precision drawing continues until the
+interval of the difference is that narrow; with --suite the difference is reported for every number of every set.
 
---suite translation, style, infilling, last-word and planning measure what a model writes: see docs/conditional.md.
+With --nproc, or torchrun, several processes share the batches and report the same numbers as one.
 
-Several processes (--nproc, or torchrun) share the batches and give the numbers that one process gives.
-
-Example:
+Examples:
   unmask eval runs/demo --max-rows 200
-  unmask eval demo-model --data notes.txt --json
-  unmask eval demo-model --data notes.txt --nproc 4
+  unmask eval MODEL --data notes.txt --json
+  unmask eval MODEL --data notes.txt --nproc 4
   unmask eval runs/pairs --data test.jsonl --field answer --prompt-field question
-  unmask eval demo-model --data notes.txt --precision 0.01
+  unmask eval MODEL --data notes.txt --precision 0.01
   unmask eval runs/a --against runs/b --data notes.txt --precision 0.01
   unmask eval runs/a --against runs/b --suite zero-shot --data-dir sets --out results
-  unmask eval demo-model --data notes.txt --metric '{"name": "masked_accuracy", "rate": 0.5}'
-  unmask eval demo-model --suite zero-shot --data-dir sets --sets ptb wikitext --out results
+  unmask eval MODEL --data notes.txt --metric '{"name": "masked_accuracy", "rate": 0.5}'
+  unmask eval MODEL --suite zero-shot --data-dir sets --sets ptb wikitext --out results
   unmask eval runs/translation --suite translation --data-dir sets --out results
-  unmask eval demo-model --suite infilling --data notes.txt --max-rows 50
-  unmask eval demo-model --data notes.txt --metric '{"name": "order_likelihood", "sampler": {"name": "margin"}}'
+  unmask eval MODEL --suite infilling --data notes.txt --max-rows 50
+  unmask eval MODEL --data notes.txt --metric '{"name": "order_likelihood", "sampler": {"name": "margin"}}'
 """
 
 from __future__ import annotations
@@ -56,26 +56,25 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _naming.add_model(parser)
-    parser.add_argument("--data", help=f"{_reading.DATA} (default: what a run has held out)")
-    parser.add_argument("--metric", help="its name, or a JSON object with its name and options (default: perplexity)")
-    parser.add_argument(
-        "--packing", choices=["wrap", "pad", "fill", "sentence"], help="default: as the model was trained"
-    )
+    parser.add_argument("--data", help=f"{_reading.DATA} (default: the run's held-out data)")
+    parser.add_argument("--metric", help="a name, or a JSON object with name and options (default: perplexity)")
+    parser.add_argument("--packing", choices=["wrap", "pad", "fill", "sentence"], help="default: as in training")
     parser.add_argument("--length", type=int, help="row length in tokens (default: the model's window)")
     parser.add_argument("--max-rows", type=int, help="evaluate this many rows, spread evenly (default: all)")
-    parser.add_argument("--num-samples", type=int, help="draws of time and masks for each row (default 4)")
+    parser.add_argument("--num-samples", type=int, help="draws of time and masks per row (default 4)")
     parser.add_argument(
         "--precision",
         type=float,
-        help="draw until the interval given the texts is ± this (with --against: the difference's)",
+        help="keep drawing until the interval given the texts is ± this, in nats per token; "
+        "with --against, the interval of the difference",
     )
     parser.add_argument("--estimator", help="count, time, T=<steps> or pseudo (default: the objective's own)")
     parser.add_argument(
-        "--against", metavar="MODEL", help="another model on the same rows and draws, and the difference"
+        "--against", metavar="MODEL", help="another model, measured on the same rows and draws, and the difference"
     )
-    parser.add_argument("--batch", type=int, help="rows at a time (default 16)")
-    parser.add_argument("--seed", type=int, default=0, help="of times and masks (default 0)")
-    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    parser.add_argument("--batch", type=int, help="rows per batch (default 16)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of times and masks (default 0)")
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU if there is one)")
     _reading.add_arguments(parser)
     _suite.add_arguments(parser)
     _processes.add_arguments(parser)

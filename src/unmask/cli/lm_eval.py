@@ -1,13 +1,14 @@
-"""Measure a model on the tasks of lm-evaluation-harness, by the harness's own command line.
+"""Measure a model on the tasks of lm-evaluation-harness.
 
-What follows the command goes to the harness: run, ls or validate, with its options. Arguments of the model unmask are
-pretrained=MODEL and, each with a comma between: num_samples=64 (draws of a bound), order=confidence|margin|entropy|
-left_to_right (an exact likelihood in that order), estimator, seed, separator, dtype; sampler=NAME and any of its
-options (steps, temperature, ...) for tasks that generate. It needs the package: pip install 'unmask[eval]'
+Everything after the command is passed to the harness's own command line: run, ls or validate, with its options.
+--model_args takes pretrained=MODEL and, separated by commas: num_samples=64 (draws of a bound), order=NAME (confidence,
+margin, entropy or left_to_right: an exact likelihood in that order), estimator, seed, separator and dtype; for tasks
+that generate also sampler=NAME and any of its options (steps, temperature, ...). It needs pip install 'unmask[eval]'.
 
-Log-likelihoods are exact for autoregressive models and fixed orders, else bounds; below the table stands which.
+Log-likelihoods are exact for autoregressive models and fixed orders, otherwise bounds; a line below the table says
+which.
 
-Example:
+Examples:
   unmask lm-eval run --model unmask --model_args pretrained=runs/mine --tasks lambada_openai --batch_size 16
   unmask lm-eval run --model unmask --model_args pretrained=runs/mine,order=confidence --tasks arc_easy --limit 100
   unmask lm-eval run --model unmask --model_args pretrained=runs/mine,sampler=block,size=16 --tasks task.yaml
@@ -27,9 +28,11 @@ OWN_MODEL = ("--model", "-M", "--config", "-C")  # with one of these the harness
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "command", choices=["run", "ls", "validate"], help="of the harness: COMMAND --help has its options"
+        "command", choices=["run", "ls", "validate"], help="a command of the harness; COMMAND --help shows its options"
     )
-    parser.add_argument("options", nargs=argparse.REMAINDER, help="of the harness; without --model it is unmask")
+    parser.add_argument(
+        "options", nargs=argparse.REMAINDER, help="options of the harness; without --model the model is unmask"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
 """List the models that come with unmask, or print the card of one.
 
-Example:
+Examples:
   unmask models
   unmask models stories
 """

@@ -1,9 +1,9 @@
-"""Draw the training loss and the validation bound of one run or of several, as an SVG picture.
+"""Plot the training loss and the validation bound of runs as an SVG.
 
-The thin line is the training loss (smoothed, over what each logged step gave), dots are validations. Nats per token of
-runs with different tokenizers do not compare: --bits-per-byte draws their validations in a unit that does.
+The thin line is the training loss (smoothed over the logged steps), dots are validations. Nats per token are not
+comparable between runs with different tokenizers; --bits-per-byte plots their validations in a comparable unit.
 
-Example:
+Examples:
   unmask plot runs/demo
   unmask plot runs/a runs/b --x tokens --out compared.svg
   unmask plot runs/a --csv > a.csv
@@ -27,13 +27,17 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="+", help="a training run's folder, also while it runs, or its metrics.jsonl")
-    parser.add_argument("--x", choices=("steps", "tokens", "seconds"), default="steps", help="across (default steps)")
-    parser.add_argument("--bits-per-byte", action="store_true", help="validations alone, in bits per byte")
-    parser.add_argument("--log", action="store_true", help="logarithmic upwards")
+    parser.add_argument("run", nargs="+", help="a run's folder, also while it trains, or its metrics.jsonl")
+    parser.add_argument(
+        "--x", choices=("steps", "tokens", "seconds"), default="steps", help="unit of the x axis (default steps)"
+    )
+    parser.add_argument("--bits-per-byte", action="store_true", help="only validations, in bits per byte")
+    parser.add_argument("--log", action="store_true", help="logarithmic y axis")
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
-        "--out", metavar="FILE", help="the picture; - is standard output (default RUN/plot.svg; of several plot.svg)"
+        "--out",
+        metavar="FILE",
+        help="output file; - is standard output (default RUN/plot.svg, or plot.svg for several runs)",
     )
     form.add_argument("--csv", action="store_true", help="print the numbers as CSV instead")
     form.add_argument("--json", action="store_true", help="print the numbers as one JSON object instead")

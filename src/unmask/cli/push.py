@@ -1,10 +1,11 @@
-"""Put a model onto the Hugging Face hub, with a card of what is known of it.
+"""Upload a model to the Hugging Face hub, with a model card.
 
-The repository is made if it is not there. hf auth login says once who you are. What is uploaded is the model's folder,
-which unmask.load("hf:REPO") and every command read: unmask generate hf:REPO. With --format hf it is a folder for
-transformers, as by unmask export --format hf. A card (README.md) that is there already stays as it is.
+A repository that does not exist is created. Log in once with hf auth login. The upload is the model's folder, which
+unmask.load("hf:REPO") and every command read, as in unmask generate hf:REPO. With --format hf it is a transformers
+folder, as written by unmask export --format hf. The card (README.md) says what is known about the model; an existing
+one stays as it is.
 
-Example:
+Examples:
   unmask push runs/demo me/demo --private
   unmask push stories me/stories --license apache-2.0 --format hf
 """
@@ -26,12 +27,16 @@ NUMBERS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="model folder, a training run's, or a built-in model's name")
+    parser.add_argument("model", metavar="MODEL", help="a model folder, a run's folder, or a built-in model's name")
     parser.add_argument("repo", metavar="REPO", help="repository on the hub, such as me/my-model")
-    parser.add_argument("--private", action="store_true", help="make the repository a private one")
-    parser.add_argument("--license", metavar="NAME", help="the hub's word for the model's licence, such as apache-2.0")
-    parser.add_argument("--format", choices=("unmask", "hf"), default="unmask", help="whose layout (default: unmask)")
-    parser.add_argument("--message", default="", metavar="TEXT", help="what the commit says")
+    parser.add_argument("--private", action="store_true", help="make the repository private")
+    parser.add_argument(
+        "--license", metavar="NAME", help="the hub's identifier of the model's licence, such as apache-2.0"
+    )
+    parser.add_argument(
+        "--format", choices=("unmask", "hf"), default="unmask", help="layout of the upload (default unmask)"
+    )
+    parser.add_argument("--message", default="", metavar="TEXT", help="the commit message")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

@@ -1,8 +1,8 @@
 """List the recipes that come with unmask, or print one.
 
-A recipe is a TOML file: print one into a file of yours and change it, or train it as it is, by its name.
+A recipe is a TOML file. Train it by its name, or print it to a file to start your own from.
 
-Example:
+Examples:
   unmask recipes
   unmask recipes demo > mine.toml
 """

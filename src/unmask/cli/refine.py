@@ -1,8 +1,8 @@
-"""Take finished texts and write their least sure tokens anew, in rounds.
+"""Regenerate the least confident tokens of finished texts, in rounds.
 
-Example:
+Examples:
   unmask refine "The cat sat on on mat." --share 0.2
-  unmask refine demo-model "def read(self): retrun self.x" --share 0.2 --rounds 3
+  unmask refine MODEL "def read(self): retrun self.x" --share 0.2 --rounds 3
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ TAKES_TEXTS = True
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _naming.add_model_and_texts(parser, "finished texts; - reads one from standard input")
-    parser.add_argument("--share", type=float, default=0.1, help="of the tokens, written anew in a round (default 0.1)")
-    parser.add_argument("--rounds", type=int, default=2, help="how often (default 2)")
-    _sampling.add_arguments(parser)
+    parser.add_argument(
+        "--share", type=float, default=0.1, help="share of the tokens that a round regenerates (default 0.1)"
+    )
+    parser.add_argument("--rounds", type=int, default=2, help="number of rounds (default 2)")
+    _sampling.add_arguments(parser, conditions=False)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,8 +1,9 @@
-"""Report on training runs: curves, bests beside the paper's figures, samples and recipes, as one HTML page.
+"""Write a report on training runs as one HTML page.
 
-The page opens offline and loads nothing. What is missing or damaged in a run is said in its place.
+It has curves, best results beside the paper's figures, samples and recipes. The page works offline and loads no
+external resources. If something in a run is missing or damaged, the page says so in its place.
 
-Example:
+Examples:
   unmask report runs/demo
   unmask report runs/a runs/b --format both --out compared
   unmask report runs/a --results a-zero-shot --samples 4
@@ -17,21 +18,31 @@ from unmask.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="+", help="a training run's folder, also while it runs")
-    parser.add_argument("--out", metavar="DIR", help="where it goes (default: the run's folder; of several, this one)")
-    parser.add_argument("--format", choices=("html", "md", "both"), default="html", help="default html")
+    parser.add_argument("run", nargs="+", help="a run's folder, also while it trains")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="where the report goes (default: the run's folder; for several runs, the current one)",
+    )
+    parser.add_argument(
+        "--format", choices=("html", "md", "both"), default="html", help="format of the report (default html)"
+    )
     parser.add_argument(
         "--results",
         nargs="+",
         action="extend",
         default=[],
         metavar="DIR",
-        help="folders of unmask eval --suite ... --out; those inside a run are found",
+        help="folders of unmask eval --suite ... --out; those inside a run are found automatically",
     )
-    parser.add_argument("--samples", type=int, default=2, help="texts that each model writes, 0 to 4 (default 2)")
-    parser.add_argument("--length", type=int, help="of these, in tokens (default: typical, 256 at most)")
-    parser.add_argument("--seed", type=int, default=0, help="of these (default 0)")
-    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    parser.add_argument(
+        "--samples", type=int, default=2, help="number of texts that each model generates, 0 to 4 (default 2)"
+    )
+    parser.add_argument(
+        "--length", type=int, help="their length in tokens (default: the model's typical length, 256 at most)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="their seed (default 0)")
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU if there is one)")
 
 
 def run(args: argparse.Namespace) -> int:

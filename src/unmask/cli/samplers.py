@@ -1,8 +1,9 @@
-"""List the samplers: options with defaults, cost in network calls, and the law that the texts follow.
+"""List the samplers with options, cost and distribution.
 
-The calls are upper limits for a text of that many tokens. A law holds at temperature 1 with nothing cut off.
+law is the distribution that the texts follow, at temperature 1 and without top-k or top-p; a sampler without a tested
+one says so. calls is the maximum number of network calls for a text of that many tokens.
 
-Example:
+Examples:
   unmask samplers
   unmask samplers ancestral semi_ar --length 256 --steps 64 --window 128
 """
@@ -23,13 +24,12 @@ WIDTH = 100  # columns of the listing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from unmask import samplers
-
-    names = samplers.room.names()
-    parser.add_argument("name", nargs="*", metavar="NAME", help=f"among {', '.join(names)} (default: all)")
+    parser.add_argument("name", nargs="*", metavar="NAME", help="samplers to list (default: all)")
     parser.add_argument("--length", type=int, nargs="+", default=[128, 1024], help="tokens (default 128 1024)")
-    parser.add_argument("--steps", type=steps_value, default=..., metavar="T", help="default: each sampler's own")
-    parser.add_argument("--window", type=int, default=128, help="of samplers that need one (default 128)")
+    parser.add_argument(
+        "--steps", type=steps_value, default=..., metavar="T", help="number of steps (default: each sampler's own)"
+    )
+    parser.add_argument("--window", type=int, default=128, help="for samplers that need one (default 128)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object")
     form.add_argument("--markdown", action="store_true", help="print a table")

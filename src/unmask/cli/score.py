@@ -1,9 +1,10 @@
-"""How likely texts are under a model: bits per byte, the fewer the likelier. For diffusion an upper bound.
+"""Score how likely texts are under a model, in bits per byte.
 
-With --prompt it is the text given its prompt, which is neither noised nor scored. --data scores the texts of a file one
-by one, read as unmask eval reads it. Of DNA, --csv and --plot say what each base costs, also along regions of --fasta.
+Lower means likelier; for diffusion models the score is an upper bound. With --prompt it is the score of the text given
+the prompt, which is neither noised nor scored. --data scores each text of a file, read as unmask eval reads it. For
+DNA, --csv and --plot give the cost of each base, also in regions of --fasta.
 
-Example:
+Examples:
   unmask score "The cat sat on the mat." "Mat the on sat cat the."
   unmask score runs/mine - < letter.txt
   unmask score runs/pairs "A poet." "A potato." --prompt "Who wrote it?"
@@ -32,14 +33,14 @@ MISSING = 'a text, as in unmask score "The cat sat."'
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _naming.add_model_and_texts(parser, "texts; - reads one from standard input")
-    parser.add_argument("--prompt", action="append", help="what the texts are given: one for all, or one for each")
+    parser.add_argument("--prompt", action="append", help="the prompt of the texts: one for all, or one for each")
     parser.add_argument(
-        "--label", metavar="CLASS", help="the texts' class, its word or number, for models trained with classes"
+        "--label", metavar="CLASS", help="the texts' class, as a word or number, for models trained with classes"
     )
-    parser.add_argument("--num-samples", type=int, default=64, help="draws of time and masks for each (default 64)")
-    parser.add_argument("--seed", type=int, default=0, help="of times and masks (default 0)")
-    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
-    parser.add_argument("--data", help=f"{_reading.DATA}, whose texts are scored")
+    parser.add_argument("--num-samples", type=int, default=64, help="draws of time and masks per text (default 64)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of times and masks (default 0)")
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU if there is one)")
+    parser.add_argument("--data", help=f"{_reading.DATA}; its texts are scored")
     _reading.add_arguments(parser)
     _bases.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

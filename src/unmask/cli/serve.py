@@ -1,9 +1,10 @@
-"""Serve a model: OpenAI-compatible completions, gaps, edits, scores and a page at its address.
+"""Serve a model over HTTP, with OpenAI-compatible completions.
 
-It listens on this machine alone. To listen elsewhere an API key is needed, from a file or from UNMASK_API_KEY.
-Ctrl-C or SIGTERM: nobody new is let in, what is being written is finished.
+It also serves gap filling, edits, scores, a stream of every step, and a web page at its address. The server listens
+only on this machine by default; any other address requires an API key, from a file or from UNMASK_API_KEY. On Ctrl-C or
+SIGTERM it accepts no new requests and finishes those in progress.
 
-Example:
+Examples:
   unmask serve
   unmask serve runs/demo
   unmask serve runs/demo --port 8080 --max-batch 32
@@ -19,24 +20,35 @@ from unmask.cli import _naming
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _naming.add_model(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="0: any free one (default 8000)")
-    parser.add_argument("--name", help="what clients call the model (default: the folder's name)")
-    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0: any free one (default 8000)")
+    parser.add_argument("--name", help="the model's name for clients (default: the folder's name)")
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU if there is one)")
     parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], help="default fp32")
     access = parser.add_argument_group("access")
-    access.add_argument("--api-key-file", metavar="FILE", help="the key is the file's first line")
-    access.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="a name this server goes by")
+    access.add_argument("--api-key-file", metavar="FILE", help="file whose first line is the API key")
+    access.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="a host name of this server")
     access.add_argument(
-        "--allow-origin", action="append", default=[], metavar="URL", help="a site whose pages may call"
+        "--allow-origin", action="append", default=[], metavar="URL", help="an origin whose pages may call the server"
     )
     limits = parser.add_argument_group("limits")
-    limits.add_argument("--max-batch", type=int, default=64, help="rows of one step (default 64)")
-    limits.add_argument("--max-requests", type=int, default=128, help="at work at a time; more get 429 (default 128)")
-    limits.add_argument("--max-length", type=int, default=4096, help="tokens of one text (default 4096)")
-    limits.add_argument("--budget", type=int, default=1 << 22, help="rows x length x network calls of one request")
+    limits.add_argument("--max-batch", type=int, default=64, help="maximum rows per step (default 64)")
     limits.add_argument(
-        "--drain", type=int, default=30, metavar="S", help="seconds to finish in at the end (default 30)"
+        "--max-requests", type=int, default=128, help="maximum concurrent requests; more get 429 (default 128)"
+    )
+    limits.add_argument("--max-length", type=int, default=4096, help="maximum tokens of a text (default 4096)")
+    limits.add_argument(
+        "--budget",
+        type=int,
+        default=1 << 22,
+        help="maximum rows x length x network calls of a request (default 4194304)",
+    )
+    limits.add_argument(
+        "--drain",
+        type=int,
+        default=30,
+        metavar="S",
+        help="seconds to finish requests in progress on shutdown (default 30)",
     )
 
 

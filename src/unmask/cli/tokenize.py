@@ -1,10 +1,10 @@
-"""Write a corpus's tokens as shards that training reads as a stream.
+"""Tokenize a corpus into shards that training reads as a stream.
 
 IN is a text, JSONL, CSV, TSV or Parquet file, a folder of them, a pattern such as 'shards/*.jsonl.zst', or a URL that
-fsspec knows; also .gz .xz .bz2 .zst. OUT gets train-00000.parquet and so on, a document a row, and the tokenizer. What
-was stopped or killed goes on with the same command; the shards are the same for any --nproc.
+fsspec supports; also .gz .xz .bz2 .zst. OUT gets the tokenizer and train-00000.parquet and so on, with one document per
+row. After a stop or kill the same command resumes; the shards are the same for any --nproc.
 
-Example:
+Examples:
   unmask tokenize texts/ tokens/ --tokenizer bpe:16384 --held-out 0.01 --nproc 8
   unmask train --data.train tokens --data.train.path tokens/ --tokenizer tokens/
 """
@@ -21,17 +21,32 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("corpus", metavar="IN", help="a file, folder, pattern or URL of texts")
-    parser.add_argument("out", metavar="OUT", help="the shards' folder; new, or one to go on with")
-    parser.add_argument("--tokenizer", required=True, metavar="T", help="as in a recipe: bytes, bpe:SIZE, a file, ...")
-    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="processes that tokenize (default 1)")
+    parser.add_argument("out", metavar="OUT", help="the shards' folder, new or to be resumed")
     parser.add_argument(
-        "--held-out", type=float, default=0.0, metavar="SHARE", help="of the documents, for valid-*.parquet (default 0)"
+        "--tokenizer",
+        required=True,
+        metavar="T",
+        help="as in a recipe: bytes, bpe:SIZE (trained on IN), a file, a folder, a name on the hub",
+    )
+    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="tokenize with N processes (default 1)")
+    parser.add_argument(
+        "--held-out",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of the documents, chosen by a hash of their content, that goes to valid-*.parquet (default 0)",
     )
     parser.add_argument(
-        "--shard-tokens", type=int, default=1 << 24, metavar="N", help="tokens of a shard, about (default 16,777,216)"
+        "--shard-tokens",
+        type=int,
+        default=1 << 24,
+        metavar="N",
+        help="approximate tokens per shard (default 16,777,216)",
     )
-    parser.add_argument("--field", metavar="NAME", help="JSONL, CSV, Parquet: where the text is (default: text)")
-    parser.add_argument("--separator", metavar="TEXT", help="text files: what stands between documents")
+    parser.add_argument(
+        "--field", metavar="NAME", help="JSONL, CSV, Parquet: column or key of the text (default: text)"
+    )
+    parser.add_argument("--separator", metavar="TEXT", help="text files: separator between documents")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

@@ -1,10 +1,10 @@
 """Train a model from a recipe.
 
 RECIPE is a TOML or JSON file, the name of a built-in recipe (unmask recipes lists them), or a run's folder (with
---resume); left out, it is the recipe fast. A recipe with base = "fast" changes what it says and keeps the rest.
-Every option of a recipe can be given as --KEY VALUE, dots for the inner ones; plug-ins are given by name.
+--resume). The default is the recipe fast. A recipe with base = "fast" contains only the differences from it. --KEY
+VALUE sets any recipe key, with dots for nested ones; plug-ins are selected by name.
 
-Example:
+Examples:
   unmask train --data.train text --data.train.path texts/ --tokenizer bpe:16384 --out runs/texts
   unmask train demo --out runs/try --steps 500 --optim.lr 1e-3 --objective.noise cosine
   unmask train runs/try --resume
@@ -33,20 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="a recipe file, a built-in recipe's name, or a run's folder (default: the recipe fast)",
     )
-    parser.add_argument("--resume", action="store_true", help="go on with the run in the recipe's out folder")
+    parser.add_argument("--resume", action="store_true", help="resume the run in the recipe's out folder")
     parser.add_argument(
         "--init",
         metavar="DIR",
-        help="begin with the weights of this model; hf:PATH_OR_ID: of one of transformers, with its tokenizer",
+        help="start from the weights of this model; "
+        "hf:PATH_OR_ID: take network, weights, tokenizer and window from a model of transformers",
     )
-    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU where there is one)")
+    parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU if there is one)")
     _processes.add_arguments(parser)
     parser.add_argument(
         "--max-restarts",
         type=int,
         default=0,
         metavar="N",
-        help="with --nproc: begin again from the last checkpoint up to N times",
+        help="with --nproc: restart from the last checkpoint up to N times",
     )
     parser.add_argument("--json", action="store_true", help="print this call's best validation as one JSON object")
     parser.add_argument("--options", action="store_true", help="list every --KEY with the recipe's value and choices")

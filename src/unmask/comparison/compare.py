@@ -46,7 +46,7 @@ class Watcher:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came out: the table, and the folder that holds results.md, results.json, results.csv and results.svg."""
+    """The result: the table, and the folder with results.md, results.json, results.csv and results.svg."""
 
     out: Path
     table: Table
@@ -75,13 +75,13 @@ def compare(
     apart: bool = True,
     watch: Watcher | None = None,
 ) -> Comparison:
-    """Train each recipe with each seed on the same tokens of the same data, and measure all by one protocol.
+    """Train each recipe with each seed on the same tokens of the same data, and measure all with one protocol.
 
-    What is finished in `out` is not done again, what was stopped goes on; trials of earlier calls stay in the table.
-    overrides: options of all recipes, as `load_config` takes them. seed: of the measuring. jobs: trials at once; the
-    same numbers, but for their seconds. apart: each trial in a process of its own, which knows plug-ins of --plugin;
-    False: here, where classes of this program are known, and where memory that runs out may end all. A trial that
-    fails is told in the table; a later call tries it again.
+    Finished trials in `out` are not repeated, stopped ones resume; trials of earlier calls stay in the table.
+    overrides: recipe keys set in all recipes, as in `load_config`. seed: seed of the measurements. jobs: number of
+    concurrent trials; it only affects the timings. apart: run each trial in a process of its own, which has the
+    plug-ins of --plugin; False: in this process, which has all registered classes, but where running out of memory
+    may end all trials. A failed trial is reported in the table; a later call tries it again.
 
     >>> found = compare(["ar.toml", "mdlm.toml"], tokens=10**7, seeds=3, out="out")  # doctest: +SKIP
     >>> found.table.entries[1].verdict  # doctest: +SKIP

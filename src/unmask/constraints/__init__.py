@@ -1,4 +1,4 @@
-"""Constraints: what a text or a gap must be. Each gives an automaton over tokens, which every draw then obeys."""
+"""Constraints: what a text or a gap must match. Each becomes an automaton over tokens that every draw obeys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One of a list of texts, word for word."""
+"""One of a list of texts, exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phrases that must stand somewhere in the text, in any order."""
+"""Phrases that must occur in the text, in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phrases that must stand nowhere in the text, such as the sites at which an enzyme cuts."""
+"""Phrases that must not occur in the text, such as the sites at which an enzyme cuts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The share of G and C in each window of a sequence of DNA."""
+"""The share of G and C in each window of a DNA sequence."""
 
 from __future__ import annotations
 

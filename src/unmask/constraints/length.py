@@ -1,4 +1,4 @@
-"""How many tokens the text has before its end."""
+"""The number of tokens before the end of the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corpora: where documents come from. A corpus yields documents; packing makes rows of them."""
+"""Corpora: where documents come from. A corpus yields documents; packing turns them into rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums, whose end fixes their beginning: carries run from the last digit to the first."""
+"""Addition problems: carries run from the last digit to the first, so the end determines the beginning."""
 
 from __future__ import annotations
 

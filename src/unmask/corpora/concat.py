@@ -1,4 +1,4 @@
-"""The documents of several corpora, one corpus after another: files of different formats, columns or options."""
+"""Several corpora, one after another, such as files of different formats, columns or options."""
 
 from __future__ import annotations
 

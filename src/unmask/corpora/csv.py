@@ -1,4 +1,4 @@
-"""CSV and TSV tables (also compressed): one document a row, its text in a column that the first line names."""
+"""CSV and TSV tables (also compressed): one document per row, its text in a column named in the header line."""
 
 from __future__ import annotations
 

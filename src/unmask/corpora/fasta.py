@@ -1,4 +1,4 @@
-"""Sequences of DNA: FASTA files, whole or by the intervals of a BED file, read a record at a time."""
+"""DNA sequences from FASTA files, whole or by the intervals of a BED file, read record by record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON lines (also compressed): one object a line, its text in a field."""
+"""JSON lines (also compressed): one object per line, its text in a field."""
 
 from __future__ import annotations
 

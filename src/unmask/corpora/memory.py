@@ -1,4 +1,4 @@
-"""Texts in memory: a list of texts or documents, of which files keep a fingerprint alone."""
+"""Texts in memory: a list of texts or documents; files store only their fingerprint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parallel text (also compressed): two files, of which a line of one is the source of that line of the other."""
+"""Parallel text (also compressed): two files, each line of one being the source of the same line of the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parquet tables: one document a row, its text in a column."""
+"""Parquet tables: one document per row, its text in a column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentences of two styles without parallel text: each is to be rebuilt from what is left of it without its style.
+"""Sentences of two styles without parallel text: each is rebuilt from what is left after removing its style.
 
 The words that mark a style are deleted, and the sentence is written anew from the rest and the name of its style; with
 the other name the same model rewrites a sentence in the other style (Li et al., arXiv 1804.06437, "DeleteOnly").

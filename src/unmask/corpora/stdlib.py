@@ -1,4 +1,4 @@
-"""The sources of the running Python's standard library: a real corpus that needs no download."""
+"""The source code of the running Python's standard library: a real corpus that needs no download."""
 
 from __future__ import annotations
 

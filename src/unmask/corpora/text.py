@@ -1,4 +1,4 @@
-"""Text files (also compressed), one document a file or split at a separator."""
+"""Text files (also compressed): one document per file, or several split at a separator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token ids in Parquet shards, as `unmask tokenize` writes them or anybody else: never whole in memory, nor copied."""
+"""Token ids in Parquet shards, as written by `unmask tokenize` or otherwise; never whole in memory, never copied."""
 
 from __future__ import annotations
 

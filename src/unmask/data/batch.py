@@ -18,12 +18,12 @@ DRAW_CORRUPTION, DRAW_LATENT, DRAW_BLOCK, DRAW_OPENING = 9, 10, 11, 12
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of the global batch, or a slice of them: the numbers do not depend on how the batch is cut.
+    """Rows of the global batch, or a slice of them: results do not depend on how the batch is sliced.
 
     x_BL: clean tokens. valid_BL: not padding (None: all). scored_BL: noised and scored, unlike prompt, anchor, padding.
-    key_B: drives the row's masks. time_B: the row's time in (0, 1]. label_B: the row's class, -1 for none (None: none).
-    place_B: the row's place in the order of the global batch's times. done: the share of a run's steps before this one,
-    for losses that change on the way; nothing that is measured does.
+    key_B: seeds the row's masks. time_B: the row's time in (0, 1]. label_B: the row's class, -1 for none (None: none).
+    place_B: the row's place in the order of the global batch's times. done: the share of the run's steps before this
+    one, for losses that change during training; measurements do not depend on it.
     """
 
     x_BL: Tensor
@@ -84,7 +84,7 @@ def make_batch(
     fixed_ids: tuple[int, ...] = (),
 ) -> Batch:
     """Rows `first_row..` of the global batch of `num_rows` at this step. suffix: tokens at each row's end that are
-    neither noised nor scored; fixed_ids: ids that are neither, wherever they stand.
+    neither noised nor scored; fixed_ids: ids that are neither noised nor scored at any position.
 
     >>> import torch
     >>> make_batch(torch.zeros(4, 8, dtype=torch.long), seed=0, step=0).scored_BL.sum()

@@ -170,10 +170,10 @@ class Chars(Tokenizer):
 
 
 def load_tokenizer(spec: str, corpus: Corpus | None = None) -> Tokenizer:
-    """The tokenizer a recipe names.
+    """Load a tokenizer by the name that a recipe gives it.
 
     `bytes`; `chars` (text8's); `dna`; `bpe:SIZE`, trained on `corpus`; a `tokenizer.json`, or a folder with one, with
-    GPT-2's `vocab.json` and `merges.txt`, or with BERT's `vocab.txt`; `hf:PATH_OR_ID`, that of a pretrained model; else
+    GPT-2's `vocab.json` and `merges.txt`, or with BERT's `vocab.txt`; `hf:PATH_OR_ID` of a pretrained model; otherwise
     a name on the Hugging Face hub.
 
     >>> load_tokenizer("chars").decode([1, 2, 28])

@@ -1,4 +1,4 @@
-"""Denoisers: the networks x_theta. A plug-in describes one; its `build()` makes the module."""
+"""Denoisers: the networks x_theta. A plug-in describes one; its `build()` creates the module."""
 
 from __future__ import annotations
 

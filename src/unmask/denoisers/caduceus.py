@@ -1,4 +1,4 @@
-"""Caduceus: Mamba read in both directions, blind to which strand of the DNA it is given where one asks for that."""
+"""Caduceus: Mamba read in both directions; with `equivariance`, it treats both strands of DNA alike."""
 
 from __future__ import annotations
 

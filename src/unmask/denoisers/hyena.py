@@ -1,4 +1,4 @@
-"""Hyena: long convolutions whose filters a small network writes, causal; between them, products (HyenaDNA)."""
+"""Hyena: causal long convolutions with filters from a small network, and products between them (HyenaDNA)."""
 
 from __future__ import annotations
 

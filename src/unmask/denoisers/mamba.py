@@ -1,4 +1,4 @@
-"""Mamba: a selective state space, read from left to right; a token costs the same however long the text is."""
+"""Mamba: a selective state space, read from left to right; a token costs the same in a text of any length."""
 
 from __future__ import annotations
 

@@ -93,13 +93,13 @@ class LinearHead(NamedTuple):
 
 
 class Network(nn.Module):
-    """A denoiser: `trunk` makes one vector a position, `head` turns chosen vectors into logits.
+    """A denoiser: `trunk` computes one vector per position, `head` turns selected vectors into logits.
 
-    `h[:, l]` predicts position l; a causal network shifts inside. Logits are asked for only where somebody needs them.
+    `h[:, l]` predicts position l; a causal network shifts internally. Logits are computed only where they are needed.
 
-    z is ids [B, L] or vectors [B, L, E], such as `embed` gives; the level is a number a row [B] or a position [B, L].
-    What a network cannot do it refuses (`refuse_options`), never ignores. Modules that an objective builds are
-    registered as `objective`, a task head as `task`.
+    z is ids [B, L] or vectors [B, L, E], such as `embed` returns; the level is one number per row [B] or position
+    [B, L]. Options that a network does not support are refused (`refuse_options`), never ignored. Modules that an
+    objective builds are registered as `objective`, a task head as `task`.
     """
 
     embed: Callable[[Tensor], Tensor]  # ids [B, L] → vectors [B, L, E]; vectors of that width are left as they are
@@ -371,13 +371,13 @@ class _Wrapped(Network):
 def as_denoiser(
     f: Callable[..., Tensor], *, vocab_size: int, mask_id: int, uses_level: bool = True, classes: int = 0
 ) -> Network:
-    """Wrap a plain `logits_BLI = f(z_BL, level_B)` with I = vocab_size + 1 (the mask): tables, toys, foreign models.
+    """Wrap a function `logits_BLI = f(z_BL, level_B)` with I = vocab_size + 1 (the mask): tables, toys, other models.
 
-    level_B comes in float64 to a plain function, in the parameters' type to a module.
+    level_B is float64 for a plain function, of the parameters' type for a module.
     `uses_level=False` promises that f ignores the level, which makes the count form of the bound valid.
     With `classes`, f takes the rows' classes as a third argument, -1 for none.
-    An f with a parameter named valid_BL gets what is not padding, so that rows of different lengths share a call.
-    Any other is called with the rows of one length at a time.
+    If f has a parameter named valid_BL, it gets the positions that are not padding, and rows of different lengths
+    share a call. Otherwise it is called with rows of one length at a time.
 
     >>> import torch
     >>> coin = as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)

@@ -27,7 +27,7 @@ class TokenNats:
 
 @dataclass(frozen=True, repr=False)
 class Bound:
-    """Upper bounds of -log p in nats, one row a sequence and one column an independent draw of times and masks.
+    """Upper bounds of -log p in nats: one row per sequence, one column per independent draw of times and masks.
 
     >>> import torch
     >>> b = Bound(draws_BS=torch.tensor([[2.0, 4.0]]), tokens_B=torch.tensor([3]))

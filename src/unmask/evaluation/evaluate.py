@@ -49,11 +49,11 @@ def evaluate(
     progress: Progress | None = None,
     **options: Any,
 ) -> Measurement:
-    """Measure a model: its perplexity, or another metric by its name or as an object.
+    """Measure a model: its perplexity, or another metric given by its name or as an object.
 
-    data: texts, a corpus, a file or folder (as `unmask eval --data`), or packed rows. packing, length: None: as the
-    model was trained. options: the metric's, where it is named, not an object. about: more of the protocol, such as
-    what the data is called. world, progress: several processes share the work, where the metric can, and a bar.
+    data: texts, a corpus, a file or folder (as in `unmask eval --data`), or packed rows. packing, length: default: as
+    in training. options: those of the metric, if it is given by its name. about: further entries of the protocol, such
+    as the name of the data. world, progress: share the work among processes, if the metric can, and show a bar.
 
     >>> print(unmask.evaluate(model, ["the cat sat", "on the mat"], num_samples=16))  # doctest: +SKIP
     perplexity ≤ 9.4210 (95% interval 7.9034 – 11.2300, n = 23)

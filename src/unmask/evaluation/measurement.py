@@ -21,10 +21,10 @@ SIGN: dict[str, str] = {"exact": "=", "upper bound": "≤", "pseudo": "≈", "es
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a metric has measured. ci95: a 95% interval over rows and draws, None where one draw tells none.
+    """The result of a metric. ci95: a 95% interval over rows and draws, None if there is only one draw.
 
-    n: how many tokens (or whatever the metric counts) it is of. protocol: plain data, all that the number depends on.
-    bound: the draws that the number was made of, where it is a likelihood.
+    n: the number of tokens (or whatever the metric counts). protocol: everything that the number depends on, as plain
+    data. bound: the draws behind the number, if it is a likelihood.
 
     >>> print(Measurement(12.5, (12.0, 13.0), 400, kind="upper bound", name="perplexity"))
     perplexity ≤ 12.5000 (95% interval 12.0000 – 13.0000, n = 400)

@@ -132,7 +132,7 @@ class Classifier:
 def load_classifier(
     name: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
 ) -> Classifier:
-    """A classifier from its folder, or from that of the fine-tuning that made it. Nothing in it is executed.
+    """Load a classifier from its folder, or from that of its fine-tuning run. Nothing in it is executed.
 
     >>> load_classifier("runs/reviews", device="cpu").labels  # doctest: +SKIP
     ('negative', 'positive')

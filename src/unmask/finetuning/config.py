@@ -63,7 +63,7 @@ class TaskData:
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
-    """Everything a fine-tuning depends on besides its model."""
+    """Everything that a fine-tuning run depends on, except the model."""
 
     out: str = "runs/finetuned"
     data: TaskData = TaskData()
@@ -115,7 +115,7 @@ class FinetuneConfig:
 
 
 def load_finetune_config(path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> FinetuneConfig:
-    """A recipe of a fine-tuning, with overrides: words as they are typed on the command line, numbers, or objects.
+    """Load a fine-tuning recipe, with overrides: strings as typed on the command line, numbers, or objects.
 
     path: a TOML or JSON file; None: the defaults.
 

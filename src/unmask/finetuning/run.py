@@ -59,8 +59,8 @@ def finetune(
 ) -> Finetuned:
     """Fine-tune a model for a task, over seeds; `unmask finetune` is this function.
 
-    A call that is repeated goes on with the first seed that is not finished. Everything random depends on the seed, the
-    epoch and the step, so a seed that is begun anew is the same one.
+    A repeated call resumes with the first unfinished seed. Everything random depends only on the seed, the epoch and
+    the step, so a restarted seed gives the same result.
 
     >>> finetune("stories", load_finetune_config(None, {"data.train": "mine.tsv"}))  # doctest: +SKIP
     """

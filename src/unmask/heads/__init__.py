@@ -1,4 +1,4 @@
-"""Heads: what turns a denoiser's vectors into the classes or the number of a task."""
+"""Task heads: they turn a denoiser's vectors into the classes or the number of a task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One vector a text, its mean or that of the first or last token, through a linear map or a small network."""
+"""One vector per text (the mean, or the first or last token), then a linear map or a small network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics: one number about a model on some data, with its interval and the protocol it was measured by."""
+"""Metrics: one number about a model on some data, with its interval and the protocol of the measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masked accuracy: how often the likeliest token is the right one, where a given share of the tokens is masked."""
+"""Masked accuracy: how often the likeliest token is correct when a given share of the tokens is masked."""
 
 from __future__ import annotations
 

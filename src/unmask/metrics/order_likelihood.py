@@ -1,4 +1,4 @@
-"""The likelihood of texts in the order in which a sampler opens them: what the sampler one really uses is worth.
+"""Likelihood of texts in the order in which a sampler opens them: what the sampler in use is worth.
 
 Of an order that follows from what is visible (confidence, margin, entropy, left_to_right) it is exact, a network call
 for each round of the sampler. Of a drawn order (ancestral) it is a mixture over `orders` of them, an upper bound.

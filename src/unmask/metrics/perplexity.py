@@ -1,4 +1,4 @@
-"""Perplexity: exp of nats per token, by the objective's own bound of -log p, or by its exact value.
+"""Perplexity: exp of nats per token, from the objective's own bound of -log p or from the exact value.
 
 Where the number is neither (a pseudo-likelihood) its name is pseudo-perplexity: no column of perplexities holds it.
 """

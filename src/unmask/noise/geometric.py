@@ -1,4 +1,4 @@
-"""sigma geometric in t, rescaled to exact ends."""
+"""sigma grows geometrically in t, rescaled so that both ends are exact."""
 
 from __future__ import annotations
 

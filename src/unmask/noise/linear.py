@@ -1,4 +1,4 @@
-"""sigma linear in t, rescaled to exact ends."""
+"""sigma grows linearly in t, rescaled so that both ends are exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""alpha = 1 - u(t)^2, where u rises along straight lines whose slopes are learned.
+"""alpha = 1 - u(t)^2, where u increases piecewise linearly with learned slopes.
 
 How often each masking rate is drawn is then a table of probabilities, over `bins` equal parts of the rates. Inside each
 the density falls with the rate's square root: near rate 0, where one masked token counts much, an even density would

@@ -1,4 +1,4 @@
-"""Training objectives: what is minimised, the bound it gives, and what a sampler may ask of the trained network."""
+"""Training objectives: what is minimised, the bound it gives, and what the trained network predicts for a sampler."""
 
 from __future__ import annotations
 

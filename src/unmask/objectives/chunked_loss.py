@@ -31,7 +31,7 @@ ALIGN = 64  # rows of logits begin at addresses that a GPU's matrix units like; 
 
 @dataclass(frozen=True)
 class LossSum:
-    """A sum of nats and the number of tokens it is over. The loop divides by the global count, once."""
+    """A sum of nats and its number of tokens. The training loop divides by the global count, once."""
 
     nats: Tensor
     tokens: Tensor

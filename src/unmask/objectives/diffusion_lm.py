@@ -1,4 +1,4 @@
-"""Gaussian diffusion of learned embeddings with a loss of its own (Diffusion-LM, Li et al. 2022, arXiv 2205.14217).
+"""Gaussian diffusion of learned embeddings with its own loss (Diffusion-LM, Li et al. 2022, arXiv 2205.14217).
 
 2000 steps, alpha² = 1 - sqrt(t + s). What is trained is L_simple with embeddings and rounding, end to end:
 E[‖e_x - x_hat(z_t)‖² / E + ‖alpha_1 e_x‖² / E - log p(x|z_0)], E the embeddings' width. It is no bound:

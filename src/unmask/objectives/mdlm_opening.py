@@ -1,4 +1,4 @@
-"""Masked diffusion from autoregressive weights: attention that saw what stands before opens gradually to both sides."""
+"""Masked diffusion from autoregressive weights: causal attention gradually opens to both sides."""
 
 from __future__ import annotations
 

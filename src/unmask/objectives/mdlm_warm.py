@@ -1,4 +1,4 @@
-"""Masked diffusion that begins as autoregression: at first some rows are read for the next token, by one network."""
+"""Masked diffusion that starts as autoregression: at first some rows train next-token prediction, in one network."""
 
 from __future__ import annotations
 

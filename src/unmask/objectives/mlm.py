@@ -1,4 +1,4 @@
-"""A masked language model (BERT, arXiv 1810.04805), which writes by Gibbs sampling (BERT-Mouth, arXiv 1902.04094).
+"""A masked language model (BERT, arXiv 1810.04805) that generates by Gibbs sampling (BERT-Mouth, arXiv 1902.04094).
 
 Training is BERT's 3.1: 15% of the tokens are predicted, of which 80% are masked, 10% replaced and 10% left as they are.
 Its bound is MDLM's count form of the same network, an upper bound of -log p of the random order, one token a call. Its

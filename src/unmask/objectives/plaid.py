@@ -1,4 +1,4 @@
-"""Gaussian diffusion of learned embeddings, trained by its bound (Plaid, Gulrajani and Hashimoto 2023, 2305.18619).
+"""Gaussian diffusion of learned embeddings, trained on its bound (Plaid, Gulrajani and Hashimoto 2023, 2305.18619).
 
 Continuous time; embeddings of length 1, gamma's ends and the network minimise the bound, and gamma's curve between the
 ends minimises the variance of its estimate, as published (E[loss²]). The network's logits are added to

@@ -1,4 +1,4 @@
-"""Masks at rates of the tokens' own: DiffusionBERT's spindle from unigram counts, or GenMD4's learned powers.
+"""Masking with a rate per token: DiffusionBERT's spindle from unigram counts, or GenMD4's learned powers.
 
 Spindle: He et al. 2022, arXiv 2211.15029. Power: Shi et al. 2024, arXiv 2406.04329, section 6.
 With w_v = -alpha'_v / (1 - alpha_v) and rho_v = (alpha_v(s) - alpha_v(t)) / (1 - alpha_v(t)), a masked position counts

@@ -1,4 +1,4 @@
-"""Uniform-state diffusion (UDLM, Schiff et al. 2024, arXiv 2412.10193): tokens are replaced by any token, not masked.
+"""Uniform-state diffusion (UDLM, Schiff et al. 2024, arXiv 2412.10193): tokens become random tokens, not masks.
 
 Continuous time: (-alpha'/(V alpha)) Σ_{j≠i} [s_j - r_j log s_j + K(r_j)] at every position, s being x_theta's ratios.
 T steps: Σ KL(q(z_s|z_t,x) ‖ q(z_s|z_t,x_theta)), whose last term is the reconstruction. The schedule's ends are exact,

@@ -19,12 +19,12 @@ from unmask.noise.learned import Detached, LearnedNoise
 class Process(ABC):
     """A forward process bound to a vocabulary.
 
-    An objective makes it (`Objective.process`), with the schedule's learned parameters where it has any. The model's
-    predictor carries it to the samplers, which begin at its prior and take its noise (`Sampler.bind`): the two sides of
-    a model cannot disagree.
+    An objective creates it (`Objective.process`), with the schedule's learned parameters if there are any. The model's
+    predictor passes it to the samplers, which start from its prior and use its noise (`Sampler.bind`), so training and
+    sampling cannot disagree.
 
-    States are ids, or vectors. States of ids are [B, L], and what is not open is in them as it is. Vectors are lines
-    [N, E] of the open positions alone, row by row: what is not open is a token and has no state.
+    States are ids or vectors. Ids are [B, L] and include the fixed positions unchanged. Vectors are lines [N, E] of the
+    open positions only, row by row: a fixed position is a token and has no state.
 
     >>> from unmask.noise.log_linear import LogLinear
     >>> from unmask.processes.absorbing import Absorbing

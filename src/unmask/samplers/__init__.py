@@ -1,4 +1,4 @@
-"""Samplers: in which order positions open, and how the tokens are drawn. They know no network and no text."""
+"""Samplers: the order in which positions open, and how tokens are drawn. They refer to no network and no text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reverse chain in T steps (steps=none: T = infinity), planned: at most min(T, L) network calls a row."""
+"""The reverse chain in T steps (steps=none: T = infinity), planned: at most min(T, L) network calls per row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samplers: in which order positions open, and how the tokens are drawn. They know no network and no text.
+"""Samplers: the order in which positions open, and how tokens are drawn. They refer to no network and no text.
 
 To add one, subclass `Sampler` and give it `ask`, which returns the next question to the network, and `max_calls`. All
 else has a default: everything that was asked about opens, each token is drawn from the prediction, and is written.
@@ -44,9 +44,9 @@ class RunnersUp:
 class Step:
     """What one network call opened: which positions of which rows, the tokens written, and how likely each was.
 
-    log_prob_N is under the law that the token was drawn from. tokens_BL is the canvas after the step: besides what
-    opened it shows what was masked again, and end-of-text in all that follows where a row has ended.
-    others and, by rows and positions, remasked: set where an observer asks for runners-up.
+    log_prob_N is under the distribution that the token was drawn from. tokens_BL is the canvas after the step: besides
+    what opened it shows what was remasked, and end-of-text at all positions after the end of a row.
+    others (the runners-up) and remasked (rows and positions) are set if an observer asks for runners-up.
     """
 
     row_N: Tensor

@@ -1,4 +1,4 @@
-"""Surest first, by the probability of the likeliest token; `tokens` a call or all in `steps` calls."""
+"""Most confident first, by the probability of the likeliest token; `tokens` per call or all in `steps` calls."""
 
 from __future__ import annotations
 

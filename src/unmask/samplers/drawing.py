@@ -22,8 +22,8 @@ COLDEST, HOTTEST = 1e-30, 1e30
 class Drawing:
     """Options shared by the samplers. temperature 0 takes the likeliest token; top_k=0 and top_p=1 cut nothing.
 
-    draw: sample; argmax takes the likeliest token; hybrid takes it where its probability is at least `sure` and samples
-    elsewhere. temperature_end: the temperature moves there in a line, over the share of the row that is written.
+    draw: sample; argmax takes the likeliest token; hybrid takes it if its probability is at least `sure`, otherwise
+    samples. temperature_end: the temperature changes to this linearly in the share of the row that is written.
     """
 
     draw: Literal["sample", "argmax", "hybrid"] = "sample"

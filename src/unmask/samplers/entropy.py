@@ -1,4 +1,4 @@
-"""Lowest entropy first; `tokens` a call or all in `steps` calls."""
+"""Lowest entropy first; `tokens` per call or all in `steps` calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lowest entropy first, as many a call as keep the error of drawing them apart below `gamma` nats."""
+"""Lowest entropy first, as many per call as keep the error of drawing them independently within `gamma` nats."""
 
 from __future__ import annotations
 

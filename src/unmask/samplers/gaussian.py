@@ -1,4 +1,4 @@
-"""The reverse chain of Gaussian states in T steps: z_s ~ q(z_s | z_t, x_hat) from noise to z_0, then tokens from it.
+"""The reverse chain of Gaussian states in T steps: z_s ~ q(z_s | z_t, x_hat) from noise to z_0, then the tokens.
 
 For Plaid (arXiv 2305.18619) and Diffusion-LM (arXiv 2205.14217). Fixed positions keep their tokens: the network reads
 their embeddings without noise in every step, as in Diffusion-LM's infilling. What differs from the published samplers:

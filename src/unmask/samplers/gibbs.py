@@ -1,4 +1,4 @@
-"""Gibbs sampling (BERT-Mouth): a text is filled, then a position at a time is masked and drawn again given all others.
+"""Gibbs sampling (BERT-Mouth): the text is filled, then one position at a time is masked and redrawn given the rest.
 
 Wang and Cho 2019, arXiv 1902.04094. Where x_theta's conditionals are those of one law p, p is stationary; those of a
 trained network need not be of any. What differs from the published sampler: it chooses positions at random from all

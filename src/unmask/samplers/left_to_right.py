@@ -1,4 +1,4 @@
-"""From left to right, a position a call: the order of autoregressive models; also several a call, or partly random."""
+"""From left to right, one position per call: the order of autoregressive models; also several, or partly random."""
 
 from __future__ import annotations
 

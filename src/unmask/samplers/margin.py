@@ -1,4 +1,4 @@
-"""Clearest first, by the lead of the likeliest token over the second; `tokens` a call or all in `steps` calls."""
+"""Most confident first, by the margin over the second likeliest token; `tokens` per call or all in `steps` calls."""
 
 from __future__ import annotations
 

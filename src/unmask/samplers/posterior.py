@@ -1,4 +1,4 @@
-"""The textbook reverse chain: all masked positions looked at in each of T steps; for models trained without SUBS."""
+"""The textbook reverse chain: each of T steps queries all masked positions; for models trained without SUBS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corrections after each step of the reverse chain: some tokens masked, some drawn, at the same noise level."""
+"""Corrector steps after each step of the reverse chain: some tokens are masked, others drawn, at one noise level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finish a text with another sampler, or take a finished one, and write its least sure tokens anew, in rounds."""
+"""Generate a text with another sampler, or take a finished one, and regenerate its least confident tokens in rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reverse chain with remasking: written tokens can be masked again and mended, while the marginals are kept."""
+"""The reverse chain with remasking: written tokens can be masked again and corrected, and the marginals are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Semi-autoregressive: a window slides over a text of any length; its finished end is the next one's prompt."""
+"""Semi-autoregressive: a window slides over a text of any length; the end of each is the prompt of the next."""
 
 from __future__ import annotations
 

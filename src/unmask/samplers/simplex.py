@@ -1,4 +1,4 @@
-"""SSD-LM's decoding: block by block, and in each step the prediction is projected to the simplex and noised anew.
+"""SSD-LM's decoding, block by block: each step projects the prediction to the simplex and adds new noise.
 
 Han, Kumar, Tsvetkov 2022, arXiv 2210.17432: z_s = alpha_s K (2 w - 1) + sigma_s K noise, where w is one-hot of the
 likeliest token (argmax), of one that is drawn (sample), or has a 1 for every token that the cuts leave (multi_hot; the

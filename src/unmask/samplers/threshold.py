@@ -1,4 +1,4 @@
-"""All positions whose likeliest token has at least probability `threshold` open at once, and always the surest."""
+"""All positions whose likeliest token has probability `threshold` or more, and always the most confident one."""
 
 from __future__ import annotations
 

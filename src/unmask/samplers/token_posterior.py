@@ -1,4 +1,4 @@
-"""The reverse chain where tokens have rates of their own: in each step a mask becomes v with x_theta[v] rho_v."""
+"""The reverse chain for tokens with their own rates: a mask becomes v with probability x_theta[v] rho_v in a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uniform states in T steps: every open position is redrawn from q(z_s | z_t, x_theta) in each step (UDLM)."""
+"""Uniform states in T steps: each step redraws every open position from q(z_s | z_t, x_theta) (UDLM)."""
 
 from __future__ import annotations
 

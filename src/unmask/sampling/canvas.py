@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Canvas:
-    """`tokens` [B, L], of which some positions are open and all others are fixed and never change.
+    """`tokens` [B, L]: open positions are to be written, all others are fixed and never change.
 
-    key_B: row i is driven by its key and nothing else. valid_BL: False after the end of a shorter row (None: none).
+    key_B: the only source of randomness of each row. valid_BL: False after the end of a shorter row (None: none).
     forbidden: ids never written. offset: the absolute position of column 0, so that windows of one text differ.
-    end_id: end-of-text. Once it is written with no mask before it, the row is done; the rest is no part of the text.
-    draft_BL: written, but a sampler that refines may write there anew; to all others it is fixed (None: nowhere).
+    end_id: end-of-text. Once it is written with no mask before it, the row is done; the rest is not part of the text.
+    draft_BL: written, but a sampler that refines may regenerate it; to all others it is fixed (None: nowhere).
     label_B: the class of each row, for a network trained with classes; -1 for none (None: none).
-    frame: how many tokens at the beginning and at the end of each row anchor the text and are no part of it.
-    constraint: what the finished text or its gaps must be, as an automaton over tokens (see unmask.constraints).
-    open_BL: where something is to be written; left out: where the tokens are masks. It stays as it is while tokens
-    change, so that a process without masks has it, too. Which are still masked is asked of the tokens.
+    frame: how many tokens at the beginning and at the end of each row anchor the text and are not part of it.
+    constraint: what the finished text or its gaps must match, as an automaton over tokens (see unmask.constraints).
+    open_BL: the open positions (default: those with masks). It does not change while tokens are written, so it also
+    exists for a process without masks; the tokens say which positions are still masked.
     """
 
     tokens: Tensor

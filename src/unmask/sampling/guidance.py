@@ -19,7 +19,7 @@ from unmask.sampling.query import masked_share
 class Guidance:
     """How strongly the condition is followed: p ∝ p(x | c)^(1 + weight) p(x)^(-weight).
 
-    condition_BL says what the condition is; None: all that is fixed. A row's label is always part of it.
+    condition_BL: the positions of the condition; None: all that are fixed. A row's label is always part of it.
     weight 0 changes nothing, -1 ignores it.
     """
 

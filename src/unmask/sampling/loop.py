@@ -35,9 +35,10 @@ def steps(
     guidance: Guidance | None = None,
     runners_up: int = 0,
 ) -> Iterator[Step]:
-    """Run the sampler, a network call at a time (two with guidance). `objective` is what the denoiser was trained with.
+    """Run the sampler and yield a `Step` per network call (two calls with guidance).
 
-    runners_up: each step reports this many tokens that were likely besides those that were written.
+    objective: the one that the denoiser was trained with. runners_up: each step reports this many of the likeliest
+    other tokens.
 
     >>> import torch, unmask
     >>> coin = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
@@ -132,7 +133,7 @@ def sample(
     objective: Objective | None = None,
     guidance: Guidance | None = None,
 ) -> Canvas:
-    """Run the sampler to the end; the canvas that comes back has a token wherever one was open.
+    """Run the sampler to the end and return the canvas with a token at every position that was open.
 
     >>> import torch, unmask
     >>> coin = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)

@@ -36,15 +36,16 @@ def particles(
     greedy: bool = False,
     objective: Objective | None = None,
 ) -> Canvas:
-    """One text for each row of the canvas, from the model's law tilted by a score: p(x) exp(score(x)) / Z.
+    """One text for each row of the canvas, from the model's distribution tilted by a score: p(x) exp(score(x)) / Z.
 
     `score` gets partly masked rows and returns their log-scores; on finished rows it is the tilt itself, on others a
-    guess of what they will come to. `num` particles a row run side by side, each weighted by exp(score's rise) so far.
-    When the weights' effective number falls under threshold x num, particles are drawn anew by their weights, copies
-    going their own ways from there. The weights are right at any guess: as `num` grows the law tends to the tilted one.
-    threshold 0 never draws anew (importance sampling). greedy: the best is copied, and the best is returned (best of n
-    over partial canvases); no law is claimed then. A row of score -inf is not drawn anew: say it only of what no
-    completion can save, or keep threshold 0. `objective` is what the denoiser was trained with.
+    guess of the final one. `num` particles per row run in parallel, each weighted by exp(increase of its score so far).
+    When the effective number of the weights falls below threshold x num, the particles are resampled by their weights,
+    and copies continue independently. The weights are correct for any guess: as `num` grows, the distribution tends to
+    the tilted one. threshold 0 never resamples (importance sampling). greedy: copies the best particle and returns the
+    best one (best of n over partial canvases); no distribution is claimed then. A row of score -inf does not survive
+    resampling: return it only if no completion can help, or keep threshold 0. `objective`: the one that the denoiser
+    was trained with.
 
     >>> import torch, unmask
     >>> coin = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)

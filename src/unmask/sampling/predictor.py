@@ -19,16 +19,16 @@ MAX_ANSWER = 1 << 26  # lines × vocabulary of one answer
 
 @dataclass(frozen=True)
 class Query:
-    """Which rows are looked at, at which noise level, and at which positions an answer is wanted.
+    """A question to the network: which rows, at which noise level, and the positions whose predictions are wanted.
 
-    tokens_BL is the whole canvas; rows_R the rows asked about (None: all). at_RK are positions, padded on the right;
+    tokens_BL: the whole canvas. rows_R: the rows in question (None: all). at_RK: positions, padded on the right;
     wanted_RK says which are real. The answer has one line for each real one, row by row.
     label_B: the class of each row, -1 for none (None: none has one).
-    reach is one more than the rightmost real position, known without asking the device.
-    lo: where in the sampler's canvas the first of these columns lies, as a window is part of a longer text.
-    latent_NE: the states of the asked positions, a line each, where states are vectors; all others are tokens.
-    writes: the answer is written into the canvas, and the next question goes on from there; False: only looked at, so
-    that an autoregressive network may answer any number of positions at once.
+    reach: one more than the rightmost real position, known without a device synchronisation.
+    lo: the column of the sampler's canvas at which these columns begin, if they are a window of a longer text.
+    latent_NE: if states are vectors, those of the positions in question, one line each; all others are tokens.
+    writes: the answer is written into the canvas, and the next query continues from there; False: it is only read, so
+    an autoregressive network may answer any number of positions at once.
     """
 
     tokens_BL: Tensor
@@ -60,14 +60,14 @@ Gives = Literal["x0", "x0_and_mask", "x0_by_rates", "score", "next"]
 
 
 class Predictor(Protocol):
-    """Answers a query with one line a wanted position. A sampler takes only processes and answers that it knows.
+    """Answers a query with one line per wanted position. A sampler accepts only processes and answers that it supports.
 
     process: the forward process that the network has learned to reverse; None for autoregression.
-    gives: x0: log x_theta. x0_and_mask: the same of a network that may predict the mask. x0_by_rates: log x_theta where
-    each token has a rate of its own, so that what is predicted decides when it opens. score: log-ratios of the
+    gives: x0: log x_theta. x0_and_mask: the same for a network that may predict the mask. x0_by_rates: log x_theta if
+    each token has a rate of its own, so that the predicted token decides when it opens. score: log-ratios of the
     process's marginals. next: log p(x_l | x_<l).
-    left_to_right: the answer for a position is right only when everything before it is written and nothing after it
-    matters, as for an autoregressive network.
+    left_to_right: the prediction for a position is correct only if everything before it is written, and does not depend
+    on anything after it, as for an autoregressive network.
     """
 
     @property

@@ -45,7 +45,7 @@ Rank = Literal["text", "token"]
 
 @dataclass(frozen=True)
 class Edit:
-    """A text with its span written anew. nats: the bound of -log p of the whole text, its end-of-text included.
+    """A text with its span rewritten. nats: the bound of -log p of the whole text, including its end-of-text.
 
     >>> Edit(text="a cat", replacement="cat", length=3, nats=12.0, tokens=6).nats_per_token
     2.0

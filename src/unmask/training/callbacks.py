@@ -57,7 +57,7 @@ class Sample(str):
 
 
 class Callback:
-    """Override what you need; every method may be left alone.
+    """Called during training; override any of the methods.
 
     >>> class Print(Callback):
     ...     def on_step(self, report):

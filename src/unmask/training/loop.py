@@ -43,10 +43,10 @@ def train(
     device: str | None = None,
     timeout: float = 600.0,
 ) -> Model:
-    """Train as the config says and return the best model by validation bound; `unmask train` is this function.
+    """Train a model and return the best one, by default by its validation bound; `unmask train` calls this function.
 
-    Everything random depends on (seed, step, row) alone, so a resumed run repeats the uninterrupted one bit for bit,
-    and a run on several processes (torchrun) is the same run. timeout: seconds to wait for a process that hangs.
+    Everything random depends only on (seed, step, row), so a resumed run repeats the uninterrupted one bit for bit, and
+    a run on several processes (torchrun) is the same run. timeout: seconds to wait for a hanging process.
 
     >>> train(load_config("demo", {"steps": "10"}))  # doctest: +SKIP
     """

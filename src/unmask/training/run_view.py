@@ -28,9 +28,9 @@ _OWN = {
 
 
 class RunView:
-    """A run as its callbacks see it, handed over by `Callback.on_run`; nothing of the run can be set through it.
+    """A run as its callbacks see it, passed to `Callback.on_run`; its attributes cannot be set.
 
-    Callbacks are called by the first process only: what takes all processes, these methods do not do.
+    Callbacks are called by the first process only, so no method does anything that requires all processes.
 
     >>> from unmask import Callback
     >>> class Patience(Callback):

@@ -1,4 +1,4 @@
-"""Transformer of the Llama family (RMSNorm, SwiGLU, grouped keys and values), which takes pretrained weights."""
+"""Transformer of the Llama family (RMSNorm, SwiGLU, grouped keys and values); accepts pretrained weights."""
 
 from __future__ import annotations
 
