@@ -1,11 +1,11 @@
-"""What anchors are worth: the bound without them, with a begin token, and with an end marker, too.
+"""The effect of anchors: the bound without them, with a begin token, and with an end marker as well.
 
     python benchmarks/anchors.py chain [--steps 2000] [--device cuda]
     python benchmarks/anchors.py stories TRAIN.txt.xz VALID.txt.xz [--steps 1000] [--device cuda]
 
-chain: a Markov source whose entropy is known: the first letter is an a, each next one its successor on a ring with
-probability `follow`, else any letter. stories: the recipe of that name, shortened; also how many of 64 texts of 48
-tokens begin as a story does, with a capital letter or a quotation mark.
+chain: a Markov source of known entropy. The first letter is an a; each further letter is the successor of the previous
+one on a ring with probability `follow`, otherwise uniformly random. stories: the recipe of that name, shortened; it
+also reports how many of 64 texts of 48 tokens begin as a story does, with a capital letter or a quotation mark.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small files that travel between machines that are lent: into an archive, and out of one where nothing is yet."""
+"""Archives of small files that are moved between machines: packing, and unpacking without overwriting anything."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The rows of the GPU table by two versions of the sources, in turns on one machine: is a change slower?
+"""Does a change make anything slower? Measures the rows of the GPU table with two versions of the sources in turn.
 
     git worktree add ../before COMMIT
     python benchmarks/before_after.py ../before/src
 
-Each row is measured twice by each version, every time in a process of its own; the medians are compared.
+Both versions run on the same machine. Each measures each row twice, every time in a separate process; the medians are
+compared.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Put a trained model among the built-in ones, with a card filled from measurements.
+"""Add a trained model to the built-in ones, with a card of measured figures.
 
-    python benchmarks/card.py stories --model FOLDER --recipe stories \
+    python benchmarks/card.py stories --model FOLDER --recipe stories \\
         --eval eval.json --metrics metrics.jsonl --judge judged/points.jsonl --opponent eval_ar.json
 
---model: a model's folder, weights whole or in parts. --eval, --opponent: what `unmask eval --json` printed for it and
-for its autoregressive opponent on the validation texts. --metrics: the run's, or those of several, each begun with the
-weights of the one before. --judge: points.jsonl of `unmask frontier`, one for each way of sampling. The samples are
-those of seeds 0 to 3, whatever they are. What is not given is left out. With --card-only the weights stay as they are.
-The words beside the figures are in cards/NAME.toml.
+--model: a model folder, with weights whole or in parts. --eval, --opponent: the output of `unmask eval --json` for the
+model and for its autoregressive opponent on the validation texts. --metrics: the run's metrics, or those of several
+runs, each started from the weights of the previous one. --judge: points.jsonl of `unmask frontier`, one for each way of
+sampling. The samples are those of seeds 0 to 3, without selection. What is not given is left out. With --card-only the
+weights stay unchanged. The text beside the figures comes from cards/NAME.toml.
 """
 
 from __future__ import annotations

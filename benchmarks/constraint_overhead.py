@@ -1,7 +1,7 @@
-"""What a constraint costs: a step that asks for logits at all masks, and the same step with its constrained draw.
+"""The cost of a constraint: the time of a step with logits at all masks, and of the constrained draw that follows it.
 
-Both run in this process, in turn, on a network with random weights; medians are told. The draw opens `--opens` of the
-positions. The vocabulary is a byte-level BPE trained here on Python's own sources.
+Both are timed in turn in this process, on a network with random weights, and medians are reported. The draw opens about
+`--opens` of the positions. The vocabulary is a byte-level BPE, trained here on Python's own sources.
 
     python benchmarks/constraint_overhead.py                  # V 50k, L 256, DiT small
     python benchmarks/constraint_overhead.py --length 64 --size nano --vocab 4096

@@ -1,4 +1,4 @@
-"""Tokens a second of one process with two threads, and of two gloo processes with one each, in turn, in one run.
+"""Tokens per second of one process with two threads and of two gloo processes with one each, measured in turn.
 
 python benchmarks/ddp_overhead.py [--rounds 3] [--hidden 256] [--batch 16]
 """

@@ -1,12 +1,12 @@
-"""MDLM, D3PM and autoregression on one text with the defaults of `unmask train`, and with settings tried beside them.
+"""MDLM, D3PM and autoregression on one text, with the defaults of `unmask train` and with other settings.
 
     python benchmarks/defaults.py shakespeare.txt [--steps 600] [--tokenizer bpe:1024] [--objectives mdlm d3pm ar]
     python benchmarks/defaults.py shakespeare.txt --recipe paper                # a recipe in place of the defaults
     python benchmarks/defaults.py shakespeare.txt --try optim.lr=3e-3 --try optim.lr=1e-2 optim.ema=0.99
     python benchmarks/defaults.py shakespeare.txt --all denoiser.size=nano batch=16             # the same for every row
 
-The last part of the text is held out. Perplexity per token there is exact for autoregression and an upper bound for the
-others, of the weights that were best at a validation; seconds are those of the training.
+The last part of the text is held out. Perplexity per token is measured there with the weights of the best validation;
+it is exact for autoregression and an upper bound for the others. Seconds are training time.
 """
 
 from __future__ import annotations

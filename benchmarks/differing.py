@@ -1,9 +1,9 @@
-"""How many texts differ between a server without other requests and one under load: same requests, same seeds.
+"""How many texts differ between an idle server and one under load, for the same requests and seeds.
 
     python benchmarks/differing.py [stories] [--device cuda] [--texts 200] [--at-once 16 64]
 
-On a CPU the answer is none. On a GPU a matrix product of another shape may round otherwise, and a probability that
-changes in its last bits changes, rarely, a token.
+On a CPU none differ. On a GPU a matrix product of another shape may round differently, and a probability that changes
+in its last bits occasionally changes a token.
 """
 
 from __future__ import annotations

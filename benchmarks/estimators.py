@@ -1,13 +1,14 @@
-"""How much each estimator of the bound varies given the texts, at equal network calls.
+"""How much each estimator of the bound varies given the texts, at equal numbers of network calls.
 
     python benchmarks/estimators.py MODEL TEXTS [--rows 8] [--length 64] [--draws 96] [--precision 0.1] [--plot SVG]
 
-plain: what the papers' evaluations do, an independent uniform time for each draw, the weight -alpha'/(1-alpha). time:
-the same with times spread evenly over groups of four draws of a row. T=1000: steps. count: the number of masks instead
-of a time, each alone and in groups, as `unmask eval` takes them for a network without time. Told is the standard error
-of nats per token given the texts with its own 95% interval, and how many calls plain needs for as narrow an interval.
-Last comes what `unmask eval --precision` needs for an interval of that width, beside the calls and seconds of plain for
-the same. --plot draws the errors, light or dark as the reader's screen is; marks differ in shape, not in colour alone.
+plain: as in the papers' evaluations, an independent uniform time for each draw, with the weight -alpha'/(1-alpha).
+time: the same with times spread evenly over groups of four draws of a row. T=1000: discrete steps, in the same groups.
+count: the number of masks in place of a time, with each draw by itself and in groups, as `unmask eval` uses for a
+network without time. The output gives the standard error of nats per token given the texts, its own 95% interval, and
+how many calls of plain one call is worth. The last line gives what `unmask eval --precision` needs for an interval of
+that width, beside the calls and seconds that plain needs for it. --plot draws the errors, in light or dark colours as
+the reader's system is set; marks differ in shape, not only in colour.
 """
 
 from __future__ import annotations

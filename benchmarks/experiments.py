@@ -1,14 +1,14 @@
-"""The queue of experiments.toml: takes the next trials that are not finished and fit the minutes that there are.
+"""The queue of experiments.toml: runs the next unfinished trials that fit into the given minutes.
 
     python benchmarks/experiments.py --list --out runs/experiments
     python benchmarks/experiments.py --minutes 9 --jobs 3 --data /data --out runs/experiments [--only "Table 8"]
     python benchmarks/experiments.py --minutes 9 --data /data --out new --finished small.tar.gz --back small.tar.gz
 
-The state is what the folders hold. A machine that is lent for minutes has none of them: --finished puts the small files
-of finished trials in place, so that they are not repeated, and --back keeps all small files, written anew after every
-trial. Checkpoints stay behind, so a trial must fit the minutes or is skipped, with the reason. How long one takes is
-estimated from what others of its system took, or from what experiments.toml says. --jobs: trials of one setting and
-seed that share the device.
+The run folders hold the state. A new machine has none of them: --finished restores the small files of finished trials,
+so that they are not repeated, and --back archives all small files, rewritten after every trial. Checkpoints are not
+archived, so a trial that does not fit into the remaining minutes is skipped, with the reason. Its duration is estimated
+from other trials of the same system, or from experiments.toml. --jobs: trials of one setting and seed that share the
+device.
 """
 
 from __future__ import annotations

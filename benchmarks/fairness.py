@@ -2,9 +2,9 @@
 
     python benchmarks/fairness.py --count 20
 
-Starts `unmask serve` with the built-in model `stories`, asks for a small fill again and again, alone and beside each of
-six heavy requests, and prints a line for each: median, 95th percentile, and how many times the latter is what it was
-alone just before. It exits with 1 where that is more than four times. Client and server share the machine.
+Starts `unmask serve` with the built-in model `stories` and repeats a small fill, alone and beside each of six heavy
+requests. Prints a line for each: median, 95th percentile, and the ratio of the latter to its value alone just before.
+The exit code is 1 if a ratio exceeds four. Client and server share the machine.
 """
 
 from __future__ import annotations

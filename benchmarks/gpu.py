@@ -1,10 +1,10 @@
-"""The GPU table and the curves of RESULTS.md: each row a measurement in its own process, written as one JSON line.
+"""The GPU table and the curves of RESULTS.md: each row is measured in its own process and written as one JSON line.
 
     python benchmarks/gpu.py table --out table.jsonl
     python benchmarks/gpu.py curves --out curves.jsonl
     python benchmarks/gpu.py huggingface
 
-Then, anywhere: python benchmarks/plot.py curves.jsonl docs/speed.svg
+Then, on any machine: python benchmarks/plot.py docs/speed.svg table.jsonl curves.jsonl
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What it costs to tokenize a corpus and to read its shards: megabytes a second of a core, and memory, which is flat.
+"""The cost of tokenizing a corpus and of reading its shards: megabytes per second and core, and peak memory.
 
     python benchmarks/large_corpora.py TEXTS.jsonl.xz --tokenizer bpe16k.json --sizes 100 2000 [--nproc 1]
 
-TEXTS is repeated, each time with a number before every text, until there are so many megabytes as JSON lines. Each
-command runs in a process of its own, whose largest resident memory the system tells, and the seconds that cores worked
-for it, whoever else was at work.
+TEXTS is repeated, with a number before every text, up to the given megabytes of JSON lines. Each command runs in a
+separate process. The operating system reports its peak resident memory, which does not grow with the corpus, and its
+CPU seconds, which do not depend on other load.
 """
 
 from __future__ import annotations

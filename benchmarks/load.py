@@ -1,10 +1,10 @@
-"""A server under load: many streams at once, clients that leave, more requests than it takes.
+"""A server under load: many streams at once, clients that disconnect, more requests than it accepts.
 
     python benchmarks/load.py --minutes 10
     python benchmarks/load.py --model stories --throughput --clients 16 32 --length 64
 
-Starts `unmask serve` with a small network of random weights (or --model), measures, prints a line for each promise, and
-exits with 1 where one is not kept. Client and server share the machine.
+Starts `unmask serve` with a small network of random weights (or --model), measures it, and prints a line for each
+guarantee. The exit code is 1 if one is not met. Client and server share the machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What `unmask train` itself reaches, loader, reports and all, beside the bare step that `unmask bench train` measures.
+"""The throughput of `unmask train`, with loader and reports, beside the bare step that `unmask bench train` measures.
 
     python benchmarks/loop.py [--device cuda] [--size small] [--length 1024] [--batch 32] [--steps 120]
 
-Random bytes, no validating and no saving inside the measured steps. The loop's rate is over its second half.
+The data is random bytes; the measured steps contain no validation and no saving. The loop's rate is over its second
+half.
 """
 
 from __future__ import annotations

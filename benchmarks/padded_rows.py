@@ -1,9 +1,10 @@
-"""What padding costs a training step: one text a row (`packing = pad`) with its padding and without, in one run.
+"""What padding costs a training step: one text per row (`packing = pad`), with its padding and without, in one run.
 
     python benchmarks/padded_rows.py [--device cuda] [--rows 512] [--hidden 512 --blocks 6 --heads 8]
 
 The lengths are those of short stories: 174 tokens of 256 on average. A step is forward, backward, clipping, update and
-average, bf16 and compiled on a GPU. The host's own share is the time until a step is handed over, with the device idle.
+weight average, in bf16 and compiled on a GPU. The host's own share is the time until a step is submitted while the
+device is idle.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A large file in parts that travel one by one, and back; every part and the whole are held to their SHA-256.
+"""Split a large file into parts and join them again; the parts and the whole are checked against their SHA-256.
 
     python benchmarks/parts.py split model.gguf parts/ --most 12   # parts/model.gguf.001 ... and parts/model.gguf.json
     python benchmarks/parts.py join parts/ model.gguf              # exit code 75: these parts are still missing
 
-The list of parts (.json) is small and goes with every one of them. join of a file, not a folder, copies it.
+The list of parts (.json) is small and must accompany them. join with a file in place of the folder copies it.
 """
 
 from __future__ import annotations

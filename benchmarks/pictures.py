@@ -1,8 +1,8 @@
-"""The pictures of the page in docs/: the built-in model, asked in a real browser.
+"""Makes the pictures of the page in docs/: the built-in model, used in a real browser.
 
     python benchmarks/pictures.py
 
-Needs chromium and what the tests need. Every picture is of a text that is written to its end.
+Needs chromium and the test dependencies. Every picture shows a finished text.
 """
 
 from __future__ import annotations

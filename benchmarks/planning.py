@@ -1,7 +1,7 @@
 """Planning: sums written forward and reversed, by diffusion in several orders and by autoregression.
 
-Trains each recipe in both directions and with several seeds, measures each model by the suite `planning`, and writes a
-table. A call that was stopped goes on: what is trained and measured is not repeated.
+Trains each recipe in both directions with several seeds, measures each model with the suite `planning`, and writes a
+table. An interrupted call resumes: what is trained and measured is not repeated.
 
     python benchmarks/planning.py --out runs/planning --seeds 2
 """

@@ -1,4 +1,4 @@
-"""Curves of `benchmarks/gpu.py` as one SVG: tokens a second against the batch and against the length.
+"""Curves of `benchmarks/gpu.py` as one SVG: tokens per second by batch size and by length.
 
 python benchmarks/plot.py docs/speed.svg table.jsonl curves.jsonl
 """

@@ -1,9 +1,9 @@
-"""Bits per byte of a pretrained autoregressive model: through unmask, and through transformers on the same rows.
+"""Bits per byte of a pretrained autoregressive model with unmask and with transformers, on the same rows.
 
     python benchmarks/pretrained_parity.py SOURCE TEXTS... [--rows 30] [--length 512] [--json FILE]
 
-SOURCE is a folder of transformers or a GGUF file. A row of the texts' stream stands after the token that begins a text;
-all its tokens are scored. Told is also the largest difference between any two logits.
+SOURCE is a transformers folder or a GGUF file. Each row of the texts' stream follows the token that begins a text, and
+all of its tokens are scored. The largest difference between any two logits is reported as well.
 """
 
 from __future__ import annotations

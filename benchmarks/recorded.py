@@ -1,16 +1,16 @@
-"""The queue of recorded.toml: table 3, figure 2, table 5 and Multi30k, on a GPU that is lent for minutes.
+"""The queue of recorded.toml: table 3, figure 2, table 5 and Multi30k, on a GPU available for minutes at a time.
 
     python benchmarks/recorded.py --list
     python benchmarks/recorded.py --pack sent --data /data [--only JOB]
     python benchmarks/recorded.py --minutes 9 --data sent --out runs/recorded --back new.tar.gz [--finished old.tar.gz]
     python benchmarks/recorded.py --toy --data /data --out rehearsal --device cpu
 
-A job is a list of steps, each a command of unmask; the same command goes on where it was stopped. A step that is
-finished has left a file that says so. Networks stay on the machine (stays), since they are too large to travel: their
-file does, too, and on another machine they are trained again where a later step of the job wants them. All else is
-small: --back keeps the results and texts, written anew after every step, in archives of 15 MiB at most (new.tar.gz,
-new-2.tar.gz, ...), and --finished puts them in place. A step begins where its seconds fit what is left of the minutes;
-training begins in any case, is asked to stop in time, and goes on with the next call on the same machine.
+A job is a list of steps, each an unmask command; the same call resumes where the last one stopped. A finished step
+leaves a marker file. Networks are too large to transfer, so they and their marker files stay on the machine (stays);
+another machine trains them again if a later step of the job needs them. Everything else is small. --back archives the
+results and texts, rewritten after every step, in archives of at most 15 MiB (new.tar.gz, new-2.tar.gz, ...), and
+--finished restores them. A step starts if its estimated seconds fit into the remaining time. Training starts with less
+time too: it is stopped in time and resumes with the next call on the same machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a training run's folder says of the run."""
+"""The state of a training run, read from its folder."""
 
 from __future__ import annotations
 

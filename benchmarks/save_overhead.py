@@ -1,10 +1,10 @@
-"""What saving costs training: none, at once and in the background, in turn within one run of the usual loop.
+"""What saving costs training: no save, synchronous and background saves, in turn within one run of the usual loop.
 
     python benchmarks/save_overhead.py --rounds 4
 
-Every interval of steps begins with a save of its kind; its time runs until the next one begins. "blocked" is what the
-loop itself waits for; "slower" is what an interval takes more than one without a save, which includes the work that a
-thread in the background takes from the cores.
+Every interval of steps begins with a save of its kind and is timed until the next one begins. "blocked" is how long the
+loop itself waits. "slower" compares an interval with one without a save; it includes the CPU time that a background
+thread takes from training.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""The selective scan against the recurrence and against attention, by length; its share of a copy's bandwidth; bases a
-second of a Mamba of the DNA experiments' size.
+"""The selective scan by length, against the plain recurrence and attention; its share of a copy's bandwidth; and the
+bases per second of a Mamba of the size in the DNA experiments.
 
     python benchmarks/scan.py docs/scan.svg [--lengths 1024 4096 16384 65536 131072] [--tokens 131072] [--device cuda]
 
-All in one run, forward and backward, in bf16 on a GPU. A call has so many tokens, whatever the length: what does not
-depend on the length is flat. The recurrence is a step of torch a token, and is left out beyond --longest-recurrence.
+Everything is measured in one run, forward and backward, in bf16 on a GPU. Each call has the same number of tokens at
+every length, so a cost that does not depend on the length gives a flat line. The recurrence takes one torch step per
+token and is left out beyond --longest-recurrence.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Where diffusion passes autoregression when a short text is read again and again: a table and a picture.
+"""When diffusion overtakes autoregression on a short text that is read repeatedly: a table and a plot.
 
     python benchmarks/short_text.py runs/short_text [--target 15_554_326] [--plot short.svg] [--json numbers.json]
 
-Reads the folders that experiments.py wrote of short_text.toml: one for each part of the text and each number of epochs,
-each run with a rate that has fallen to 0 at its end. Autoregression is taken at its best budget and regularisation;
-diffusion's line is its best regularisation at each budget. Where the line comes below autoregression it is
-interpolated in the logarithm of the epochs; where it does not, it is continued by the power law through its last three
-points, and said to be. Over several parts of the text the crossings are a line in logarithms, too, which says what a
-whole text would need.
+Reads the folders that experiments.py wrote for short_text.toml: one for each part of the text and each number of
+epochs, with runs whose learning rate has decayed to 0. Autoregression counts with its best budget and regularisation;
+diffusion's line has its best regularisation at each budget. If the line falls below autoregression, the crossing is
+interpolated in the logarithm of the epochs. If it does not, the line is extrapolated by the power law through its last
+three points, and the output says so. Over several parts of the text, the crossings are fitted by a line in logarithms,
+which predicts what the whole text would need.
 """
 
 from __future__ import annotations

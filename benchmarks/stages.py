@@ -1,19 +1,20 @@
-"""One command for work that takes longer than a machine is lent: stages of a TOML file, stopped and gone on with.
+"""Runs the stages of a TOML file, for work that takes longer than a machine is available: it stops and resumes.
 
     python benchmarks/stages.py benchmarks/glue/table4.toml --data /data --out runs/table4 --minutes 9 --jobs 3
     python benchmarks/stages.py benchmarks/glue/table4.toml --out runs/table4 --list
     python benchmarks/stages.py FILE --data /data --out new --minutes 9 --finished small.tar.gz --back small.tar.gz
 
-The same command goes on where the last one ended: a stage that is done has a file in OUT/stages; one that was begun is
-asked to stop when the minutes are over (SIGTERM), keeps what it has and goes on with --resume or by itself. Exit codes:
-0 all is done, 75 there is more to do, 1 a stage failed. --back keeps what is small after every stage (numbers and
-predictions, no weights), --finished puts it in place on another machine, where nothing is; weights that are not there
-are made again if a stage that is left reads them, and what was measured of the earlier ones stays.
+The same command resumes where the last one ended. A finished stage has a file in OUT/stages. A stage still running when
+the minutes are over is asked to stop (SIGTERM), keeps its state and resumes, with --resume or by itself. Exit codes: 0
+everything is done, 75 there is more to do, 1 a stage failed. --back archives the small files after every stage (numbers
+and predictions, no weights). --finished restores them on another machine, without overwriting anything. Missing weights
+are trained again if a remaining stage reads them; measurements of the earlier weights are kept.
 
-A stage: `unmask` or `python`, the words of its command; `resume`, a run's folder, with which --resume is added once it
-is begun; `into`, a file that gets what it prints; `makes`, what must be there for it to be done; `beside`, the stages
-of this name may run at once. {data}, {out}, {here} and the [settings] stand for their values; --set changes one.
-Commands run in the folder --data, so that a path of a setting is absolute or begins there.
+The keys of a stage: `unmask` or `python`, the words of its command; `resume`, a run folder, for which --resume is added
+once it has begun; `into`, a file for its output; `makes`, what must exist for the stage to be done; `beside`, a name
+shared by consecutive stages that may run at the same time. {data}, {out}, {here} and the [settings] are replaced by
+their values; --set changes a setting. Commands run in the folder --data, so a path in a setting must be absolute or
+relative to it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""How long a recipe takes to reach a validation bound: from the command on, in training alone, in steps and in tokens.
+"""When a recipe reaches a validation bound: since the start of the command, in training time, in steps and in tokens.
 
     python benchmarks/time_to_quality.py demo --bound 3.0 --bound 2.5 --out runs/try --steps 600
     python benchmarks/time_to_quality.py --runs runs/a runs/b --bound 2.5 --plot compared.svg
 
-The first runs `unmask train` in a process of its own, with empty folders for what Triton and Inductor compile (--warm:
-with those that are there); options that are not listed here are its own. What it has packed before is packed already.
-The second reads runs that are over, which know their seconds of training and not when their command began.
+The first form runs `unmask train` in a separate process, with empty Triton and Inductor caches (--warm: with the
+existing ones). Options not listed here are passed to `unmask train`. Data that was packed earlier is not packed again.
+The second form reads finished runs, which record their training seconds but not when their command started.
 
-A bound is reached between two validations: what is told is interpolated linearly between them. A step's gap is the time
-since the step before was told; on a GPU a step is told one step late.
+A bound is reached between two validations, and the reported value is interpolated linearly between them. The gap of a
+step is the time since the previous step was reported; on a GPU a step is reported one step late.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Windows of running text, so many tokens each, as JSON lines: real texts that are as long as what models write.
+"""Windows of running text with a fixed number of tokens, as JSON lines: real texts as long as those that models write.
 
     python benchmarks/windows.py FILE TOKENIZER LENGTH NUM OUT.jsonl
 
-Of each document the windows from its beginning on, none across two documents; NUM of them, spread evenly over the file.
+Windows are cut from the beginning of each document, never across two. NUM of them are taken, spread evenly over the
+file.
 """
 
 from __future__ import annotations
