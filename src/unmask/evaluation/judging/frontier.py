@@ -189,6 +189,23 @@ class Frontier:
         (self.folder / TEXTS).mkdir(parents=True, exist_ok=True)
         atomic_text(self.folder / MANIFEST, json.dumps(self.manifest, indent=1) + "\n")
 
+    def take(self, written: Frontier) -> None:
+        """The texts of another folder as those of this one, so that a second judge reads what a first has read.
+
+        >>> Frontier("judged-again", real).take(Frontier("judged", real))  # doctest: +SKIP
+        """
+        if not written.points():
+            raise UsageError(f"{written.folder} holds no texts of a frontier: give a folder that unmask frontier wrote")
+        for name, found in written.manifest["models"].items():
+            if self.manifest["models"].setdefault(name, found) != found:
+                raise UsageError(f"{self.folder} was begun with another model {name}: give another folder")
+        self.manifest["points"] = self.manifest.get("points", {}) | written.manifest["points"]
+        self._keep()
+        for point in written.points():
+            here, there = self._path(point), written._path(point)
+            if there.exists() and not here.exists():
+                atomic_text(here, there.read_text(encoding="utf-8"))
+
     def write(
         self,
         points: Mapping[Point, Sampler],
@@ -241,7 +258,10 @@ class Frontier:
         """
         protocol = {key: value for key, value in judge.protocol().items() if key != "judge_device"}
         if self.manifest.setdefault("judge", protocol) != protocol:
-            raise UsageError(f"{self.folder} was judged by another judge, or otherwise: give another folder")
+            raise UsageError(
+                f"{self.folder} was judged by another judge, or otherwise: give another --out, and --written "
+                f"{self.folder} to have these texts read"
+            )
         self._keep()
         lines = self.lines()
         done = {line["name"] for line in lines}
