@@ -244,6 +244,7 @@ def test_frontier_on_the_command_line(
     assert run([*words, "--judge", str(trained_ar.folder)]) == 0
     told = capsys.readouterr()
     assert "without steps" in told.err
+    assert [told.err.count(f"; {n} of 6 points") for n in (1, 5, 6, 7)] == [2, 2, 2, 0]  # once written, once judged
     assert told.out.count("| ") > 7
     points = read_points(tmp_path / "f" / "points.jsonl")
     assert len(points) == 7

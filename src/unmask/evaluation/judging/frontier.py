@@ -226,7 +226,7 @@ class Frontier:
         """
         self._begin(models, variant, points)
         wrong = []
-        for point, sampler in points.items():
+        for number, (point, sampler) in enumerate(points.items(), 1):
             path = self._path(point)
             if path.exists():
                 continue
@@ -240,7 +240,8 @@ class Frontier:
                 continue
             save_texts(path, written)
             if note is not None:
-                note(f"{point.name}: {len(written.texts)} texts, {written.how['seconds_per_text']:.3g} s each")
+                said = f"{len(written.texts)} texts, {written.how['seconds_per_text']:.3g} s each"
+                note(f"{point.name}: {said}; {number} of {len(points)} points")
         return wrong
 
     def judge(
@@ -272,7 +273,7 @@ class Frontier:
         real = describe(judge, self.real, about={"source": "real texts"}, **how)
         wrong = [f"real texts: {sentence}" for sentence in real.lost]
         lines = [line_of("real", real), *lines[1:]]
-        for point in missing:
+        for number, point in enumerate(missing, 1):
             try:
                 written = saved_texts(self._path(point))
                 found = describe(judge, written.texts, real, about=written.how, **how)
@@ -283,7 +284,7 @@ class Frontier:
             lines.append(line_of(point.name, found, real) | {"model": point.model, "options": dict(point.options)})
             atomic_text(self.folder / POINTS, "".join(json.dumps(line) + "\n" for line in lines))
             if note is not None:
-                note(f"{point.name}: {found.numbers['judge_ppl']}")
+                note(f"{point.name}: {found.numbers['judge_ppl']}; {number} of {len(missing)} points")
         if not missing:
             atomic_text(self.folder / POINTS, "".join(json.dumps(line) + "\n" for line in lines))
         return wrong
