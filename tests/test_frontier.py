@@ -115,10 +115,12 @@ def test_what_is_timed_is_warm_and_the_sampler_alone(model: Model, monkeypatch: 
 
     monkeypatch.setattr(Model, "run", counted)
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("time.process_time", lambda: 2.0 * len(ran))
     how: dict[str, Any] = {"batch": 3, "length": 4}
     cold = write_texts(model, model.make_sampler(steps=2), REAL, **how)
     assert (ran, cold.how["batch"]) == ([3, 3, 2], 3)
     assert cold.how["seconds_per_text"] == 3 / 8
+    assert cold.how["processor_seconds_per_text"] == 2 * 3 / 8
     warm = write_texts(model, model.make_sampler(steps=2), REAL, warm=True, **how)
     assert ran[3:] == [3, 3, 3, 2]
     assert warm.texts == cold.texts
@@ -278,7 +280,8 @@ def test_texts_are_judged_where_the_models_are_not(
     assert run(["frontier", *given, "--out", str(tmp_path / "there"), *judge]) == 0
     here, there = (read_points(tmp_path / folder / "points.jsonl") for folder in ("here", "there"))
     for one in (*here, *there):
-        one.get("protocol", {}).pop("seconds_per_text", None)
+        for key in ("seconds_per_text", "processor_seconds_per_text"):
+            one.get("protocol", {}).pop(key, None)
     assert here == there
     capsys.readouterr()
     for wrong, said in (
