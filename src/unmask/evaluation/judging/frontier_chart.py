@@ -170,7 +170,11 @@ def _panel(real: Line, found: list[Series], panel: Panel, corner: tuple[float, f
         for group in _joined([line for line in one.lines if there(line)], panel.key):
             out += _curve(number, group, panel, x_of, y_of)
     places = [(x_of(across(line)), y_of(line["numbers"]["judge_ppl"]["value"]), _said(line, panel)) for line in lines]
-    return out + _names(places, left, left + WIDTH + GAP - 30)
+    bars: list[Box] = []
+    for line, (_, y, _) in zip(lines, places, strict=True) if over_entropy else ():
+        ends = [x_of(end) for end in _ends(line, "entropy")]
+        bars.append((ends[0], y + 5, ends[-1] - ends[0]))
+    return out + _names(places, bars, left, left + WIDTH + GAP - 30)
 
 
 def _curve(number: int, group: list[Line], panel: Panel, x_of: Scale, y_of: Scale) -> list[str]:
@@ -195,15 +199,16 @@ def _said(line: Line, panel: Panel) -> str:
     return ", ".join(line["options"][key] for key in dict.fromkeys(panel.said) if key in line["options"])
 
 
-def _names(places: list[tuple[float, float, str]], begin: float, end: float) -> list[str]:
-    """What is said at each mark, in the first corner of four where it lies over no mark and no other name, and within
-    begin and end; nothing where there is none."""
-    taken: list[Box] = [(x - 5, y + 5, 10) for x, y, _ in places]
+def _names(places: list[tuple[float, float, str]], bars: list[Box], begin: float, end: float) -> list[str]:
+    """What is said at each mark, in the first place around it where it lies over no mark, no bar and no other name,
+    and within begin and end; nothing where there is none."""
+    taken: list[Box] = [*((x - 5, y + 5, 10) for x, y, _ in places), *bars]
     out = []
-    for x, y, said in places:
+    for x, y, said in sorted(places, key=lambda place: place[1]):  # the upper of two marks has the upper name
         width = 6.5 * len(said)
-        corners: list[Box] = [(left, bottom, width) for left in (x + 7, x - 7 - width) for bottom in (y - 6, y + 15)]
-        free = [box for box in corners if begin <= box[0] and box[0] + width <= end]
+        lefts = (x + 7, x - 7 - width, x - width / 2)
+        around: list[Box] = [(left, bottom, width) for left in lefts for bottom in (y - 7, y + 17)]
+        free = [box for box in around if begin <= box[0] and box[0] + width <= end]
         box = next((box for box in free if not any(_overlap(box, other) for other in taken)), None)
         if said and box is not None:
             taken.append(box)
