@@ -200,18 +200,21 @@ def _said(line: Line, panel: Panel) -> str:
 
 
 def _names(places: list[tuple[float, float, str]], bars: list[Box], begin: float, end: float) -> list[str]:
-    """What is said at each mark, in the first place around it where it lies over no mark, no bar and no other name,
-    and within begin and end; nothing where there is none."""
-    taken: list[Box] = [*((x - 5, y + 5, 10) for x, y, _ in places), *bars]
+    """What is said at each mark, in the first place around it where it lies over no bar and no other name, at no other
+    mark, as whose it would be read, and within begin and end; nothing where there is none."""
+    marks: list[Box] = [(x - 16, y + 5, 32) for x, y, _ in places]
+    names: list[Box] = []
     out = []
-    for x, y, said in sorted(places, key=lambda place: place[1]):  # the upper of two marks has the upper name
+    for i in sorted(range(len(places)), key=lambda i: places[i][1]):  # the upper of two marks has the upper name
+        x, y, said = places[i]
         width = 6.5 * len(said)
+        taken = [*names, *bars, *marks[:i], (x - 5, y + 5, 10), *marks[i + 1 :]]
         lefts = (x + 7, x - 7 - width, x - width / 2)
         around: list[Box] = [(left, bottom, width) for left in lefts for bottom in (y - 7, y + 17)]
         free = [box for box in around if begin <= box[0] and box[0] + width <= end]
         box = next((box for box in free if not any(_overlap(box, other) for other in taken)), None)
         if said and box is not None:
-            taken.append(box)
+            names.append(box)
             out.append(f'<text class="note small over" x="{box[0]:.1f}" y="{box[1]:.1f}">{escape(said)}</text>')
     return out
 
