@@ -164,7 +164,11 @@ def main() -> None:
         return
     texts = [document.text for document in islice(from_path(str(args.check)).documents(), args.num)]
     with tempfile.TemporaryDirectory() as temp:
-        subprocess.run([sys.executable, "-m", "unmask", "import", f"hf:{args.out}", f"{temp}/model"], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "unmask", "import", f"hf:{args.out}", f"{temp}/model"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         wrong = check(llama, pieces, unmask.load(f"{temp}/model", device="cpu", dtype="fp32"), texts)
     if wrong:
         sys.exit("\n".join(wrong))
