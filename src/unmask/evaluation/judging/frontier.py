@@ -199,6 +199,23 @@ class Frontier:
         (self.folder / TEXTS).mkdir(parents=True, exist_ok=True)
         atomic_text(self.folder / MANIFEST, json.dumps(self.manifest, indent=1) + "\n")
 
+    def take(self, written: Frontier) -> None:
+        """The texts of another folder as those of this one, so that a second judge reads what a first has read.
+
+        >>> Frontier("judged-again", real).take(Frontier("judged", real))  # doctest: +SKIP
+        """
+        if not written.points():
+            raise UsageError(f"{written.folder} holds no texts of a frontier: give a folder that unmask frontier wrote")
+        for name, found in written.manifest["models"].items():
+            if self.manifest["models"].setdefault(name, found) != found:
+                raise UsageError(f"{self.folder} was begun with another model {name}: give another folder")
+        self.manifest["points"] = self.manifest.get("points", {}) | written.manifest["points"]
+        self._keep()
+        for point in written.points():
+            here, there = self._path(point), written._path(point)
+            if there.exists() and not here.exists():
+                atomic_text(here, there.read_text(encoding="utf-8"))
+
     def write(
         self,
         points: Mapping[Point, Sampler],
@@ -219,7 +236,7 @@ class Frontier:
         """
         self._begin(models, variant, points)
         wrong = []
-        for point, sampler in points.items():
+        for number, (point, sampler) in enumerate(points.items(), 1):
             if self.written(point):
                 continue
             try:
@@ -232,7 +249,8 @@ class Frontier:
                 continue
             save_texts(self._path(point), written)
             if note is not None:
-                note(f"{point.name}: {len(written.texts)} texts, {written.how['seconds_per_text']:.3g} s each")
+                said = f"{len(written.texts)} texts, {written.how['seconds_per_text']:.3g} s each"
+                note(f"{point.name}: {said}; {number} of {len(points)} points")
         return wrong
 
     def judge(
@@ -250,7 +268,10 @@ class Frontier:
         """
         protocol = {key: value for key, value in judge.protocol().items() if key != "judge_device"}
         if self.manifest.setdefault("judge", protocol) != protocol:
-            raise UsageError(f"{self.folder} was judged by another judge, or otherwise: give another folder")
+            raise UsageError(
+                f"{self.folder} was judged by another judge, or otherwise: give another --out, and --written "
+                f"{self.folder} to have these texts read"
+            )
         self._keep()
         lines = self.lines()
         done = {line["name"] for line in lines}
@@ -262,7 +283,7 @@ class Frontier:
         wrong = [f"real texts: {sentence}" for sentence in real.lost]
         lines = [line_of("real", real), *lines[1:]]
         self._keep_lines(lines)
-        for point in missing:
+        for number, point in enumerate(missing, 1):
             try:
                 written = saved_texts(self._path(point))
                 found = describe(judge, written.texts, real, about=written.how, **how)
@@ -273,7 +294,7 @@ class Frontier:
             lines.append(line_of(point.name, found, real) | {"model": point.model, "options": dict(point.options)})
             self._keep_lines(lines)
             if note is not None:
-                note(f"{point.name}: {found.numbers['judge_ppl']}")
+                note(f"{point.name}: {found.numbers['judge_ppl']}; {number} of {len(missing)} points")
         return wrong
 
     def _keep_lines(self, lines: Sequence[dict[str, Any]]) -> None:

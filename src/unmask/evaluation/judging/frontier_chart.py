@@ -17,6 +17,7 @@ from unmask.errors import DataError
 
 Line = dict[str, Any]
 Scale = Callable[[float], float]
+Box = tuple[float, float, float]  # left, bottom, width
 WIDTH, HEIGHT, LEFT, GAP, TOP, BOTTOM, ROW = 300, 300, 64, 74, 26, 56, 20
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7e57c2", "#6e7781"]
 DASHES = ["none", "7 4", "2 4", "9 3 2 3", "14 4", "4 2"]
@@ -27,9 +28,10 @@ STYLE = """
   .page { fill: #ffffff; } .note { fill: #6e7781; } .small { font-size: 11px; } .grid { stroke: #d8dee4; }
   .axis { stroke: #8c959f; } polyline { fill: none; stroke-width: 1.8; } .bar { stroke-width: 1.2; }
   .real { stroke: #1f2328; } .band { fill: #8c959f; opacity: 0.18; } .hollow { fill: #ffffff; }
+  .over { paint-order: stroke; stroke: #ffffff; stroke-width: 3; stroke-linejoin: round; }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6edf3; } .page, .hollow { fill: #0d1117; } .note { fill: #8b949e; } .grid { stroke: #21262d; }
-    .real { stroke: #e6edf3; }
+    .real { stroke: #e6edf3; } .over { stroke: #0d1117; }
   }
 """
 
@@ -136,7 +138,7 @@ def _legend(found: list[Series], follow: list[str], real: Line) -> list[str]:
         out.append(f'<text x="{LEFT + 44}" y="{y}">{escape(one.name)}</text>')
     value = real["numbers"]["judge_ppl"]["value"]
     y = TOP + ROW * len(found)
-    said = f"real texts {value:.2f}; bars and band: 95% intervals; hollow: less variety than real texts"
+    said = f"real texts {value:.2f}; bars and bands: 95% intervals; hollow: less variety than real texts"
     said += f"; numbers: {', '.join(follow)}" if follow else ""
     out += [_cross(LEFT + 17, y - 4.5), f'<text class="note" x="{LEFT + 44}" y="{y}">{escape(said)}</text>']
     return out
@@ -161,24 +163,22 @@ def _panel(real: Line, found: list[Series], panel: Panel, corner: tuple[float, f
     out.append(f'<rect class="band" x="{left}" width="{WIDTH}" y="{high:.1f}" height="{max(0.0, low - high):.1f}"/>')
     out.append(_stroke("real", left, y, left + WIDTH, y, extra='stroke-dasharray="5 4"'))
     if over_entropy:
-        x = x_of(across(real))
+        x, low, high = x_of(across(real)), *(x_of(_ends(real, "entropy")[end]) for end in (0, -1))
+        out.append(f'<rect class="band" x="{low:.1f}" width="{high - low:.1f}" y="{top}" height="{HEIGHT}"/>')
         out += [_stroke("real", x, top, x, top + HEIGHT, extra='stroke-dasharray="5 4"'), _cross(x, y)]
-    taken: list[tuple[float, float, float]] = []
     for number, one in enumerate(found):
         for group in _joined([line for line in one.lines if there(line)], panel.key):
-            out += _curve(number, group, panel, x_of, y_of, taken)
-    return out
+            out += _curve(number, group, panel, x_of, y_of)
+    places = [(x_of(across(line)), y_of(line["numbers"]["judge_ppl"]["value"]), _said(line, panel)) for line in lines]
+    bars: list[Box] = []
+    for line, (_, y, _) in zip(lines, places, strict=True) if over_entropy else ():
+        ends = [x_of(end) for end in _ends(line, "entropy")]
+        bars.append((ends[0], y + 5, ends[-1] - ends[0]))
+    return out + _names(places, bars, left, left + WIDTH + GAP - 30)
 
 
-def _curve(
-    number: int,
-    group: list[Line],
-    panel: Panel,
-    x_of: Scale,
-    y_of: Scale,
-    taken: list[tuple[float, float, float]],
-) -> list[str]:
-    """A line with its marks; a mark is named where its name does not lie over another one. taken: those that stand."""
+def _curve(number: int, group: list[Line], panel: Panel, x_of: Scale, y_of: Scale) -> list[str]:
+    """A line with its marks and their intervals."""
     colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
     places = [(x_of(panel.across(line)), y_of(line["numbers"]["judge_ppl"]["value"]), line) for line in group]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in places)
@@ -191,16 +191,36 @@ def _curve(
             ends = [x_of(end) for end in _ends(line, "entropy")]
             out.append(_stroke("bar", ends[0], y, ends[-1], y, extra=bar))
         out.append(_mark(number, x, y, hollow=bool(line["less_varied"])))
-        said = ", ".join(line["options"][key] for key in dict.fromkeys(panel.said) if key in line["options"])
-        box = (x + 7, y - 7, 6.5 * len(said))
-        if said and not any(_overlap(box, other) for other in taken):
-            taken.append(box)
-            out.append(f'<text class="note small" x="{box[0]:.1f}" y="{box[1]:.1f}">{escape(said)}</text>')
     return out
 
 
-def _overlap(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
-    """Whether two names of 11 pixels' height lie over each other: left, bottom, width."""
+def _said(line: Line, panel: Panel) -> str:
+    """What stands beside a mark: the values that lines follow."""
+    return ", ".join(line["options"][key] for key in dict.fromkeys(panel.said) if key in line["options"])
+
+
+def _names(places: list[tuple[float, float, str]], bars: list[Box], begin: float, end: float) -> list[str]:
+    """What is said at each mark, in the first place around it where it lies over no bar and no other name, at no other
+    mark, as whose it would be read, and within begin and end; nothing where there is none."""
+    marks: list[Box] = [(x - 16, y + 5, 32) for x, y, _ in places]
+    names: list[Box] = []
+    out = []
+    for i in sorted(range(len(places)), key=lambda i: places[i][1]):  # the upper of two marks has the upper name
+        x, y, said = places[i]
+        width = 6.5 * len(said)
+        taken = [*names, *bars, *marks[:i], (x - 5, y + 5, 10), *marks[i + 1 :]]
+        lefts = (x + 7, x - 7 - width, x - width / 2)
+        around: list[Box] = [(left, bottom, width) for left in lefts for bottom in (y - 7, y + 17)]
+        free = [box for box in around if begin <= box[0] and box[0] + width <= end]
+        box = next((box for box in free if not any(_overlap(box, other) for other in taken)), None)
+        if said and box is not None:
+            names.append(box)
+            out.append(f'<text class="note small over" x="{box[0]:.1f}" y="{box[1]:.1f}">{escape(said)}</text>')
+    return out
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    """Whether two names, or a name and a mark, of 11 pixels' height lie over each other."""
     return abs(one[1] - other[1]) < 11 and one[0] < other[0] + other[2] and other[0] < one[0] + one[2]
 
 

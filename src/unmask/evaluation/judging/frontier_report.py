@@ -146,13 +146,13 @@ def as_csv(lines: Iterable[Line]) -> str:
 
     >>> one = {"name": "real", "numbers": {"entropy": {"value": 4.1, "ci95": None, "n": 9}}, "less_varied": []}
     >>> as_csv([one]).splitlines()[0]
-    'texts,model,calls,seconds_per_text,batch,device,dtype,entropy,entropy_low,entropy_high,less_varied,lost'
+    'texts,model,calls,seconds_per_text,processor_seconds_per_text,batch,device,dtype,entropy,entropy_low,entropy_high,less_varied,lost'
     """
     lines = list(lines)
     options = list(dict.fromkeys(key for line in lines for key in line.get("options", {})))
     options = [key for key in options if key != "dtype"]  # in what a text was written has a column in any case
     names = list(dict.fromkeys(name for line in lines for name in line["numbers"]))
-    how = ["calls", "seconds_per_text", "batch", "device", "dtype"]
+    how = ["calls", "seconds_per_text", "processor_seconds_per_text", "batch", "device", "dtype"]
     ends = [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -267,8 +267,9 @@ class HubJudge(Judge):
 
 
 def _cross_entropy(logits_BLI: Tensor, ids_BL: Tensor) -> Tensor:
-    ids_BL = ids_BL.to(logits_BLI.device)
-    return torch.nn.functional.cross_entropy(logits_BLI.transpose(1, 2), ids_BL, reduction="none")
+    ids_BL = ids_BL.to(logits_BLI.device)  # words last: three times as fast on a CPU as across them
+    nats_N = torch.nn.functional.cross_entropy(logits_BLI.flatten(0, 1), ids_BL.flatten(), reduction="none")
+    return nats_N.view(ids_BL.shape)
 
 
 def load_judge(

@@ -58,15 +58,15 @@ def write_texts(
     framed = len(begin) + len(model.end)
     room = _room(model, real, length, full=full)
     texts: list[str] = []
-    seconds = 0.0
+    seconds = processor = 0.0
     for lo in range(0, len(room), batch):
         part = [[*begin, *[tokenizer.mask_id] * n, *model.end] for n in room[lo : lo + batch]]
         canvas = model.canvas(part, may_end=not full, key_B=row_keys(seed, torch.arange(lo, lo + len(part))))
         if warm and not lo:
             model.run(canvas, sampler)
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), time.process_time()
         finished = model.run(canvas, sampler)
-        seconds += time.perf_counter() - began
+        seconds, processor = seconds + time.perf_counter() - began, processor + time.process_time() - busy
         texts += [tokenizer.decode(until_end(model.unframed(row), tokenizer)) for row in finished]
         if progress is not None:
             progress(len(texts), len(room))
@@ -77,6 +77,7 @@ def write_texts(
         "sampler": repr(fitted),
         "calls": fitted.max_calls(longest),
         "seconds_per_text": seconds / len(texts),
+        "processor_seconds_per_text": processor / len(texts),  # of all threads; what others run does not count
         "timed": f"the sampler alone{', after a first batch that is not counted' if warm else ''}",
         "batch": min(batch, len(texts)),
         "lengths": _lengths(model, length, full=full),
