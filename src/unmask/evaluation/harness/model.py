@@ -48,7 +48,7 @@ ORDERS = ("confidence", "margin", "entropy", "left_to_right")
 
 
 class Row(NamedTuple):
-    """One row for the network, including the model's anchors; ids before `first` are conditioned on, not scored."""
+    """One row for the network, with the model's anchors; ids before `first` are conditioned on, not scored."""
 
     ids: list[int]
     first: int
@@ -119,8 +119,8 @@ class HarnessModel:
         """log p of each continuation given its context, and whether greedy decoding would write it.
 
         Greedy decoding takes the most likely token: from left to right in an autoregressive model, otherwise in the
-        order `order` or most confident first, with as many tokens as the continuation has. For a model that cannot be
-        read this way, such as one of uniform states, the answer is always False.
+        order `order` or most confident first. It is always False for a model without such an order, as one of uniform
+        states.
         """
         rows, owner = [], []
         for i, (context, continuation) in enumerate(requests):
@@ -150,8 +150,7 @@ class HarnessModel:
         """What the sampler writes after each context: at most max_gen_toks tokens, cut before the first string of
         `until`.
 
-        As in the harness, decoding is greedy unless the task or this model's options say otherwise. A repeated request
-        gets a new draw.
+        Greedy unless the task or this model's options say otherwise. A repeated request gets a new draw.
         """
         rows, gaps, how = [], [], []
         keys, seen = [], dict[tuple[str, str], int]()
@@ -217,13 +216,12 @@ class HarnessModel:
     # --- rows ---
 
     def _nothing_before(self) -> list[int]:
-        """What precedes a text without a context: in a stream of texts, the end of the previous one."""
+        """The ids before a text without context: in a stream of texts, the end of the previous one."""
         return [self.model.tokenizer.eot_id] if self.model.packing == "wrap" and not self.model.begin else []
 
     def _encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """The ids of both, tokenized as one text and cut where the context ends, as the harness does. They are
-        tokenized separately if a token crosses the boundary, or if the model was trained with a separator between the
-        two."""
+        """The ids of both: tokenized as one text and cut where the context ends, as the harness does; separately if a
+        token crosses the boundary or the model has a separator."""
         encode = self.model.tokenizer.encode
         if not continuation:
             return [], []
