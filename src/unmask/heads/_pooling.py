@@ -9,7 +9,7 @@ from unmask.heads.pooled import Pool
 
 
 def chosen(valid_BL: Tensor, text_BL: Tensor, pool: Pool) -> Tensor:
-    """The positions that are averaged: all of each row's text, the row's first, or the text's last.
+    """The positions to average: all of each row's text, the row's first, or the text's last.
 
     >>> text = torch.tensor([[False, True, True, False]])
     >>> chosen(torch.ones_like(text), text, "last").int().tolist()
@@ -24,7 +24,7 @@ def chosen(valid_BL: Tensor, text_BL: Tensor, pool: Pool) -> Tensor:
 
 
 class Pooling(nn.Module):
-    """out_BK of the mean of the wanted vectors."""
+    """Maps the mean of the wanted vectors to out_BK."""
 
     def __init__(self, width: int, outputs: int, layers: int, dropout: float) -> None:
         super().__init__()
