@@ -28,7 +28,7 @@ class Pooling(nn.Module):
 
     def __init__(self, width: int, outputs: int, layers: int, dropout: float) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width)  # a trunk's vectors may be of any size: what norms them is in its own head
+        self.norm = nn.LayerNorm(width)  # a trunk's vectors may have any scale: its norm is in its own head
         self.dropout = nn.Dropout(dropout)
         self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
         self.output = nn.Linear(width, outputs)

@@ -20,9 +20,7 @@ class Metric(ABC):
     """What `unmask.evaluate` and `unmask eval --metric` measure. A plug-in is a frozen dataclass of its options."""
 
     room: ClassVar[Room] = room
-    best_is: ClassVar[Literal["least", "most"] | None] = (
-        None  # which values are better, if known
-    )
+    best_is: ClassVar[Literal["least", "most"] | None] = None  # which values are better, if known
 
     @abstractmethod
     def measure(self, model: Model, data: Rows, *, seed: int) -> Measurement:

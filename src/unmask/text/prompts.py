@@ -50,7 +50,7 @@ def split_gaps(text: str, tokenizer: Tokenizer, *, exact: bool = False) -> list[
             lent = tokenizer.encode(before[:-1])  # in such vocabularies a token contains the space before its word
             before, ids = (before[:-1], lent) if lent != ids else (before, ids)  # unless spaces have no ids
         if parts and not before:
-            parts[-1] = parts[-1]._replace(gap=parts[-1].gap + n)  # one gap: a character may cross the seam
+            parts[-1] = parts[-1]._replace(gap=parts[-1].gap + n)  # adjacent gaps are one: a character may span both
         else:
             parts.append(Part(before, ids, n))
         end = gap.end()

@@ -119,8 +119,7 @@ class HarnessModel:
         """log p of each continuation given its context, and whether greedy decoding would write it.
 
         Greedy decoding takes the most likely token: from left to right in an autoregressive model, otherwise in the
-        order `order` or most confident first. It is always False for a model without such an order, as one of uniform
-        states.
+        order `order` or most confident first. It is always False for a model without such an order.
         """
         rows, owner = [], []
         for i, (context, continuation) in enumerate(requests):
@@ -249,8 +248,8 @@ class HarnessModel:
             yield Row([*head, *scored[lo : lo + rest], *end], len(head))
 
     def _open_row(self, context: str, tokens: int) -> tuple[Row, int]:
-        """A row of the context and masks, and the number of masks: at least half of the window if that many
-        are wanted."""
+        """A row of the context and masks, and the number of masks: at least half of the window if as many are
+        wanted."""
         tok, model = self.model.tokenizer, self.model
         before = tok.encode(context + self.separator) or self._nothing_before()
         room = model.length - len(model.begin) - len(model.end)
