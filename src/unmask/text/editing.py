@@ -198,8 +198,7 @@ def edit(
 
 
 def _check_candidates(model: Model, num: int, lengths: range, rank: str, *, fixed: int) -> None:
-    """Refuse too many candidates, an unknown rank, and texts beyond the window. fixed: the tokens of the text that
-    stay."""
+    """Refuse too many candidates, an unknown rank, and texts beyond the window. fixed: tokens of the text that stay."""
     if num < 1 or num * len(lengths) > MAX_CANDIDATES:
         raise UsageError(
             "{num} of each of {lengths} lengths: give at least 1, and at most {most} in all",
@@ -315,8 +314,8 @@ def write(
 ) -> list[list[int] | None]:
     """Fill the masks of every row.
 
-    Rows with the same owner are candidates for one text. Those in which the constraint cannot hold are skipped and
-    returned as None, as long as it can hold in another of the text's candidates.
+    Rows with the same owner are candidates for one text: those in which the constraint cannot hold are skipped and
+    returned as None, as long as it can hold in another one.
 
     >>> write(model, rows, key_B, owner=[0, 0], sampler=None, constraint=None)  # doctest: +SKIP
     """
@@ -338,8 +337,8 @@ def write(
 def _view(model: Model, row: list[int], constraint: Constraint | Sequence[Constraint]) -> tuple[int, int]:
     """The part of a row that the network reads.
 
-    A constraint applies within one window: if the text is longer and only gaps are constrained, the window around all
-    gaps, if they fit.
+    A constraint applies within one window: in a longer text, where only gaps are constrained, the one around all gaps,
+    if they fit.
     """
     several = [constraint] if isinstance(constraint, Constraint) else list(constraint)
     gaps = [i for i, id in enumerate(row) if id == model.tokenizer.mask_id]
@@ -360,8 +359,7 @@ def _possible(
     constraint: Constraint | Sequence[Constraint],
     enough: int | None = None,
 ) -> list[int]:
-    """The rows in which the constraint can hold; if there is none for an owner, the reason is raised. enough: stop
-    after finding this many."""
+    """The rows in which the constraint can hold; raises the reason if an owner has none. enough: stop at this many."""
     keep: list[int] = []
     refused: dict[int, UsageError] = {}
     for i, row in enumerate(rows):
