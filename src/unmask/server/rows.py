@@ -119,7 +119,7 @@ class Writing(Work):
         self.questions = self._relay.asked
 
     def take(self, predictions: list[Tensor], drawn: Drawn | None = None) -> Step:
-        """drawn: the tokens, where they were drawn together with those of other rows."""
+        """drawn: the tokens, if they were drawn together with those of other rows."""
         assert self._query is not None
         self._relay.answers = list(predictions)
         prediction = self._predictor(self._query)
