@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# name → module; nothing is imported before it is used, so that `import unmask` does not import torch.
+# name → module; everything is imported on first use, so that `import unmask` does not import torch.
 _PUBLIC = {
     "Batch": "unmask.data.batch",
     "Bound": "unmask.evaluation.bound",

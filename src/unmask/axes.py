@@ -1,4 +1,4 @@
-"""Axes of pictures: where their ticks stand, and how the numbers there are spelled."""
+"""Axes of figures: the positions of their ticks, and the format of their numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def ticks(low: float, high: float, log: bool = False) -> list[float]:
-    """Round numbers within reach: about six, or on a logarithmic scale 1, 2, 5 times powers of ten.
+    """Round numbers in the range: about six, or on a logarithmic scale 1, 2, 5 times powers of ten.
 
     >>> ticks(0, 5500)
     [0.0, 1000.0, 2000.0, 3000.0, 4000.0, 5000.0]
@@ -21,7 +21,7 @@ def ticks(low: float, high: float, log: bool = False) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A number of few letters.
+    """A number in few characters.
 
     >>> short(1500), short(2_500_000), short(0.5)
     ('1.5k', '2.5M', '0.5')

@@ -1,6 +1,6 @@
-"""The run's dataclasses, and the recipes they are read from: TOML, JSON and the command line.
+"""The dataclasses of a run, and how recipes are read: TOML, JSON and the command line.
 
-A recipe names plug-ins and gives their options; it never holds code. `unmask.reader` reads it, strictly.
+A recipe names plug-ins and gives their options; it never contains code. `unmask.reader` parses it strictly.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from unmask.reader import to_dict as to_dict
 from unmask.registry import came_later, check_fields
 from unmask.samplers.drawing import Drawing
 
-RECIPE_FILE = "recipe.json"  # what a run writes into its folder
-OF_A_BOUND = ("nats_per_token", "bits_per_byte", "ppl", "pseudo_ppl", "nats")  # what every validation measures
-BASE = "base"  # the recipe that a recipe is laid over; a run's own names none, it says everything
+RECIPE_FILE = "recipe.json"  # the file that a run writes into its folder
+OF_A_BOUND = ("nats_per_token", "bits_per_byte", "ppl", "pseudo_ppl", "nats")  # measured by every validation
+BASE = "base"  # key for the recipe that a recipe extends; a run's own recipe has none, because it is complete
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What is trained on, and how documents become rows."""
+    """The training data, and how documents become rows."""
 
     train: Corpus = Stdlib()
-    valid: Corpus | None = None  # None: a part of train's documents is held out, chosen by their content
+    valid: Corpus | None = None  # None: hold out a part of train's documents, chosen by content
     held_out: float = 0.02
-    share: float = came_later(1.0, before=1.0)  # of train's documents: so many are learned from, chosen by content
+    share: float = came_later(1.0, before=1.0)  # share of train's documents to train on, chosen by content
     packing: Literal["wrap", "pad", "fill", "sentence"] = "wrap"
     augment: Literal["none", "reverse_complement"] = came_later("none", before="none")  # every second time, of DNA
-    windows: Windows = "fixed"  # shifted: from the second epoch on, wrap's stream is cut into rows at other places
-    # Fixed tokens that frame each row of pad and sentence; auto: both, where the denoiser sees both sides of a token.
+    windows: Windows = "fixed"  # shifted: from the second epoch on, wrap's stream is cut into rows at different places
+    # Fixed tokens around each row of pad and sentence; auto: both, if the denoiser sees both sides of a token.
     anchor: Literal["auto", "none", "begin", "both"] = came_later("auto", before="none")
     length: int = 256
     cache: str | None = None  # None: the user's cache folder
@@ -58,7 +58,7 @@ class DataConfig:
         check_fields(self)
 
     def absolute(self) -> DataConfig:
-        """The same data from any working directory.
+        """The same data, independent of the working directory.
 
         >>> DataConfig(cache="/data/./cache").absolute().cache
         '/data/cache'
@@ -72,7 +72,7 @@ class DataConfig:
 class OptimConfig:
     """AdamW, or Muon for the blocks' matrices, and the learning-rate schedule.
 
-    The defaults serve short runs and small networks; the paper's values are the recipe `paper`.
+    The defaults suit short runs and small networks; the recipe `paper` has the paper's values.
     """
 
     lr: float = 5e-3
@@ -80,11 +80,11 @@ class OptimConfig:
     eps: float = 1e-8
     weight_decay: float = 0.0
     muon: bool = came_later(True, before=False)  # for the blocks' matrices; AdamW for the rest
-    momentum: float = 0.95  # muon's
+    momentum: float = 0.95  # of muon
     muon_rms: float = 0.2  # root mean square of muon's update, in units of lr; AdamW's own is about this
-    warmup: float = 0.05  # steps; below 1 a share of the run's
+    warmup: float = 0.05  # steps; below 1: a share of the run's
     schedule: Literal["constant", "cosine", "wsd"] = "wsd"
-    decay_fraction: float = 0.3  # wsd: the last part of the run, in which the rate falls to min_ratio
+    decay_fraction: float = 0.3  # wsd: the last part of the run, in which the learning rate falls to min_ratio
     min_ratio: float = 0.0
     clip: float = 1.0  # 0: none
     ema: float = 0.999  # 0: none
@@ -115,34 +115,35 @@ class RunConfig:
     seed: int = 0
     steps: int = 1000
     batch: int = 64  # rows of the global batch
-    micro_batch: int | None = None  # rows of one forward pass; None: the whole batch
+    micro_batch: int | None = None  # rows per forward pass; None: the whole batch
     tokenizer: str = "bytes"  # bytes, chars, bpe:SIZE, a folder or file with a tokenizer.json, or a hub name
     data: DataConfig = DataConfig()
     denoiser: Denoiser = DiT()
     objective: Objective = MDLM()
     optim: OptimConfig = OptimConfig()
-    drawing: Drawing = Drawing()  # how the model draws tokens where nobody says otherwise
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"  # auto: bf16 where it is native; the run writes which
+    drawing: Drawing = Drawing()  # the model's default for drawing tokens
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"  # auto: bf16 if native; the run records which
     compile: bool = False
     checkpoint_activations: bool = False
     log_every: int = 10
     valid_every: int = 250
     valid_rows: int = 256
     sample_every: int = 1000  # 0: none
-    valid_metrics: tuple[Metric, ...] = ()  # measured at each validation, too: valid_masked_accuracy, say
-    best: str = "valid_nats_per_token"  # the metric by which RUN/model is kept; of a validation, or a callback's own
+    valid_metrics: tuple[Metric, ...] = ()  # also measured at each validation, such as valid_masked_accuracy
+    best: str = "valid_nats_per_token"  # the metric that selects RUN/model; from a validation, or a callback's own
     best_is: Literal["least", "most"] = "least"
-    wandb: str | None = None  # the project of Weights & Biases that gets the metrics, too
-    save_every: int = 250  # steps that a kill costs at most
-    keep: int = 2  # last checkpoints kept, beside the best
-    keep_every: int = 0  # and those at multiples of this many steps; 0: none
-    parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # on several processes; auto: ddp unless the GPU is too small
-    on_nonfinite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is no number; it never reaches the weights
-    max_nonfinite: int = 10  # steps that may be skipped
+    wandb: str | None = None  # a project of Weights & Biases that also receives the metrics
+    save_every: int = 250  # maximum steps lost by a kill
+    keep: int = 2  # number of latest checkpoints to keep, in addition to the best
+    keep_every: int = 0  # also keep those at multiples of this many steps; 0: none
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # with several processes; auto: ddp unless the GPU is too small
+    on_nonfinite: Literal["stop", "skip"] = "stop"  # for a non-finite loss or gradient, which never reaches the weights
+    max_nonfinite: int = 10  # maximum number of skipped steps
     # Write models and checkpoints in the background, from a copy in host memory, twice as often; None: on a GPU, where
     # one process writes them.
     async_save: bool | None = None
-    # whole: by the first process; sharded: by each its share; auto: sharded with fsdp, unless async_save is true
+    # whole: written by the first process; sharded: each writes its share; auto: sharded with fsdp, unless async_save
+    # is true
     save_as: Literal["auto", "whole", "sharded"] = "auto"
 
     def __post_init__(self) -> None:
@@ -179,7 +180,8 @@ class RunConfig:
             raise ConfigError("data.anchor = both tells where a text ends, which autoregression must learn: use begin")
 
     def _check_best(self) -> None:
-        """What a validation measures is known beforehand, and mostly which of it is better; all else callbacks log."""
+        """Validation metrics are known beforehand, and mostly which values are better; anything else comes from
+        callbacks."""
         better: dict[str, str | None] = dict.fromkeys((f"valid_{name}" for name in OF_A_BOUND), "least")
         if self.best not in better and (self.best.startswith("valid_") or self.valid_metrics):
             names = [f"valid_{name}" for name in metric_names(self.valid_metrics)]
@@ -196,8 +198,10 @@ class RunConfig:
 
     @property
     def anchor(self) -> Anchor:
-        """What frames the rows, with `data.anchor = "auto"` decided: relative positions need it where nothing else is
-        fixed; a causal denoiser knows where its rows begin, and must not see where they end.
+        """The anchors of rows, with `data.anchor = "auto"` resolved.
+
+        Relative positions need them if nothing else is fixed. A causal denoiser knows where its rows begin, and must
+        not see where they end.
 
         >>> RunConfig().anchor, RunConfig(data=DataConfig(packing="pad")).anchor
         ('none', 'both')
@@ -213,11 +217,9 @@ class RunConfig:
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
-    """The plain data of a recipe, laid over its `base`: a TOML or JSON file, a built-in one by its name, or a run's
-    folder.
-    """
+    """The plain data of a recipe, merged over its `base`: a TOML or JSON file, a built-in name, or a run's folder."""
     path = Path(path)
-    if (path / RECIPE_FILE).is_file():  # a run is where its folder is, also when it was moved
+    if (path / RECIPE_FILE).is_file():  # a run's location is its folder, also after it was moved
         return read_table(path / RECIPE_FILE) | {"out": str(path)}
     if not path.exists() and not path.suffix and path.name == str(path):
         path = built_in_recipe(path.name)
@@ -230,7 +232,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
 
 
 def built_in_recipe(name: str) -> Path:
-    """The file of a built-in recipe, whatever is called so in the current folder.
+    """The file of a built-in recipe, even if the current folder contains something of that name.
 
     >>> built_in_recipe("fast").name
     'fast.toml'
@@ -243,7 +245,7 @@ def built_in_recipe(name: str) -> Path:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """What a TOML or JSON file says, a table of options."""
+    """The content of a TOML or JSON file, a table of options."""
     try:
         raw = path.read_text(encoding="utf-8")
         data = json.loads(raw) if path.suffix == ".json" else tomllib.loads(raw)
@@ -257,7 +259,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def _over_base(path: Path, data: dict[str, Any], above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A recipe's data with what its base says beside it, and the base's base; above: the files that led here."""
+    """A recipe's data merged over that of its base, recursively; above: the files that led here."""
     if BASE not in data:
         return data
     chain, base = (*above, path), data[BASE]
@@ -275,7 +277,7 @@ def _over_base(path: Path, data: dict[str, Any], above: tuple[Path, ...] = ()) -
 
 
 def _base_file(path: Path, base: object) -> Path:
-    """What the recipe in `path` calls its base: a file beside it, or a built-in recipe."""
+    """The file of the base named in the recipe at `path`: a file next to it, or a built-in recipe."""
     if not isinstance(base, str) or not base:
         raise ConfigError(f"{BASE} must be a built-in recipe's name or the path of a TOML or JSON file, got {base!r}")
     if Path(base).suffix in (".toml", ".json"):
@@ -301,7 +303,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
 
 def overridden(kind: type, data: dict[str, Any], overrides: Mapping[str, Any] | None) -> Any:
-    """The dataclass `kind` of plain data, in which dotted keys are set to words, numbers or objects."""
+    """The dataclass `kind` built from plain data with dotted keys set to strings, numbers or objects."""
     values = {key.removesuffix(".name"): _word(value) for key, value in (overrides or {}).items()}
     for key in sorted(values, key=lambda key: key.count(".")):
         _set(data, key, values[key])
@@ -309,18 +311,18 @@ def overridden(kind: type, data: dict[str, Any], overrides: Mapping[str, Any] | 
 
 
 def _word(value: Any) -> Any:
-    """A plain value as it would be typed; an object stays what it is."""
+    """A plain value as it would be typed; objects are unchanged."""
     if isinstance(value, bool) or value is None:
         return Word(str(value).lower())
     return Word(value) if isinstance(value, str | int | float) else value
 
 
 def _set(data: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key. Naming another plug-in replaces the table, so that the old one's options do not linger."""
+    """Set a dotted key. Naming another plug-in replaces the table, so that no options of the old one remain."""
     *path, last = key.split(".")
     for i, part in enumerate(path):
         inner = data.get(part)
-        if inner is None:  # of a plug-in that was just named, say; where there is no such key, reading it tells
+        if inner is None:  # such as an option of the plug-in just named; an unknown key is reported when it is read
             inner = {}
         elif isinstance(inner, Word):
             inner = {"name": inner}
@@ -329,12 +331,12 @@ def _set(data: dict[str, Any], key: str, value: Any) -> None:
         data[part] = inner
         data = inner
     if isinstance(data.get(last), dict) and data[last].get("name") == value:
-        return  # the same plug-in again: it keeps what the recipe gave it
+        return  # the same plug-in again keeps the recipe's options
     data[last] = value
 
 
 def option_paths(config: Any) -> dict[str, Any]:
-    """Every dotted key of a config, or of its plain data, with its value: what may be overridden."""
+    """Every dotted key of a config, or of its plain data, with its value: the keys that can be overridden."""
 
     def walk(data: dict[str, Any], prefix: str) -> dict[str, Any]:
         flat: dict[str, Any] = {}
@@ -344,7 +346,7 @@ def option_paths(config: Any) -> dict[str, Any]:
                     flat[prefix + key] = value["name"]
                 flat |= walk({k: v for k, v in value.items() if k not in ("name", CLASS)}, f"{prefix}{key}.")
             elif isinstance(value, list) and all(isinstance(part, dict) and "name" in part for part in value):
-                flat[prefix + key] = [part["name"] for part in value]  # a recipe says more of them than a word can
+                flat[prefix + key] = [part["name"] for part in value]  # a recipe says more about them
             else:
                 flat[prefix + key] = value
         return flat
@@ -353,7 +355,7 @@ def option_paths(config: Any) -> dict[str, Any]:
 
 
 def option_choices(config: Any) -> dict[str, list[str]]:
-    """The dotted keys that take one of a few words, with these: names of plug-ins, choices, true and false.
+    """The dotted keys with a fixed set of values, and these: names of plug-ins, choices, true and false.
 
     >>> "cosine" in option_choices(RunConfig())["objective.noise"]
     True

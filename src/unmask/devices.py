@@ -1,4 +1,4 @@
-"""Which device a name stands for, how numbers get there, and which attention runs on it."""
+"""Selecting devices and precision, moving tensors, and choosing attention kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from unmask.errors import UsageError
 
 
 def pick_device(name: str | torch.device | None = None) -> torch.device:
-    """None: a GPU when there is one, else the CPU. A device that is not there is an error, never a silent CPU.
+    """The device of that name; None: a GPU if there is one, otherwise the CPU.
+
+    A missing device is an error, never a silent CPU.
 
     >>> pick_device("cpu")
     device(type='cpu')
@@ -37,7 +39,7 @@ def pick_device(name: str | torch.device | None = None) -> torch.device:
 
 
 def pick_dtype(name: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    """None: float32. float64 is refused on mps, which has none."""
+    """The dtype of that name; None: float32. float64 is refused on mps, which does not support it."""
     names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
     dtype = names.get(name) if isinstance(name, str) else name
     if isinstance(name, str) and dtype is None:
@@ -50,9 +52,9 @@ def pick_dtype(name: str | torch.dtype | None, device: torch.device) -> torch.dt
 def pick_precision(
     name: Literal["auto", "fp32", "bf16"], device: torch.device, *, cpu_bf16: bool = True
 ) -> Literal["fp32", "bf16"]:
-    """What a run computes in. auto: bf16 where the device multiplies it natively; elsewhere it is no faster.
+    """The precision of a run. auto: bf16 if the device multiplies it natively; otherwise it would not be faster.
 
-    cpu_bf16: whether the network gains from that on a CPU (`Denoiser.cpu_bf16`).
+    cpu_bf16: whether the network benefits from bf16 on a CPU (`Denoiser.cpu_bf16`).
 
     >>> pick_precision("fp32", torch.device("cpu")), pick_precision("bf16", torch.device("cpu"))
     ('fp32', 'bf16')
@@ -68,13 +70,13 @@ def pick_precision(
 
 
 def _cpu_multiplies_bf16() -> bool:
-    """AMX, or AVX-512's dot products; an older torch may not say what the processor has, then it is fp32."""
+    """AMX, or AVX-512's dot products; an older torch may not report these features, then fp32 is used."""
     known: Callable[[], Mapping[str, object]] = getattr(torch.cpu, "get_capabilities", dict)
     return any(known().get(instructions) for instructions in ("amx_bf16", "avx512_bf16"))
 
 
 def put(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device; from the host to a GPU it is on its way when this returns, and nobody waits.
+    """Copy the tensor to the device; from host to GPU the copy is asynchronous.
 
     >>> put(torch.ones(2), torch.device("cpu"))
     tensor([1., 1.])
@@ -86,7 +88,7 @@ def put(tensor: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def fast_attention() -> Iterator[None]:
-    """The order in which a GPU's attention kernels are tried: cuDNN's is the fastest where it applies."""
+    """Set the order in which a GPU's attention kernels are tried: cuDNN's is the fastest where it applies."""
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     with sdpa_kernel(order, set_priority=True):
         yield
@@ -94,7 +96,7 @@ def fast_attention() -> Iterator[None]:
 
 @contextmanager
 def few_threads(device: torch.device) -> Iterator[None]:
-    """Beside a GPU the host's own work is small: many threads cost it more than they bring, and wait by spinning."""
+    """Limit the host's threads beside a GPU: the host's work is small, and many threads would only spin."""
     before = torch.get_num_threads()
     if device.type == "cuda":
         torch.set_num_threads(min(before, 2))

@@ -1,4 +1,4 @@
-"""What `unmask doctor` looks at: one function a question, each answering with a sentence."""
+"""The checks of `unmask doctor`: one function per check, each returning a sentence."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from unmask.devices import pick_device
 from unmask.errors import UnmaskError
 from unmask.storage.atomic import atomic_text
 
-FREE_BYTES = 2 << 30  # less free disk than this is worth a word
+FREE_BYTES = 2 << 30  # free disk space below which a warning is given
 Verdict = Literal["ok", "note", "problem"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, whether it is well, and a sentence that says what is and what to do."""
+    """The result of a check: its subject, whether it passed, and a sentence on the state and on what to do."""
 
     what: str
     verdict: Verdict
@@ -39,7 +39,7 @@ class Finding:
 
 
 def examine(device: str | None = None, out: str = ".") -> Iterator[Finding]:
-    """Every finding as soon as it is known; an examination that breaks down is a finding too.
+    """Yield every finding as soon as it is known; a check that raises is a finding too.
 
     >>> next(examine("cpu")).what
     'versions'
@@ -109,7 +109,7 @@ def devices(name: str | None) -> Iterator[Finding]:
 
 
 def disk(folder: Path) -> Iterator[Finding]:
-    """Free space, and whether a file that is written, synced and renamed is there afterwards."""
+    """Check free space, and that a file still exists after it is written, synced and renamed."""
     place = folder
     while not place.exists():
         place = place.parent
@@ -130,7 +130,7 @@ def disk(folder: Path) -> Iterator[Finding]:
 
 
 def network() -> Iterator[Finding]:
-    """Two processes talk to each other through gloo, as those of a run do; on a GPU one talks through NCCL as well."""
+    """Check that two processes can communicate through gloo, as those of a run do; on a GPU also one through NCCL."""
     import torch.distributed as dist
 
     if not dist.is_available():
@@ -163,7 +163,7 @@ def network() -> Iterator[Finding]:
 
 
 NETWORK_SECONDS = 60
-# In processes of their own: one that hangs can be ended, and a group leaves nothing here.
+# In separate processes: one that hangs can be killed, and no process group remains here.
 _EXCHANGE = """
 import sys, torch, torch.distributed as dist
 port, backend, size, rank = sys.argv[1:]
@@ -177,7 +177,7 @@ dist.destroy_process_group()
 
 
 def self_check(device: str | None) -> Iterator[Finding]:
-    """Train a little, stop, resume, and sample, in a folder that goes away."""
+    """Train briefly, stop, resume, and sample, in a temporary folder."""
     from unmask.config import DataConfig, OptimConfig, RunConfig
     from unmask.corpora.text import Text
     from unmask.denoisers.dit import DiT
@@ -204,7 +204,7 @@ def self_check(device: str | None) -> Iterator[Finding]:
             batch=16,
             denoiser=DiT(size="nano", hidden=64, blocks=2, heads=2, dropout=0.0),
             data=DataConfig(train=Text(path=str(text)), length=64, held_out=0.1, cache=str(Path(folder) / "cache")),
-            optim=OptimConfig(warmup=5, schedule="constant", ema=0.9),  # so that a half run is half of a whole one
+            optim=OptimConfig(warmup=5, schedule="constant", ema=0.9),  # so that half a run is half of a whole one
             valid_every=20,
             valid_rows=8,
             sample_every=0,

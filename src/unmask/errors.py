@@ -1,7 +1,7 @@
-"""One exception tree. Every message is one line: what is wrong, and what to do.
+"""All exceptions. Every message is one line: what is wrong, and what to do.
 
-A message is a template of ours and values. Whoever runs unmask sees both. A stranger who asks a server sees the
-template alone (`redacted`), for a value may be a piece of somebody's text; values marked `Public` are no such piece.
+A message is a template of ours with values. Whoever runs unmask sees both. A client of a server sees only the template
+(`redacted`), because a value may be part of somebody's text; values marked `Public` are not.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _ELLIPSIS = "…"
 
 @dataclass(frozen=True)
 class Public:
-    """A value of a message that anybody may read: a limit, a count, a name of ours.
+    """A value in a message that anyone may read: a limit, a count, one of our names.
 
-    redacted: its spelling where the message is redacted, if only a part of it is public.
+    redacted: its form in a redacted message, if only a part of it is public.
     """
 
     value: object
@@ -44,12 +44,12 @@ class UnmaskError(Exception):
     def __init__(self, template: str = "", /, **values: object) -> None:
         raw = {name: value.value if isinstance(value, Public) else value for name, value in values.items()}
         super().__init__(template.format(**raw) if values else template)
-        # A constant of the caller's code is what was written there, whatever a request brings.
+        # A constant in the caller's code cannot contain anything from a request.
         self.template = template if template in sys._getframe(1).f_code.co_consts else None
         self.values = values
 
     def redacted(self) -> str | None:
-        """The message with … for every value that is not public; None where it has no template."""
+        """The message with … for every value that is not public; None if it has no template."""
         if self.template is None or not self.values:
             return self.template
         parts = []
@@ -93,7 +93,7 @@ class NonFiniteError(UnmaskError):
 
 
 class PeerError(UnmaskError):
-    """Another process of the same run is gone or does not answer."""
+    """Another process of the same run is gone or does not respond."""
 
 
 class MissingExtraError(UnmaskError):
@@ -109,13 +109,15 @@ class MissingExtraError(UnmaskError):
 
 
 class Stopped(UnmaskError):
-    """The run was asked to stop, has saved itself and can go on."""
+    """The run was asked to stop; it has saved its state and can resume."""
 
     exit_code = 75
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint for the end of a message: the closest known word, else the whole list. It does not repeat the word itself.
+    """A hint for the end of a message: the closest known word, otherwise the whole list.
+
+    It never repeats the word itself.
 
     >>> did_you_mean("cosin", ["cosine", "linear"])
     "did you mean 'cosine'?"

@@ -51,12 +51,14 @@ else:
     PretrainedConfig, PreTrainedModel = transformers.PretrainedConfig, transformers.PreTrainedModel
     GenerationMixin = transformers.GenerationMixin
 
-IGNORED = -100  # a label that nobody scores, as transformers has it
+IGNORED = -100  # the label of positions that are not scored, as in transformers
 
 
 class UnmaskConfig(PretrainedConfig):
-    """A model of ours as plain data. unmask: what config.json of our own model folder says; unmask_tokenizer: of the
-    tokenizer what tokenizer.json there does not say. Neither is believed: see `pretrained.registered`.
+    """A model of ours as plain data.
+
+    unmask: the content of config.json in our own model folder. unmask_tokenizer: whatever its tokenizer.json cannot
+    express about our tokenizer. Both are untrusted: see `pretrained.registered`.
     """
 
     model_type = MODEL_TYPES[0]
@@ -73,7 +75,7 @@ class UnmaskConfig(PretrainedConfig):
 
 
 class _Registered(PreTrainedModel):
-    """A `Network` of ours with the manners of transformers."""
+    """A `Network` of ours with the interface of transformers."""
 
     config_class = UnmaskConfig
     main_input_name = "input_ids"
@@ -86,11 +88,11 @@ class _Registered(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
-        """Our networks start their weights themselves."""
+        """Does nothing: our networks initialise their own weights."""
 
     @classmethod
     def from_pretrained(cls, name: str | Path, *args: Any, config: Any = None, **options: Any) -> Any:
-        """From a folder or a name on the hub; of the options dtype, revision and output_loading_info are followed."""
+        """Load from a folder or a name on the hub; supports the options dtype, revision and output_loading_info."""
         if args or options.get("quantization_config") is not None or options.get("state_dict") is not None:
             raise UsageError(f"{cls.__name__}.from_pretrained reads a folder's own weights, whole: give its name alone")
         revision = options.get("revision")
@@ -111,7 +113,7 @@ class _Registered(PreTrainedModel):
     def save_pretrained(
         self, folder: str | Path, *args: Any, state_dict: Mapping[str, Tensor] | None = None, **options: Any
     ) -> None:
-        """config.json and model.safetensors; the tokenizer has a save_pretrained of its own."""
+        """Write config.json and model.safetensors; the tokenizer has its own save_pretrained."""
         if options.get("push_to_hub"):
             raise UsageError("save_pretrained writes a folder alone: use push_to_hub of the model, or unmask push")
         folder = Path(folder)
@@ -126,7 +128,7 @@ class _Registered(PreTrainedModel):
         atomic_text(folder / "config.json", json.dumps(said, indent=2, sort_keys=True) + "\n")
 
     def logits(self, z_BL: Tensor, valid_BL: Tensor | None, level_B: Tensor | None) -> Tensor:
-        """[B, L, I], with nothing for the mask, which no model of ours predicts."""
+        """[B, L, I], with the smallest finite value for the mask, which none of our models predicts."""
         if int(z_BL.min()) < 0 or int(z_BL.max()) >= self.network.num_ids:
             raise UsageError(f"ids lie in 0..{self.network.num_ids - 1}: this text is of another tokenizer")
         h_BLD = self.network.trunk(z_BL, level_B, valid_BL=valid_BL)
@@ -135,7 +137,7 @@ class _Registered(PreTrainedModel):
         return logits_BLI.masked_fill(never, torch.finfo(logits_BLI.dtype).min)
 
     def fitting(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
-        """What of the rows is no padding, None where all is."""
+        """The mask of positions that are not padding; None if there is no padding."""
         if input_ids is None or input_ids.ndim != 2 or not input_ids.numel():
             raise UsageError(f"{type(self).__name__} reads input_ids, a row of ids for each text")
         if input_ids.shape[1] > self.length:
@@ -175,10 +177,10 @@ class UnmaskForMaskedLM(_Registered):
 
 
 class UnmaskForCausalLM(_Registered, GenerationMixin):
-    """An autoregressive network: line l of the logits is of token l + 1, as in transformers. No cache is kept."""
+    """An autoregressive network: row l of the logits predicts token l + 1, as in transformers. There is no cache."""
 
     @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:  # what generate() asks before it makes one
+    def _supports_default_dynamic_cache(cls) -> bool:  # generate() checks this before it creates a cache
         return False
 
     def forward(
@@ -191,7 +193,7 @@ class UnmaskForCausalLM(_Registered, GenerationMixin):
     ) -> Any:
         valid_BL = self.fitting(input_ids, attention_mask)
         assert input_ids is not None
-        # Ours reads line l from what stands before l: a position more, whose own token nobody sees.
+        # Our row l predicts token l from those before it: we add a position, whose own token is never seen.
         longer_BL = torch.cat([input_ids, torch.full_like(input_ids[:, :1], 0)], dim=1)
         longer = None if valid_BL is None else torch.cat([valid_BL[:, :1], valid_BL], dim=1)
         logits_BLI = self.logits(longer_BL, longer, None)[:, 1:]
@@ -213,7 +215,7 @@ def _output(output: Any, return_dict: bool | None) -> Any:
 
 
 def _fresh(config: UnmaskConfig) -> Network:
-    """The network of a config, freshly started, as for training in transformers."""
+    """The network of a config, freshly initialised, for training in transformers."""
     described = checked(config.unmask, "the config, under unmask")
     if "task" in described:
         raise ModelFolderError("the config is of a model with a task head, which has no class in transformers")

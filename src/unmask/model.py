@@ -76,12 +76,12 @@ class Model:
         self.tokenizer = tokenizer
         self.objective = objective
         self.length = length
-        self.packing = packing  # how texts stood in the rows it was trained on: a line a row, a text a row, one stream
-        self.anchor = anchor  # what framed these rows, so that it frames every canvas, too
-        self.typical_length = typical_length  # trained on whole texts of this many tokens, rather than on full windows
-        self.drawing = drawing  # how tokens are drawn where nobody says otherwise
-        self.separator = separator  # ends every prompt, as in the rows it was trained on
-        self.labels = tuple(labels)  # the words of the classes 0, 1, ...; none where classes are numbers
+        self.packing = packing  # how texts were packed in training: one line per row, one text per row, one stream
+        self.anchor = anchor  # the anchors of these rows, used for every canvas, too
+        self.typical_length = typical_length  # mean length of the texts trained on; None: full windows
+        self.drawing = drawing  # default options for drawing tokens
+        self.separator = separator  # ends every prompt, as in training
+        self.labels = tuple(labels)  # the words of the classes 0, 1, ...; empty if classes are numbers
 
     def __repr__(self) -> str:
         network = type(getattr(self.denoiser, "config", self.denoiser)).__name__
@@ -99,9 +99,9 @@ class Model:
 
     @property
     def begin(self) -> list[int]:
-        """What every row begins with."""
+        """The ids at the beginning of every row."""
         bos = self.tokenizer.bos_id
-        if self.anchor == "none":  # a sentence's begin token is then noised and scored as any other
+        if self.anchor == "none":  # a sentence's begin token is then noised and scored like any other
             return [bos] if self.packing == "sentence" and bos is not None else []
         return anchor_ids(self.tokenizer, self.anchor)[0]
 
@@ -112,11 +112,11 @@ class Model:
 
     @property
     def end(self) -> list[int]:
-        """What every row ends with, after the text's own end."""
+        """The ids at the end of every row, after the text's own end."""
         return anchor_ids(self.tokenizer, self.anchor)[1]
 
     def unframed(self, row: list[int]) -> list[int]:
-        """A row without what every row begins and ends with.
+        """A row without the anchors at its beginning and end.
 
         >>> model.unframed([*model.begin, 104, 105, *model.end])  # doctest: +SKIP
         [104, 105]
@@ -125,7 +125,7 @@ class Model:
 
     @property
     def sampler(self) -> Sampler:
-        """What writes where no other is named: the objective's sampler, drawing as this model draws."""
+        """The default sampler: the objective's, with this model's drawing options."""
         return self.make_sampler()
 
     def make_sampler(self, name: str | None = None, /, **options: Any) -> Sampler:
@@ -144,7 +144,7 @@ class Model:
         return made.bind(self.process)
 
     def sampler_names(self) -> list[str]:
-        """The samplers that can follow this model, by name.
+        """The names of the samplers that work with this model.
 
         >>> model.sampler_names()  # of an autoregressive model  # doctest: +SKIP
         ['left_to_right']
@@ -158,11 +158,11 @@ class Model:
 
     @property
     def process(self) -> Process | None:
-        """The forward process that it reverses, with its noise; None for an autoregressive model."""
+        """The forward process that the model reverses, with its noise; None for an autoregressive model."""
         return self.objective.process(self.denoiser)
 
     def class_of(self, label: int | str | None) -> int | None:
-        """The number of a class, which its word may name; what the model does not know is refused.
+        """The number of a class, which may be given by its word; unknown classes are refused.
 
         >>> model.class_of("positive")  # of a model trained with the labels negative and positive  # doctest: +SKIP
         1
@@ -191,7 +191,7 @@ class Model:
         words = f" ({', '.join(self.labels[:8])}{', ...' if len(self.labels) > 8 else ''})" if self.labels else ""
         return f"it knows 0 to {self.denoiser.num_classes - 1}{words}"
 
-    # --- use (what is long has a file of its own) ---
+    # --- use (longer functions are in files of their own) ---
 
     generate = generate
     particles = particles
@@ -278,7 +278,7 @@ class Model:
         watch: Watch | None = None,
         runners_up: int = 0,
     ) -> list[list[int]]:
-        """The rows of a canvas with every mask written, each up to its own end.
+        """Write every mask of a canvas; returns its rows, each up to its own end.
 
         >>> model.run(model.canvas([[100, 101, model.tokenizer.mask_id]], may_end=False))  # doctest: +SKIP
         """
@@ -295,14 +295,14 @@ class Model:
         return canvas.rows_of(tokens)
 
     def check_possible(self, canvas: Canvas, sampler: Sampler | None = None) -> None:
-        """Raise where no writing of the canvas's masks meets its constraint. No network is asked.
+        """Raise an error if no assignment of the canvas's masks meets its constraint. The network is not called.
 
         >>> model.check_possible(model.canvas(rows, unmask.constraints.Length(most=3), may_end=False))  # doctest: +SKIP
         """
         constrained(self.fit_sampler(sampler, canvas.tokens.shape[1])).start(canvas)
 
     def fit_sampler(self, sampler: Sampler | None, length: int) -> Sampler:
-        """The model's own sampler for None, and windows around it where the text is too long for one."""
+        """The model's own sampler for None, wrapped in windows if the text is too long for one."""
         check_sampler(sampler)
         sampler = self.sampler if sampler is None else sampler.bind(self.process)
         if sampler.context is not None and sampler.context > self.length:
@@ -329,7 +329,7 @@ class Model:
     predict = predict
 
     def canvas_bound(self, canvas: Canvas, scored_BL: Tensor, **how: Any) -> Bound:
-        """The objective's bound of a canvas's rows, over the positions in scored_BL; `score` asks for it.
+        """The objective's bound of a canvas's rows, over the positions in scored_BL; used by `score`.
 
         >>> model.canvas_bound(canvas, canvas.valid_BL, num_samples=16).nats_B  # doctest: +SKIP
         """
@@ -375,7 +375,7 @@ def load(
 def load_any(
     name: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
 ) -> tuple[Model, Task | None]:
-    """What `load` and `load_classifier` read: a model, and the task that it is fine-tuned for, if it is."""
+    """What `load` and `load_classifier` share: the model, and the task that it is fine-tuned for, if any."""
     on = pick_device(device)
     stored = _stored(str(name)) if str(name).startswith("hf:") else read_folder(_folder_of(name))
     stored.network.to(device=on, dtype=pick_dtype(dtype, on))
@@ -392,7 +392,7 @@ def _stored(name: str) -> Folder:
 def _folder_of(name: str | Path) -> Path:
     folder = find_folder(Path(name))
     if not (folder / "config.json").exists() and find_folder(folder / "model").is_dir():
-        folder = find_folder(folder / "model")  # a run keeps its model in there
+        folder = find_folder(folder / "model")  # a run stores its model there
     if not folder.is_dir():
         folder = built_in_folder(str(name))
     if (folder / "recipe.json").exists() and not (folder / "config.json").exists():

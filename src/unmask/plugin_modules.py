@@ -1,4 +1,4 @@
-"""--plugin MODULE: classes of one's own for this process. The user names the module; no file can."""
+"""--plugin MODULE: user-defined classes for this process. The user names the module; a file cannot."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FLAG = "--plugin"
 HELP = f"{FLAG} MODULE registers the classes of a module or FILE.py; may be repeated."
 
 
-loaded: list[str] = []  # in this process; one that it starts gets the same
+loaded: list[str] = []  # loaded in this process; child processes load the same
 
 
 def split_plugins(words: list[str]) -> tuple[list[str], list[str]]:
-    """What is left of a command line, and the modules that its --plugin options name, wherever they stand.
+    """Split a command line into the remaining words and the modules of its --plugin options, at any position.
 
     >>> split_plugins(["--plugin", "mine", "eval", "runs/a", "--plugin=./noise.py"])
     (['eval', 'runs/a'], ['mine', './noise.py'])
@@ -41,7 +41,7 @@ def split_plugins(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def load_plugins(names: list[str]) -> None:
-    """Import each module and register the plug-in classes that it defines, save those it has registered itself."""
+    """Import each module and register the plug-in classes that it defines, except those already registered."""
     for name in names:
         module = _import(name)
         if not _register_classes(module):
@@ -71,7 +71,7 @@ def _from_file(path: Path) -> ModuleType:
         raise UsageError(f"there is no file {path} to take plug-ins from")
     if not path.stem.isidentifier():
         raise UsageError(f"{path} cannot be a module's name: use letters, digits and _ before the .py")
-    # Under its own name, which a model folder then tells to whoever misses the class.
+    # Imported under its own name, which a model folder can then report if the class is missing.
     known = sys.modules.get(path.stem)
     other = importlib.util.find_spec(path.stem) if known is None else known.__spec__
     if (known or other) is not None:
@@ -91,7 +91,7 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _register_classes(module: ModuleType) -> int:
-    """How many plug-ins the module, or its parts, define."""
+    """Register the plug-ins that the module, or its submodules, define; returns their number."""
     from unmask.registry import Room, register, room_of
 
     count = 0

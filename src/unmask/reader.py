@@ -17,7 +17,7 @@ from typing import Any, Literal, Union
 from unmask.errors import ConfigError, Public, UsageError, did_you_mean
 from unmask.registry import BEFORE, RENAMED, UNWRITTEN, check_class, class_path, room_of
 
-CLASS = "class"  # beside a registered plug-in's name: where its class was defined, for the sentence that misses it
+CLASS = "class"  # key for where a registered plug-in's class was defined, for the error message if it is missing
 _CLASS_PATH = re.compile(r"[\w.<>]{1,200}")
 
 
@@ -37,7 +37,8 @@ def to_dict(value: Any) -> Any:
 
 
 def _head(value: Any) -> dict[str, str]:
-    """What names a plug-in; of one that is not unmask's own also its class, for the error where it is missing."""
+    """The name of a plug-in; for one that is not unmask's own also its class, for the error message if it is
+    missing."""
     if not hasattr(value, "room"):
         return {}
     room, cls = room_of(type(value)), type(value)
@@ -46,8 +47,9 @@ def _head(value: Any) -> dict[str, str]:
 
 
 def adopt_plugins(value: Any) -> None:
-    """Register the plug-in classes of these dataclasses that nobody has registered yet, and refuse what no file could
-    give back: refused before a run begins, not at its first save.
+    """Register the plug-in classes in these dataclasses that are not registered yet.
+
+    Those that could not be read back from a file are refused: before a run starts, not at its first save.
 
     >>> from unmask.noise import Polynomial
     >>> adopt_plugins(Polynomial(power=3.0))
@@ -84,17 +86,18 @@ def adopt_plugins(value: Any) -> None:
 
 
 class Word(str):
-    """A value as it was typed on the command line: the only strings that may stand for a number, a list or none."""
+    """A value typed on the command line: the only strings that may stand for a number, a list or none."""
 
     __slots__ = ()
 
 
 def from_dict(kind: Any, data: Any, where: str = "", *, default: Any = None, saved: bool = False) -> Any:
-    """Build `kind` (a dataclass, a plug-in base, a plain type) from plain data; a `Word` is read as its type asks.
+    """Build `kind` (a dataclass, a plug-in base, a plain type) from plain data; a `Word` is parsed according to the
+    type.
 
-    default: the plug-in that a table without a name means. saved: read from what a run or a model has written, which
-    names every option there was; one that it lacks came later and has the value that changes nothing (`came_later`).
-    Of a union the first member that takes the data is meant.
+    default: the plug-in for a table without a name. saved: the data was written by a run or a model, with all options
+    of its time; an option that is missing was added later and gets the value that changes nothing (`came_later`). For a
+    union the first member that accepts the data is used.
 
     >>> from unmask.noise import Noise, Polynomial
     >>> from_dict(Noise, "cosine")
@@ -120,7 +123,7 @@ def from_dict(kind: Any, data: Any, where: str = "", *, default: Any = None, sav
     if origin is tuple:
         return _tuple(kind, data, where)
     if origin is dict and isinstance(data, dict):
-        return data  # plain data, such as a schema, is not looked into
+        return data  # plain data, such as a schema, is not inspected
     if isinstance(kind, type) and hasattr(kind, "room"):
         return _plugin(kind, data, where, default, saved)
     if dataclasses.is_dataclass(kind):
@@ -129,10 +132,10 @@ def from_dict(kind: Any, data: Any, where: str = "", *, default: Any = None, sav
 
 
 def overlay(kind: Any, base: Any, own: Any, *, default: Any = None) -> Any:
-    """The plain data of `kind` with other data of it laid over, key by key: a recipe over its base.
+    """Merge plain data `own` of `kind` over `base`, key by key: a recipe over its base.
 
-    Naming another plug-in replaces the table, so that the old one's options do not linger; a table without a name means
-    the base's plug-in, or `default` where the base names none either.
+    Naming another plug-in replaces the table, so that no options of the old one remain. A table without a name means
+    the base's plug-in, or `default` if the base names none.
 
     >>> from unmask.noise import Noise
     >>> overlay(Noise, {"name": "polynomial", "power": 3.0}, {"power": 2.0})
@@ -149,7 +152,7 @@ def overlay(kind: Any, base: Any, own: Any, *, default: Any = None) -> Any:
         name = base.get("name", None if default is None else kind.room.name_of(default))
         if named.get("name", name) != name:
             return own
-        own, kind = named, kind.room.get(name) if name in kind.room.names() else None  # else reading it tells
+        own, kind = named, kind.room.get(name) if name in kind.room.names() else None  # otherwise reading reports it
     if not dataclasses.is_dataclass(kind) or not isinstance(base, dict) or not isinstance(own, dict):
         return own
     hints = typing.get_type_hints(kind)
@@ -162,7 +165,7 @@ def overlay(kind: Any, base: Any, own: Any, *, default: Any = None) -> Any:
 
 
 def _union(kind: Any, data: Any, where: str, default: Any, saved: bool) -> Any:
-    """The first member that takes the data; where none does, what the only likely one says of it."""
+    """Use the first member that accepts the data; otherwise report the error of the only likely one."""
     members = [member for member in typing.get_args(kind) if member is not type(None)]
     optional = len(members) < len(typing.get_args(kind))
     if optional and (data is None or (isinstance(data, Word) and data == "none")):
@@ -173,7 +176,7 @@ def _union(kind: Any, data: Any, where: str, default: Any, saved: bool) -> Any:
             return from_dict(member, data, where, default=default, saved=saved)
         except ConfigError as e:
             errors[member] = e
-    # A table is meant for the member that is one, a word for the choices among it.
+    # A table can only match the member that is one, a word the choices among the members.
     likely = [member for member in members if _is_table(member) == isinstance(data, dict)] or members
     if len(likely) == 1:
         raise errors[likely[0]]
@@ -192,7 +195,7 @@ def _spelled(kind: Any) -> str:
 
 
 def _plugin(kind: Any, data: Any, where: str, default: Any, saved: bool) -> Any:
-    if isinstance(data, kind):  # an object, as Python may give one
+    if isinstance(data, kind):  # an object, given in Python
         return data
     data = {"name": data} if isinstance(data, str) else data
     if isinstance(data, dict) and "name" not in data and default is not None and not saved:
@@ -266,7 +269,7 @@ def _tuple(kind: Any, data: Any, where: str) -> tuple[Any, ...]:
         return ()
     parts = [Word(part) for part in data.split(",")] if isinstance(data, Word) else data
     if isinstance(parts, str) and args == (str, ...):
-        parts = [parts]  # one text is a list of one
+        parts = [parts]  # a single text is a list of one
     if not isinstance(parts, list | tuple):
         raise ConfigError("{where}: expected a list, got {data!r}", where=Public(where), data=data)
     if args[-1] is Ellipsis:
@@ -301,7 +304,7 @@ def _plain(kind: Any, data: Any, where: str) -> Any:
         raise wrong
     if kind in (int, float):
         if kind is int and isinstance(data, Word) and re.fullmatch(r"[+-]?[0-9]{1,40}", data):
-            return int(data)  # not through a float: a large seed keeps every digit
+            return int(data)  # not via float, to keep every digit of a large seed
         try:
             number = float(data) if isinstance(data, int | float | Word) else None
         except (ValueError, OverflowError):

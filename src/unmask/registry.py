@@ -1,10 +1,10 @@
-"""The registry: plug-ins by name. A room's own are files known by their names and imported only when used.
+"""The registry: plug-ins by name. Built-in ones are files, known by their names and imported on first use.
 
-A room (`unmask.noise`, `unmask.samplers`, ...) is a package whose every public module holds one plug-in class, except
-`base`, which has the contract, and the helpers that the room names.
-The file's name is the plug-in's name in recipes and on the command line: `log_linear.py` holds `LogLinear`.
-Others add theirs by `unmask.register(cls)`, by `--plugin module` on the command line, or by an entry point of an
-installed package in the group `unmask.<room>`. What a file says never decides what is imported.
+A room (`unmask.noise`, `unmask.samplers`, ...) is a package in which every public module contains one plug-in class,
+except `base`, which defines the contract, and helpers that the room names. The file's name is the plug-in's name in
+recipes and on the command line: `log_linear.py` contains `LogLinear`. Third parties add theirs by
+`unmask.register(cls)`, by `--plugin module` on the command line, or by an entry point of an installed package in the
+group `unmask.<room>`. The content of a recipe or model folder never decides what is imported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class Room:
-    """The plug-ins of one kind: those of a folder, and those that were registered.
+    """The plug-ins of one kind: those in a folder, and registered ones.
 
     >>> from unmask import noise
     >>> "log_linear" in noise.room.names()
@@ -47,12 +47,12 @@ class Room:
 
     @property
     def base(self) -> type[Any]:
-        """The class that every plug-in of the room is a subclass of."""
+        """The base class of every plug-in in the room."""
         base: type[Any] = getattr(sys.modules[self.package], self._base_name)
         return base
 
     def _modules(self) -> dict[str, str]:
-        """Plug-in name → module name, from the file names alone: nothing is imported."""
+        """Plug-in name → module name, from the file names alone, without importing anything."""
         path = sys.modules[self.package].__path__
         names = (m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
         modules = {name: f"{self.package}.{name}" for name in names if name not in self._helpers}
@@ -74,12 +74,12 @@ class Room:
         module = importlib.import_module(modules[name])
         for value in vars(module).values():
             own = isinstance(value, type) and issubclass(value, self.base) and value.__module__ == module.__name__
-            if own and value.room is self:  # a learned schedule's module is a Noise, too, and no plug-in
+            if own and value.room is self:  # the module of a learned schedule is also a Noise, but not a plug-in
                 return cast(type[Any], value)
         raise UsageError(f"{modules[name]} holds no {self._base_name}: a plug-in file defines one subclass of it")
 
     def name_of(self, plugin: object) -> str:
-        """The name a plug-in goes by in recipes: its file's, or the one it was registered by."""
+        """A plug-in's name in recipes: that of its file, or the one under which it was registered."""
         cls = plugin if isinstance(plugin, type) else type(plugin)
         for name, registered in self._registered.items():
             if registered is cls:
@@ -93,13 +93,13 @@ class Room:
         )
 
     def add(self, cls: type[Any], name: str | None = None) -> None:
-        """Take a class into the registry; `unmask.register` finds its room and calls this."""
+        """Register a class; called by `unmask.register`, which finds its room."""
         check_class(cls)
         name = snake_case(cls.__name__) if name is None else name
         if not NAME.fullmatch(name):
             raise UsageError(f"{name!r} cannot name a plug-in: use small letters, digits and _, a letter first")
         other = self._registered.get(name)
-        # A notebook's cell that is run again defines its class anew: the new one takes the old one's place.
+        # Running a notebook cell again redefines its class: the new one replaces the old one.
         taken = name in self._modules() or (other is not None and class_path(other) != class_path(cls))
         if taken and self.get(name) is not cls:
             owner = class_path(self.get(name))
@@ -113,11 +113,12 @@ class Room:
             self._registered[name] = cls
 
     def discard(self, name: str) -> None:
-        """Take a registered plug-in out of the registry again."""
+        """Remove a registered plug-in from the registry."""
         self._registered.pop(name, None)
 
     def attribute(self, attribute: str) -> Any:
-        """`unmask.noise.LogLinear` without importing every file: the class's name, lower-cased, is the file's."""
+        """Implements `unmask.noise.LogLinear` without importing every file: the file's name is the class's in lower
+        case."""
         for cls in self._registered.values():
             if cls.__name__ == attribute:
                 return cls
@@ -127,7 +128,7 @@ class Room:
         raise AttributeError(f"module {self.package!r} has no attribute {attribute!r}")
 
     def attributes(self) -> list[str]:
-        """What `dir` lists of the room's package: what it defines, and the class of every plug-in.
+        """The names for `dir` of the room's package: its own, and the class of every plug-in.
 
         >>> from unmask import noise
         >>> {"Noise", "LogLinear", "room"} <= set(dir(noise))
@@ -139,10 +140,11 @@ class Room:
         return sorted({*defined, *(self.get(name).__name__ for name in self.names())})
 
     def summary(self, name: str) -> str:
-        """First line of the plug-in file's docstring, read without importing it; of a registered one: its class's."""
+        """First line of the docstring of the plug-in's file, read without importing it; for registered plug-ins of the
+        class."""
         if name in self._registered:
             cls = self._registered[name]
-            made_up = f"{cls.__name__}("  # what @dataclass writes where there is no docstring
+            made_up = f"{cls.__name__}("  # what @dataclass generates if there is no docstring
             doc = cls.__dict__.get("__doc__") or ""
             return "" if doc.startswith(made_up) else doc.partition("\n")[0].strip()
         spec = importlib.util.find_spec(self._modules()[name])
@@ -155,11 +157,12 @@ class Room:
 
 @functools.cache
 def _third_party(group: str, path: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Name and module of each entry point; looking through all that is installed on `path` is slow, so once."""
+    """Name and module of each entry point; cached, because searching all packages installed on `path` is slow."""
     return [(point.name, point.value.partition(":")[0]) for point in importlib.metadata.entry_points(group=group)]
 
 
-# --- a class of one's own ---------------------------------------------------------------------------------------------
+# --- user-defined classes
+# ------------------------------------------------------------------------------------------------
 
 C = TypeVar("C", bound=type[Any])
 
@@ -201,8 +204,9 @@ def room_of(cls: object) -> Room:
 
 
 def check_class(cls: type[Any]) -> None:
-    """Refuse a class that lacks what a plug-in needs: every method of its base, a dataclass's fields, and of each field
-    a type that can be written to a file.
+    """Refuse a class that lacks what a plug-in needs.
+
+    This is: every method of its base, a dataclass's fields, and for each field a type that can be written to a file.
 
     >>> import unmask
     >>> class Flat(unmask.noise.Noise):
@@ -222,7 +226,7 @@ def check_class(cls: type[Any]) -> None:
         raise UsageError(f"{cls.__name__} is not a dataclass: put @dataclass(frozen=True, kw_only=True) before it")
     try:
         hints = _field_types(cls)
-    except Exception as e:  # an annotation that names what is not there
+    except Exception as e:  # an annotation with an undefined name
         raise UsageError(f"the field types of {cls.__name__} cannot be read: {e}") from None
     for field in fields_of(cls):
         if not field.init:
@@ -235,7 +239,7 @@ def check_class(cls: type[Any]) -> None:
 
 
 def _writable(kind: Any) -> bool:
-    """Whether the strict reader gives a field of this type back."""
+    """Whether the strict reader can read back a field of this type."""
     origin = typing.get_origin(kind)
     if origin in (Union, types.UnionType):
         return all(inner is type(None) or _writable(inner) for inner in typing.get_args(kind))
@@ -249,7 +253,7 @@ def _writable(kind: Any) -> bool:
 
 
 def snake_case(name: str) -> str:
-    """The name a class is registered by unless a name is chosen.
+    """The default name under which a class is registered.
 
     >>> snake_case("LogLinear"), snake_case("MDLM"), snake_case("MyGRU2")
     ('log_linear', 'mdlm', 'my_gru2')
@@ -258,7 +262,7 @@ def snake_case(name: str) -> str:
 
 
 def class_path(cls: type[Any]) -> str:
-    """Where a class is defined, for sentences: nothing is ever imported by it.
+    """Where a class is defined, for messages: nothing is ever imported by it.
 
     >>> class_path(Room)
     'unmask.registry.Room'
@@ -278,12 +282,12 @@ def fields_of(plugin: type[Any] | object) -> list[dataclasses.Field[Any]]:
     return list(dataclasses.fields(plugin))  # type: ignore[arg-type]
 
 
-# Keys of a field's metadata. UNWRITTEN: no file holds it, as texts in memory; read from a file it has its default.
+# Keys of a field's metadata. UNWRITTEN: never written to files, as texts in memory; read back as its default.
 BEFORE, RENAMED, UNWRITTEN = "before", "renamed", "unwritten"
 
 
 def came_later(default: Any, *, before: Any) -> Any:
-    """A field that its class did not always have: what it is by default, and what files written before it mean.
+    """A field that was added to its class later: its default, and its value in files written before.
 
     >>> @dataclasses.dataclass
     ... class Options:
@@ -295,7 +299,7 @@ def came_later(default: Any, *, before: Any) -> Any:
 
 
 def renamed(*old: str, default: Any) -> Any:
-    """A field that had other names: what a run or a model has saved is read by them, a recipe gets a hint.
+    """A field that had other names: saved runs and models are read by them, a recipe gets a hint.
 
     >>> @dataclasses.dataclass
     ... class Options:
@@ -307,7 +311,7 @@ def renamed(*old: str, default: Any) -> Any:
 
 
 def check_fields(plugin: object) -> None:
-    """Refuse a number, a choice or an inner plug-in that is not of its field's type: a dataclass takes anything."""
+    """Refuse a number, a choice or an inner plug-in of the wrong type, because dataclasses do not check types."""
     cls: Any = type(plugin)
     for name, kind in _field_types(cls).items():
         value = getattr(plugin, name)
@@ -331,7 +335,8 @@ _NUMBERS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a 
 
 
 def _wanted(kind: Any, value: object) -> str | None:
-    """What a field of this type takes, where the value does not fit; types that are not checked take anything."""
+    """A description of what a field of this type accepts, if the value does not fit; unchecked types accept
+    anything."""
     if kind in _NUMBERS:
         base, name = _NUMBERS[kind]
         return None if isinstance(value, base) and (kind is bool or not isinstance(value, bool)) else name

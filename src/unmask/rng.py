@@ -1,7 +1,8 @@
-"""Random draws as a pure function of (key, counters): stateless, vectorised, the same on every device and in any batch.
+"""Random draws as a pure function of (key, counters): stateless, vectorised, identical on every device and in any
+batch.
 
-A draw is a 64-bit hash in integer tensor arithmetic. Nothing is consumed: a row of a batch, a shard of a cluster and a
-request on a server get the numbers that belong to their key, whatever runs beside them.
+A draw is a 64-bit hash in integer tensor arithmetic. There is no state to consume: a row of a batch, a shard of a
+cluster and a request on a server get the numbers that belong to their key, whatever runs beside them.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def row_keys(seed: int, rows: Tensor) -> Tensor:
 
 
 def uniform(key: Tensor, *counters: Tensor | int) -> Tensor:
-    """Uniform numbers in [0, 1): 53 bits in float64, or 24 in float32 where the device has no float64.
+    """Uniform numbers in [0, 1): 53 bits in float64, or 24 in float32 if the device has no float64.
 
     >>> import torch
     >>> bool(((u := uniform(torch.arange(1000), 0)) >= 0).all() and (u < 1).all())
@@ -97,7 +98,7 @@ def categorical(log_p: Tensor, u: Tensor) -> Tensor:
     tensor([1])
     """
     device = log_p.device
-    if device.type == "mps":  # no float64 there; the few rows that open are moved
+    if device.type == "mps":  # mps has no float64; the few rows that open are moved to the CPU
         return categorical(log_p.cpu(), u.cpu()).to(device)
     p = torch.softmax(log_p.to(torch.float64), dim=-1)
     cdf = torch.cumsum(p, dim=-1)

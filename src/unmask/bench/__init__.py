@@ -1,6 +1,6 @@
-"""Speed and memory of the work people wait for, against a plain textbook version in the same run.
+"""Speed and memory of training and sampling, against a plain textbook version in the same run.
 
-Each measurement runs in a process of its own, so that its peak memory is its own and nothing it compiled helps another.
+Each measurement runs in a separate process, so that peak memory and compiled code do not carry over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Version = Literal["textbook", "unmask", "peak"]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One measurement. `peak` measures no work but the device's own matrix product, against which MFU is meant."""
+    """One measurement. `peak` measures only the device's matrix product, the reference for MFU."""
 
     task: Task
     version: Version
@@ -38,13 +38,13 @@ class Job:
     total: int = 2048  # tokens of a semi-autoregressive text
     stride: int = 512
     repeats: int = 10
-    calls: int | None = None  # of the textbook's equal sampling calls; the time is scaled up
+    calls: int | None = None  # how many of the textbook's equal sampling calls to time; the time is scaled up
     profile: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """seconds: each repeat, of one training step or one whole batch of samples. flops: what the work needed."""
+    """seconds: of each repeat, for one training step or one batch of samples. flops: the operations required."""
 
     seconds: list[float]
     tokens: int
@@ -52,7 +52,7 @@ class Result:
     peak_bytes: int
     warm_up: float  # seconds before the first repeat: compiling, capturing
     note: str = ""
-    profile: list[tuple[str, int, float]] = field(default_factory=list)  # what ran, how often, milliseconds in all
+    profile: list[tuple[str, int, float]] = field(default_factory=list)  # name, count, total milliseconds
 
 
 def run_job(job: Job) -> Result:

@@ -1,4 +1,4 @@
-"""How much arithmetic a piece of work needs, counted as products and sums of its matrix products."""
+"""The arithmetic of training and sampling, counted as multiplications and additions of matrix products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a child process measures: `python -m unmask.bench.jobs JOB`, the job and its result as JSON."""
+"""The child process of a measurement: `python -m unmask.bench.jobs JOB`, with job and result as JSON."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def train(job: Job, net: Network, base: int) -> Result:
         for i in range(count):
             step(i)
 
-    # A GPU's steps are timed several at a time, since the next one is handed over before the last is done.
+    # GPU steps are timed several at a time, because the next one is queued before the last is done.
     group = 20 if device.type == "cuda" else 1
     warm_up = clocked(device, lambda: several(3))
     seconds = [clocked(device, lambda: several(group)) / group for _ in range(job.repeats)]
@@ -119,7 +119,7 @@ def train(job: Job, net: Network, base: int) -> Result:
 
 
 def draw(job: Job, net: Network, base: int) -> Result:
-    """A batch of samples from nothing."""
+    """Generate a batch of samples from nothing."""
     device = torch.device(job.device)
     length = job.total if job.task == "semi-ar" else job.length
     canvas = Canvas.blank(num=job.batch, length=length, mask_id=job.vocab).to(device)
@@ -168,7 +168,7 @@ def draw(job: Job, net: Network, base: int) -> Result:
 
 
 def count_row_calls(canvas: Canvas, sampler: Sampler) -> int:
-    """Rows the network sees over all calls; the plan alone decides that."""
+    """Rows that the network sees over all calls; determined by the plan alone."""
     state, rows = sampler.start(canvas.to("cpu")), 0
     while (query := sampler.ask(state)) is not None:
         rows += len(query.level_R)
@@ -178,7 +178,7 @@ def count_row_calls(canvas: Canvas, sampler: Sampler) -> int:
 
 
 def profiled(job: Job, work: Callable[[], object]) -> list[tuple[str, int, float]]:
-    """One more run, under the profiler: the kernels (on a CPU: the operations) by the time they take themselves."""
+    """One more run under the profiler: kernels (on a CPU, operations) by their own time."""
     if not job.profile:
         return []
     on_gpu = job.device.startswith("cuda")
@@ -188,7 +188,7 @@ def profiled(job: Job, work: Callable[[], object]) -> list[tuple[str, int, float
     spent: dict[str, tuple[int, float]] = {}
     for event in trace.events() or []:
         if on_gpu and event.device_type.name != "CUDA":
-            continue  # the host's side of a launch
+            continue  # the host side of a launch
         micros = event.device_time if on_gpu else event.self_cpu_time_total
         count, total = spent.get(event.name, (0, 0.0))
         spent[event.name] = count + 1, total + micros
@@ -197,8 +197,8 @@ def profiled(job: Job, work: Callable[[], object]) -> list[tuple[str, int, float
 
 
 def peak(job: Job) -> Result:
-    """The rate of one large matrix product on random numbers, over and over: within a second a GPU under such a load
-    lowers its clock to keep to its power, as it does while it trains."""
+    """The rate of a large matrix product on random numbers, repeated: under such a load a GPU soon lowers its clock to
+    its power limit, as it does in training."""
     device = torch.device(job.device)
     n = 8192 if device.type == "cuda" else 2048
     a, b = (torch.randn(n, n, device=device, dtype=DTYPES[job.precision]) for _ in range(2))
@@ -207,7 +207,7 @@ def peak(job: Job) -> Result:
         return clocked(device, lambda: [torch.mm(a, b) for _ in range(count)]) / count
 
     products(3)
-    count = max(10, round(1 / products(10)))  # a second's
+    count = max(10, round(1 / products(10)))  # as many as fit in a second
     products(count)
     seconds = [products(count) for _ in range(3)]
     return Result(seconds=seconds, tokens=0, flops=2.0 * n**3, peak_bytes=0, warm_up=0.0)
@@ -224,7 +224,7 @@ def clocked(device: torch.device, work: Callable[[], object]) -> float:
 
 
 def memory(device: torch.device) -> int:
-    """The most that was allocated at a time: on a GPU by tensors, on a CPU by the process."""
+    """Peak memory: on a GPU that allocated by tensors, on a CPU that of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,7 +1,7 @@
-"""Masked diffusion as a textbook writes it, for comparison: full logits everywhere, every step calls the network.
+"""Masked diffusion in its textbook form, for comparison: full logits everywhere, and a network call at every step.
 
-The network and the optimizer are unmask's own, without its kernels, so that a ratio measures the method and the way it
-is run, not the backbone.
+Network and optimizer are unmask's own, without its kernels, so that a ratio measures the method and its implementation,
+not the backbone.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def sample(net: Network, z_BL: Tensor, steps: int, calls: int) -> Tensor:
 
 @torch.no_grad()
 def next_tokens(net: Network, z_BL: Tensor, calls: int) -> Tensor:
-    """Autoregression with a cache, one token a call, stopped after `calls`."""
+    """Autoregression with a cache, one token per call, stopped after `calls`."""
     cache = net.new_cache(*z_BL.shape)
     for position in range(calls):
         logits_BI = net.head(net.trunk(z_BL, cache=cache, span=(position, position + 1))[:, -1]).float()

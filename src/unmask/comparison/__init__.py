@@ -1,4 +1,4 @@
-"""Systems side by side: trained on the same tokens of the same data, measured by one protocol.
+"""Comparison of systems: trained on the same tokens of the same data, measured by one protocol.
 
-A recipe is a system, a system with a seed is a trial.
+A recipe is a system; a system with a seed is a trial.
 """

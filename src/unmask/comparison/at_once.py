@@ -1,4 +1,4 @@
-"""Several trials at once: each is a process of its own, so that a thread which waits for it is all it takes here."""
+"""Several trials at once: each is a separate process, so one thread waiting for each is enough here."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 def run_at_once(items: Iterable[T], run: Callable[[T], None], jobs: int, halted: threading.Event) -> None:
-    """Call `run` with each item, `jobs` of them at a time, begun in their order; the first error is raised.
+    """Call `run` with each item, `jobs` of them at a time, started in order; the first error is raised.
 
-    With the first error `halted` is set: `run` then begins nothing and ends early what it is at, and what all of them
-    raise is waited for. A request to stop is told for all items that it stopped, unless something worse was raised.
+    The first error sets `halted`: `run` then starts nothing new and ends early, and all calls are awaited. A request to
+    stop is raised for all items that it stopped, unless a more serious error occurred.
 
     >>> done = []
     >>> run_at_once([3, 1, 2], done.append, 1, threading.Event())
@@ -31,7 +31,7 @@ def run_at_once(items: Iterable[T], run: Callable[[T], None], jobs: int, halted:
         futures: list[Future[None]] = [pool.submit(run, item) for item in items]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
-        finally:  # Ctrl-C twice comes here as well
+        finally:  # also reached by a second Ctrl-C
             if not all(future.done() and future.exception() is None for future in futures):
                 halted.set()
     errors = [error for future in futures if (error := future.exception()) is not None]

@@ -1,4 +1,4 @@
-"""Train recipes side by side and tell what is visible: what `unmask compare` is around."""
+"""Train recipes side by side and report which differences are visible: the implementation of `unmask compare`."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from unmask.training.run_lock import one_writer
 
 
 class Watcher:
-    """What a comparison tells while it runs; override what you need. Never called by two threads at a time."""
+    """Callbacks of a running comparison; override what you need. Never called by two threads at a time."""
 
     def on_plan(self, plan: Plan, finished: list[Trial]) -> None:
-        """Before the first trial: what is to be done, and what is done already."""
+        """Before the first trial: what will be run, and what is already finished."""
 
     def admits(self, trial: Planned) -> bool:
-        """Whether the trial may begin now; one that may not is left for a later call."""
+        """Whether the trial may start now; otherwise it is left for a later call."""
         return True
 
     def on_begin(self, trial: Planned) -> None:
-        """A trial begins, or goes on."""
+        """A trial starts or resumes."""
 
     def on_news(self, trial: Planned, news: Mapping[str, Any]) -> None:
-        """What it is at: {"step", "loss", "rate"}, {"step", "valid"} or {"measuring", "done", "total"}."""
+        """A trial's progress: {"step", "loss", "rate"}, {"step", "valid"} or {"measuring", "done", "total"}."""
 
     def on_end(self, trial: Planned, result: Trial) -> None:
-        """It is finished, or has failed."""
+        """A trial has finished or failed."""
 
     def on_close(self) -> None:
-        """No trial is at work any more, however it came to that."""
+        """No trial is running any more, for whatever reason."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def compare(
         names = {trial.name for trial in done}
         for planned in plan.trials:
             if planned.name in names:
-                drop_checkpoints(planned.config)  # a kill may have come between
+                drop_checkpoints(planned.config)  # a kill may have prevented it
         halted = threading.Event()
         turn = _Turn(plan, reference, device, apart, jobs, watch, lambda: halted.is_set() or asked_to_stop())
         waiting = [planned for planned in plan.trials if planned.name not in names]
@@ -117,7 +117,7 @@ def compare(
 
 @dataclass(frozen=True)
 class _Turn:
-    """How one trial after the other is run; several threads may do so."""
+    """Runs one trial after the other; may be used by several threads."""
 
     plan: Plan
     reference: str | None
@@ -160,7 +160,7 @@ class _Turn:
 
 
 def _others(plan: Plan) -> list[Trial]:
-    """What became of trials that this call does not name: of earlier calls, or put in place."""
+    """Results of trials that this call does not name: from earlier calls, or copied into the folder."""
     named = {trial.name for trial in plan.trials}
     files = sorted((plan.out / FOLDER).glob("[!.]*.json"))
     found = [read_trial(plan.out, file.stem) for file in files if file.stem not in named]
@@ -168,7 +168,7 @@ def _others(plan: Plan) -> list[Trial]:
 
 
 def _report(plan: Plan, reference: str | None) -> Comparison:
-    """Write what is known so far."""
+    """Write the results available so far."""
     others = _others(plan)
     mine = {planned.name: read_trial(plan.out, planned.name) for planned in plan.trials}
     trials = [trial for trial in mine.values() if trial is not None] + others

@@ -1,7 +1,8 @@
-"""What a training costs, however it is written: parameters, passes of the network, and FLOP by `unmask.bench.flops`.
+"""The cost of a training run, whatever the implementation: parameters, network passes, and FLOP by
+`unmask.bench.flops`.
 
-Passes are counted where they happen, in the loss itself: an objective that asks the network twice (D3PM without
-carry-over, which reads the clean row as well) pays for both.
+Passes are counted where they happen, in the loss itself: an objective that calls the network twice (D3PM without
+carry-over, which also reads the clean row) pays for both.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from unmask.denoisers.network import Network
 from unmask.denoisers.ragged import FEW_SIZES, Ragged
 from unmask.devices import pick_precision
 
-PROBES, PROBE_ROWS = 4, 32  # steps of a run that are looked at, since a loss may change on the way, and rows of each
+PROBES, PROBE_ROWS = 4, 32  # steps of a run to probe, because a loss may change during training, and rows of each
 PASSES = ("trunk", "trunk_at", "trunk_ragged")
 
 
 @dataclass
 class Counted:
-    """What a network was asked for: passes over rows, tokens that it has read, positions that went to the head.
+    """The work of a network: passes over rows, tokens read, positions that went to the head.
 
-    A pass has its backward pass, which costs twice as much; one without a gradient counts a third.
+    A pass includes its backward pass, which costs twice as much; one without a gradient counts as a third.
     """
 
     rows: float = 0.0
@@ -39,7 +40,7 @@ class Counted:
 
 
 class Counting:
-    """Counts the passes of a network inside the block; one that calls another counts once.
+    """Counts the passes of a network within the block; nested calls count once.
 
     >>> import unmask
     >>> net = unmask.denoisers.DiT(hidden=8, blocks=1, heads=2).build(num_ids=5, mask_id=4)
@@ -59,7 +60,7 @@ class Counting:
 
     def __exit__(self, *_: object) -> None:
         for name in PASSES:
-            delattr(self.network, name)  # the class's own is there again
+            delattr(self.network, name)  # restores the class's method
 
     def _counting(self, call: Callable[..., Tensor], *, ragged: bool) -> Callable[..., Tensor]:
         names = list(inspect.signature(call).parameters)
@@ -84,16 +85,16 @@ class Counting:
 
 
 def _without_filling(rows: Ragged) -> tuple[int, int]:
-    """Rows and tokens of a batch without padding, and without what a GPU has at its end to make few sizes of many."""
+    """Rows and tokens of a batch without padding, and without the filler that reduces the number of shapes on a GPU."""
     B, L = rows.shape
     B -= -(-(FEW_SIZES - 1) // L) if rows.starts.is_cuda else 0
     return B, int(rows.starts[B])
 
 
 def training_cost(network: Network, config: RunConfig, loader: Loader) -> tuple[float, float]:
-    """Passes of the network for each row that is trained on, and FLOP of the whole training.
+    """Network passes per training row, and FLOP of the whole training.
 
-    The network is left as if it had not been asked.
+    The network's state is left unchanged.
     """
     rows, was_training = 0, network.training
     network.train()
@@ -117,12 +118,12 @@ def _flops(network: Network, counted: Counted, length: int) -> float:
     if network.parts() and network.attends:  # blocks of a transformer
         sizes = {"length": length, "hidden": network.width, "blocks": len(network.parts()), "vocab": network.num_ids}
         return flops.train(tokens=counted.tokens, masked=counted.positions, **sizes)
-    weights = parameters(network)[1]  # each is used once for a token
+    weights = parameters(network)[1]  # each is used once per token
     return 6.0 * weights * counted.tokens + 6.0 * network.width * network.num_ids * counted.positions
 
 
 def parameters(network: Network) -> tuple[int, int]:
-    """All of them, and those without a row for each token: embeddings, a head, rates of tokens.
+    """The number of all parameters, and of those outside per-token tables: embeddings, a head, rates of tokens.
 
     >>> import unmask
     >>> whole, inner = parameters(unmask.denoisers.DiT(hidden=8, blocks=1, heads=2).build(num_ids=50, mask_id=49))

@@ -27,7 +27,7 @@ STYLE = """
 
 
 def draw(table: Table, shared: Mapping[str, Any]) -> str:
-    """The picture; a system without a result has its line and the reason.
+    """The figure as SVG; a system without a result has a line with the reason.
 
     >>> draw(Table([], "a", None, [], []), {"tokens": 10})[:4]
     '<svg'

@@ -1,4 +1,4 @@
-"""What a comparison will do, decided and checked before anything is written."""
+"""The plan of a comparison, made and checked before anything is written."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from unmask.training.checkpoint.resume import MAY_CHANGE
 
 PLAN, TOKENIZER = "compare.json", "tokenizer.json"
 FORMAT = 1
-LOOKS = 10  # validations of a run, by which its best weights are chosen
-SET_HERE = {"out": "--out", "steps": "--tokens", "seed": "--seeds"}  # keys of a recipe that a comparison decides itself
+LOOKS = 10  # validations per run, among which its best weights are chosen
+SET_HERE = {"out": "--out", "steps": "--tokens", "seed": "--seeds"}  # recipe keys that the comparison sets itself
 # What all systems of a comparison have in common; the rest of a recipe is the system.
 COMMON = ("batch", "tokenizer", "data.share", "data.held_out", "data.packing", "data.length")
 CORPORA = ("data.train", "data.valid")
 SIZE = ("hidden", "blocks", "heads")
-ESTIMATORS = ("count", "time", "pseudo")  # beside T=<steps>
-# How a run is written and where; and what `shared` tells by its content.
+ESTIMATORS = ("count", "time", "pseudo")  # in addition to T=<steps>
+# How and where a run is written, and what `shared` already records by content.
 NO_PART = (MAY_CHANGE - {"valid_every"}) | {"seed", "steps", "tokenizer", "sample_every"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How every trial is measured: the same rows of what is held out, the same keys, the same number of draws.
+    """How every trial is measured: the same held-out rows, the same keys, the same number of draws.
 
-    also: estimators by which the same weights are measured once more, where the objective has them ("T=100").
+    also: further estimators to measure the same weights with, if the objective supports them ("T=100").
     """
 
     valid_rows: int | None = None
@@ -57,7 +57,8 @@ class Protocol:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSpec:
-    """Which trial: a system and a seed, by the digests of all that decides its result and of what all trials share."""
+    """Identifies a trial: system and seed, and digests of everything that determines its result and of what all trials
+    share."""
 
     name: str
     system: str
@@ -69,14 +70,14 @@ class TrialSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned(TrialSpec):
-    """A trial that is to be run."""
+    """A trial to run."""
 
-    options: dict[str, Any]  # of the recipe, those that decide the result
+    options: dict[str, Any]  # the recipe's options that determine the result
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that a comparison is: what its trials share, and the trials."""
+    """A comparison: what its trials share, and the trials."""
 
     out: Path
     protocol: Protocol
@@ -86,7 +87,7 @@ class Plan:
     systems: list[str]
 
     def begin(self) -> None:
-        """Refuse another comparison in the same folder; then write down what this one is."""
+        """Refuse a folder that holds a different comparison; then record this one."""
         before = _before(self.out)
         known = {} if before is None else before["trials"]
         if before is not None:
@@ -114,7 +115,7 @@ def make_plan(
     overrides: Mapping[str, Any] | None = None,
     protocol: Protocol,
 ) -> Plan:
-    """Read the recipes, pack the data and build each network once; raises UsageError where something does not fit.
+    """Read the recipes, pack the data and build each network once; raises UsageError if anything does not fit.
 
     >>> make_plan(["demo"], tokens=10_000, out=Path("out"), protocol=Protocol()).trials  # doctest: +SKIP
     """
@@ -135,7 +136,7 @@ def make_plan(
     tokenizer = _tokenizer(first, out, corpora)
     rows = _rows(configs, tokenizer)
     steps = _steps(tokens, first.batch, rows)
-    shared = {  # in the order in which a difference is told
+    shared = {  # in the order in which differences are reported
         "tokens": tokens,
         "common": {key: option_paths(first)[key] for key in COMMON if key != "tokenizer"},
         "size": _common_size(configs),
@@ -152,7 +153,7 @@ def make_plan(
     if "valid_every" not in overrides:
         every = max(1, steps // LOOKS)
         configs = {system: replace(config, valid_every=every) for system, config in configs.items()}
-    # seed by seed: what is cut short has every system
+    # seed by seed: if cut short, every system has results
     trials = [
         _planned(out, system, config, seed, shared, protocol) for seed in numbers for system, config in configs.items()
     ]
@@ -199,7 +200,7 @@ def _seeds(seeds: int | Sequence[int]) -> list[int]:
 
 
 def _configs(recipes: Sequence[str | Path], overrides: Mapping[str, Any]) -> dict[str, RunConfig]:
-    """The systems by their names: a file's without its ending, or the built-in recipe's."""
+    """The systems by name: the recipe's file name without its ending, or the name of a built-in recipe."""
     if not recipes:
         raise UsageError("name at least one recipe to compare")
     configs: dict[str, RunConfig] = {}
@@ -238,13 +239,13 @@ def check_common(configs: Mapping[str, RunConfig]) -> None:
 
 
 def _common_size(configs: Mapping[str, RunConfig]) -> dict[str, int]:
-    """The size of all networks; nothing where they are of kinds whose sizes are not the same numbers."""
+    """The size of all networks; empty if they are of kinds whose sizes are not comparable."""
     sizes = [_size(config) for config in configs.values()]
     return sizes[0] if all(size == sizes[0] for size in sizes) else {}
 
 
 def _size(config: RunConfig) -> dict[str, int]:
-    """Of a network that says it: width, blocks and heads."""
+    """The size of a network that declares it: width, blocks and heads."""
     dims = getattr(config.denoiser, "dims", ())
     return dict(zip(SIZE, dims, strict=False))
 
@@ -257,7 +258,7 @@ def _fingerprint(corpus: Any) -> str:
 
 
 def _tokenizer(config: RunConfig, out: Path, corpora: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of all; one that was trained on this corpus for this comparison is not trained again."""
+    """The tokenizer of all systems; one that was already trained on this corpus for this comparison is reused."""
     before = _before(out)
     if before is not None and _is_trained(config.tokenizer):
         known = [before["shared"].get(key) for key in ("corpora", "tokenizer")]
@@ -270,17 +271,17 @@ def _tokenizer(config: RunConfig, out: Path, corpora: Mapping[str, Any]) -> Toke
 
 
 def _is_trained(tokenizer: str) -> bool:
-    """Whether it is trained on the corpus: then once for all."""
+    """Whether it is trained on the corpus, which is then done once for all systems."""
     return tokenizer == "bpe" or tokenizer.startswith("bpe:")
 
 
 def _spec(tokenizer: str) -> str:
-    """What a tokenizer is called; of a file the name alone, since it may have been moved."""
+    """The tokenizer's name; for a file only the file name, because it may have been moved."""
     return Path(tokenizer).name if Path(tokenizer).exists() else tokenizer
 
 
 def _rows(configs: Mapping[str, RunConfig], tokenizer: Tokenizer) -> tuple[Rows, Rows]:
-    """The rows of the first system; those of all are packed, so that what is wrong with the data is said now."""
+    """The rows of the first system; those of all systems are packed, so that errors in the data are reported now."""
     packed = []
     try:
         with reading_bar() as bar:
@@ -304,7 +305,7 @@ def _steps(tokens: int, batch: int, rows: tuple[Rows, Rows]) -> int:
 
 
 def _check_builds(system: str, config: RunConfig, tokenizer: Tokenizer) -> None:
-    """Build the network, and ask the objective for all that a run needs later, its sampler among it."""
+    """Build the network, and everything that a run later needs from the objective, including its sampler."""
     try:
         with NoStart():
             denoiser = config.denoiser.for_tokenizer(tokenizer)
@@ -320,7 +321,7 @@ def _check_builds(system: str, config: RunConfig, tokenizer: Tokenizer) -> None:
 
 
 def _check_also(also: Sequence[str], configs: Mapping[str, RunConfig]) -> None:
-    """Refuse a name that is no estimator. One that a system does not have is measured of those that have it."""
+    """Refuse a name that is not an estimator. An estimator is applied only to the systems that support it."""
     for name in also:
         known = name in ESTIMATORS or re.fullmatch(r"T=[1-9]\d{0,8}", name)
         if not known and not any(_has_estimator(config, name) for config in configs.values()):
@@ -335,11 +336,12 @@ def _has_estimator(config: RunConfig, name: str) -> bool:
     return True
 
 
-# --- what is there already --------------------------------------------------------------------------------------------
+# --- existing folders
+# --------------------------------------------------------------------------------------------------
 
 
 def _before(out: Path) -> dict[str, Any] | None:
-    """What the comparison in this folder was begun with; None: there is none."""
+    """The stored description of the comparison in this folder; None if there is none."""
     if not (out / PLAN).exists():
         return None
     before = read_json(out / PLAN)
@@ -368,7 +370,7 @@ def _check_options(out: Path, trial: Planned, before: Mapping[str, Any]) -> None
 
 
 def check_reference(reference: str | None, systems: Sequence[str]) -> str:
-    """The system that gaps are told against: the first where none is named.
+    """The system that gaps are measured against: by default the first.
 
     >>> check_reference(None, ["ar", "mdlm"])
     'ar'

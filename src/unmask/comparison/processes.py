@@ -1,8 +1,8 @@
-"""A trial in a process of its own: `python -m unmask.comparison.processes`, told by standard input.
+"""A trial in a separate process: `python -m unmask.comparison.processes`, with the job on standard input.
 
-Memory that runs out, a GPU that is left in a bad state or a crash then ends one trial and not the others, and none
-inherits what another has filled. The process ends with the one that started it, however that ends: it holds the other
-end of its standard input.
+Running out of memory, a GPU in a bad state or a crash then ends one trial and not the others, and no trial inherits the
+memory of another. The process ends with its parent, however that ends: the parent holds the other end of its standard
+input.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from unmask.errors import Stopped, UnmaskError
 from unmask.plugin_modules import load_plugins, loaded
 from unmask.reader import from_dict, to_dict
 
-POLL = 0.1  # seconds between two looks at whether to stop
+POLL = 0.1  # seconds between checks for a request to stop
 
 
 def run_apart(job: Job, tell: Tell, asked_to_stop: Callable[[], bool] = lambda: False) -> Trial:
-    """`run_trial` in a process of its own. What ends that process without a word is written down here."""
+    """`run_trial` in a separate process. If that process dies without a message, the failure is recorded here."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         with _started(errors) as child:
             assert child.stdin is not None and child.stdout is not None
@@ -61,7 +61,7 @@ def _started(errors: Any) -> Iterator[subprocess.Popen[str]]:
         stderr=errors,
         text=True,
         encoding="utf-8",
-        start_new_session=True,  # Ctrl-C is for us, and we ask
+        start_new_session=True,  # Ctrl-C reaches only us; we then ask the child to stop
     )
     try:
         yield child
@@ -76,13 +76,13 @@ def _started(errors: Any) -> Iterator[subprocess.Popen[str]]:
 
 @contextlib.contextmanager
 def _stopping(child: subprocess.Popen[str], asked_to_stop: Callable[[], bool]) -> Iterator[None]:
-    """Passes a request to stop on, while the block waits for the child."""
+    """Forward a request to stop while the block waits for the child."""
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(POLL):
             if asked_to_stop():
-                child.terminate()  # it saves
+                child.terminate()  # the child saves its state
                 return
 
     thread = threading.Thread(target=watch, name="compare-stop", daemon=True)
@@ -118,15 +118,15 @@ def _read(data: dict[str, Any]) -> Job:
 
 
 def _end_with_parent() -> None:
-    """Nothing comes after the job: what can be read is that whoever started us is gone."""
+    """Nothing follows the job on standard input: when it becomes readable, the parent is gone."""
     while os.read(0, 1):
         pass
-    os._exit(1)  # at once, as if it had been killed as well
+    os._exit(1)  # at once, as if it had been killed too
 
 
 def main() -> int:
     told = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what others print is no message of ours
+    os.dup2(2, 1)  # other output must not mix with our messages
     job = _read(json.loads(sys.stdin.buffer.readline()))
     threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
 

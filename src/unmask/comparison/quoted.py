@@ -1,4 +1,4 @@
-"""What the paper reports (MDLM, arXiv 2406.07524), to stand beside our figures: quoted, never measured here."""
+"""Figures quoted from the paper (MDLM, arXiv 2406.07524) for comparison, never measured here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Quoted:
     ppl: float
     kind: Literal["exact", "upper bound"]
     parameters: str
-    tokens: str  # trained on; empty: not said there
+    tokens: str  # training tokens; empty: not stated there
     data: str
     table: str
 
@@ -32,7 +32,7 @@ def _table8(name: str, ppl: float) -> Quoted:
     return Quoted(name, ppl, "upper bound", "110M", "33B", "LM1B", "Table 8")
 
 
-# By the name of the recipe that is the same system here.
+# Keyed by the name of the equivalent recipe here.
 QUOTED: dict[str, Quoted] = {
     "ar": _lm1b("Transformer", 22.32, tokens="33B", exact=True),
     "mdlm": _lm1b("MDLM", 27.04, tokens="33B"),
@@ -46,7 +46,7 @@ QUOTED: dict[str, Quoted] = {
     "table8_no_zero_masking": _table8("and without zero masking", 28.51),
     "plaid": Quoted("Plaid", 3.240, "upper bound", "507K", "", "HG38 (DNA)", "the table on HG38"),
 }
-# That the paper quotes from others, and systems trained on ten times the tokens: there is nothing here to match them.
+# Figures that the paper itself quotes, and systems trained on ten times the tokens, have no counterpart here.
 OTHERS: list[Quoted] = [
     _lm1b("Transformer-XL Base", 23.5, "0.46B", exact=True),
     _lm1b("OmniNet_T", 21.5, "100M", exact=True),
@@ -56,7 +56,7 @@ OTHERS: list[Quoted] = [
 
 
 def quoted(system: str) -> Quoted | None:
-    """The paper's figure of a system, by the recipe's name.
+    """The paper's figure for a system, by the recipe's name.
 
     >>> quoted("mdlm").ppl, quoted("mine")
     (27.04, None)

@@ -1,4 +1,4 @@
-"""A comparison's files: results.md for people, results.json with everything, results.csv, and results.svg."""
+"""A comparison's files: results.md to read, results.json with everything, results.csv, and results.svg."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOW = (
 
 
 def write_report(out: Path, table: Table, shared: Mapping[str, Any]) -> None:
-    """Write all four; each is whole or the one before."""
+    """Write all four files, each atomically."""
     atomic_text(out / "results.json", json.dumps({"shared": shared} | table.plain(), indent=1) + "\n")
     atomic_text(out / "results.csv", as_csv(table))
     atomic_text(out / "results.md", as_markdown(table, shared))
@@ -41,7 +41,7 @@ def write_report(out: Path, table: Table, shared: Mapping[str, Any]) -> None:
 
 
 def as_csv(table: Table) -> str:
-    """One line a trial, and one with the mean of each system.
+    """One line per trial, and one with the mean of each system.
 
     >>> as_csv(Table([], "a", None, [], [])).split(",")[:3]
     ['system', 'seed', 'state']
@@ -68,11 +68,12 @@ def as_csv(table: Table) -> str:
     return file.getvalue()
 
 
-# --- words of cells, for Markdown and for the terminal ----------------------------------------------------------------
+# --- cells, for Markdown and for the terminal
+# ---------------------------------------------------------------------------
 
 
 def ppl_cell(entry: Entry) -> str:
-    """A perplexity with what it claims to be; of a pseudo-likelihood none.
+    """A perplexity with its sign; empty for a pseudo-likelihood.
 
     >>> from unmask.comparison.trial import Trial
     >>> from unmask.comparison.table import make_table
@@ -96,7 +97,7 @@ def half_cell(interval: Interval | None) -> str:
 
 
 def flops_cell(flops: float) -> str:
-    """A large number of operations.
+    """Format a large number of operations.
 
     >>> flops_cell(1.234e15)
     '1.23e15'
@@ -105,7 +106,7 @@ def flops_cell(flops: float) -> str:
 
 
 def best_cell(entry: Entry, key: str, form: str = ",.0f") -> str:
-    """Where the best weights were, seed by seed; once where all are the same."""
+    """Where the best weights were, for each seed; given once if all are equal."""
     values = list(dict.fromkeys(f"{best[key]:{form}}" for best in entry.best))
     return " ".join(values)
 
@@ -204,7 +205,7 @@ def _costs(table: Table) -> list[str]:
 
 
 def _beside(table: Table) -> str:
-    """Seconds of trials that shared a device are not those of a trial alone."""
+    """A note if trials shared a device, because their seconds are not those of a trial alone."""
     most = max((trial.at_once for trial in table.trials if trial.finished), default=1)
     return f", with up to {most} trials at once on the device." if most > 1 else "."
 

@@ -21,7 +21,10 @@ MEASURED = ("seconds", "tokens_per_second")
 
 @dataclass(frozen=True)
 class Entry:
-    """A system's line. Perplexities only of likelihoods and bounds: a pseudo-likelihood has its own."""
+    """A system's line.
+
+    Perplexities are given only for likelihoods and bounds; a pseudo-likelihood has its own column.
+    """
 
     system: str
     seeds: list[int]  # of the finished trials
@@ -34,30 +37,30 @@ class Entry:
     pseudo_ppl: float | None
     bits_per_byte: float | None
     cost: dict[str, float]  # means over the trials
-    best: list[dict[str, float]]  # of each trial: where its best weights were
+    best: list[dict[str, float]]  # for each trial: where its best weights were
     gap: Interval | None  # to the reference
     gap_sign: str
     verdict: str
     quoted: quoted.Quoted | None
-    slope: tuple[Interval, Interval] | None  # of the bound in 1/T: at T without end, and the slope
+    slope: tuple[Interval, Interval] | None  # of the bound in 1/T: the limit for large T, and the slope
 
 
 @dataclass(frozen=True)
 class Table:
-    """All systems of a comparison; `trials` are all that there are, failed ones too."""
+    """All systems of a comparison; `trials` includes all trials, also failed ones."""
 
     entries: list[Entry]
     reference: str
     noise: SeedNoise | None
     trials: list[Trial]
-    waiting: list[str]  # names of trials that are not run yet
+    waiting: list[str]  # names of trials that have not run yet
 
     @property
     def failed(self) -> list[Trial]:
         return [trial for trial in self.trials if not trial.finished]
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Plain data for JSON."""
         return {
             "reference": self.reference,
             "seed_noise": None if self.noise is None else asdict(self.noise),
@@ -68,7 +71,7 @@ class Table:
 
 
 def make_table(systems: Sequence[str], trials: Sequence[Trial], reference: str, waiting: Sequence[str] = ()) -> Table:
-    """The table of these trials, systems in this order.
+    """Build the table from these trials, with systems in this order.
 
     >>> a, b = (Trial(name=f"{s}-s0", system=s, seed=0, fingerprint="", state="finished", nats=[n, n], counts=[1, 1])
     ...     for s, n in (("a", 1.0), ("b", 1.5)))
@@ -136,7 +139,7 @@ def _gap(
 
 
 def _slope(trials: list[Trial]) -> tuple[Interval, Interval] | None:
-    """Of the bounds in T steps by the same weights, in the mean over seeds."""
+    """Fit the bounds in T steps of the same weights, averaged over seeds."""
     steps = [name for name in trials[0].also if name.startswith("T=")]
     if len(steps) < 2 or any(trial.also.keys() != trials[0].also.keys() for trial in trials):
         return None
@@ -174,6 +177,6 @@ def _plain_entry(entry: Entry) -> dict[str, Any]:
 
 def _plain_trial(trial: Trial) -> dict[str, Any]:
     plain = asdict(trial)
-    for name in ("nats", "counts", "also"):  # they are in the trial's own file
+    for name in ("nats", "counts", "also"):  # stored in the trial's own file
         del plain[name]
     return plain | {"nats_per_token": trial.nats_per_token if trial.finished else None}

@@ -1,4 +1,4 @@
-"""A trial: one recipe with one seed, what became of it, and the file that tells."""
+"""A trial: one recipe with one seed, its result, and the file that stores it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from unmask.storage.atomic import atomic_text
 from unmask.storage.untrusted import read_json
 
 FORMAT = 1
-LATER = {"at_once"}  # fields that files of an earlier version have not
-FOLDER, RUNS = "trials", "runs"  # of a comparison: what became of each trial, and its run
+LATER = {"at_once"}  # fields missing in files of earlier versions
+FOLDER, RUNS = "trials", "runs"  # subfolders of a comparison: results of trials, and their runs
 State = Literal["finished", "failed", "diverged"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What became of a trial. All but `seconds`, `tokens_per_second`, `device` and `at_once` is the same however often
-    it was stopped and went on.
+    """The result of a trial. Everything except `seconds`, `tokens_per_second`, `device` and `at_once` is independent of
+    stops and resumes.
 
-    nats, counts: of every text that was measured its nats (an upper bound of -log p, or what `kind` says) and its
-    tokens. texts: a hash of these tokens: only trials of the same texts compare.
+    nats, counts: the nats (an upper bound of -log p, or what `kind` says) and tokens of every measured text. texts: a
+    hash of these tokens: only trials of the same texts are comparable.
     """
 
     name: str
     system: str
     seed: int
-    fingerprint: str  # of all that decides the result
+    fingerprint: str  # digest of everything that determines the result
     state: State
-    shared: str = ""  # of what it has in common with the others of its comparison
+    shared: str = ""  # digest of what all trials of the comparison share
     reason: str = ""
     kind: str = "upper bound"
     estimator: str = ""
@@ -43,17 +43,17 @@ class Trial:
     parameters: int = 0
     parameters_without_embeddings: int = 0
     steps: int = 0
-    tokens: int = 0  # trained on, prompts and padding not counted
+    tokens: int = 0  # training tokens, without prompts and padding
     epochs: float = 0.0
-    best_step: int = 0  # of the weights that were measured
+    best_step: int = 0  # step of the measured weights
     best_tokens: int = 0
     best_epochs: float = 0.0
-    passes: float = 0.0  # of the network, for each row that is trained on
+    passes: float = 0.0  # network passes per training row
     flops: float = 0.0  # of the whole training
     seconds: float = 0.0  # in training steps
     tokens_per_second: float = 0.0
     device: str = ""
-    at_once: int = 1  # so many trials shared the device, which makes each take more seconds
+    at_once: int = 1  # number of trials that shared the device, which makes each slower
     unmask: str = ""
     texts: str = ""
     num_bytes: int = 0
@@ -75,12 +75,12 @@ class Trial:
 
     @property
     def nats_per_token(self) -> float:
-        """Of a trial without a result it is endless."""
+        """Infinite for a trial without a result."""
         return sum(self.nats) / sum(self.counts) if self.counts else math.inf
 
 
 def trial_file(out: Path, name: str) -> Path:
-    """Where a comparison keeps what became of a trial.
+    """The file in which a comparison stores a trial's result.
 
     >>> trial_file(Path("out"), "mdlm-s0").as_posix()
     'out/trials/mdlm-s0.json'
@@ -89,7 +89,7 @@ def trial_file(out: Path, name: str) -> Path:
 
 
 def write_trial(out: Path, trial: Trial) -> None:
-    """Whole or not at all.
+    """Write a trial's file atomically.
 
     >>> import tempfile
     >>> out = Path(tempfile.mkdtemp())
@@ -103,7 +103,7 @@ def write_trial(out: Path, trial: Trial) -> None:
 
 
 def read_trial(out: Path, name: str) -> Trial | None:
-    """What became of a trial; None: nothing yet."""
+    """The stored result of a trial; None if there is none yet."""
     path = trial_file(out, name)
     if not path.exists():
         return None
@@ -115,6 +115,6 @@ def read_trial(out: Path, name: str) -> Trial | None:
 
 
 def failed(trial: Any, reason: str, state: State = "failed") -> Trial:
-    """What is kept of a trial without a result; trial: anything with its name, system, seed and fingerprints."""
+    """The record of a trial without a result; trial: anything with its name, system, seed and fingerprints."""
     named = {key: getattr(trial, key) for key in ("name", "system", "seed", "fingerprint", "shared")}
     return Trial(**named, state=state, reason=" ".join(reason.split())[:500])

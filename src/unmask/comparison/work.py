@@ -1,4 +1,5 @@
-"""What a trial does: train to the budget, measure the best weights by the protocol, count the cost, write it down."""
+"""The work of a trial: train to the budget, measure the best weights by the protocol, count the cost, store
+the result."""
 
 from __future__ import annotations
 
@@ -33,18 +34,18 @@ from unmask.training.checkpoint.files import Checkpoint, best_checkpoint, newest
 from unmask.training.loop import train
 from unmask.training.run_lock import one_writer
 
-AT_ONCE = 1 << 13  # tokens of the rows that are measured together
-Tell = Callable[[dict[str, Any]], None]  # what a trial is at: {"step": 10, "loss": ...} or {"measuring": "..."}
+AT_ONCE = 1 << 13  # tokens of the rows to measure at a time
+Tell = Callable[[dict[str, Any]], None]  # receives progress: {"step": 10, "loss": ...} or {"measuring": "..."}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job(TrialSpec):
-    """A trial as it is handed to whoever runs it."""
+    """A trial in the form that is passed to a process or thread."""
 
     protocol: Protocol
     out: Path
     device: str | None = None
-    at_once: int = 1  # how many trials the command runs at a time
+    at_once: int = 1  # number of trials that the command runs at a time
 
 
 class _Told(Callback):
@@ -65,10 +66,10 @@ class _Told(Callback):
 
 
 def run_trial(job: Job, tell: Tell) -> Trial:
-    """Run a trial, or go on with it; whatever becomes of it is written down. Only a request to stop is raised."""
+    """Run or resume a trial and store its result, also if it fails. Only a request to stop is raised."""
     try:
         last = _trained(job, tell)
-        with one_writer(Path(job.config.out), World()):  # still ours, and no lock that a kill has left stays
+        with one_writer(Path(job.config.out), World()):  # still ours; clears a lock left by a kill
             trial = _measured(job, last, tell)
     except Stopped:
         raise
@@ -92,18 +93,18 @@ def _reason(error: Exception) -> str:
 
 
 def drop_checkpoints(config: RunConfig) -> None:
-    """A finished trial goes on no more: its model stays, the rest would only take room."""
+    """Delete a finished trial's checkpoints, which are not needed any more; its model is kept."""
     checkpoints = Path(config.out) / "checkpoints"
     if checkpoints.parent.is_dir():
-        clean(checkpoints.parent, checkpoints.name)  # what a kill left of this
+        clean(checkpoints.parent, checkpoints.name)  # leftovers of a killed call
     if checkpoints.is_dir():
         gone = sibling(checkpoints, "tmp")
-        checkpoints.rename(gone)  # under another name first: a kill half-way leaves no run that looks damaged
+        checkpoints.rename(gone)  # rename first, so that a kill half-way does not leave a run that looks damaged
         shutil.rmtree(gone, ignore_errors=True)
 
 
 def _trained(job: Job, tell: Tell) -> Checkpoint:
-    """Train to the last step; the last checkpoint, which knows the seconds."""
+    """Train to the last step; returns the last checkpoint, which records the seconds."""
     folder = Path(job.config.out)
     done = _newest(folder)
     if done is None or done.step < job.config.steps:
@@ -125,7 +126,7 @@ def _measured(job: Job, last: Checkpoint, tell: Tell) -> Trial:
     for name in protocol.also:
         try:
             bounds[name] = _bound(job, model, rows, name, tell)
-        except UsageError:  # this objective has no such estimator
+        except UsageError:  # this objective does not have the estimator
             continue
     bound = bounds.pop("")
     if not math.isfinite(bound.nats):
@@ -172,7 +173,7 @@ def _measured(job: Job, last: Checkpoint, tell: Tell) -> Trial:
 
 
 def _bound(job: Job, model: Model, rows: Rows, estimator: str | None, tell: Tell) -> Bound:
-    """By the one protocol: whatever the system is, its rows, keys and number of draws are those of all."""
+    """Measure by the common protocol: rows, keys and number of draws are the same for all systems."""
     protocol = job.protocol
     with few_threads(model.device):
         return evaluate_rows(
@@ -189,14 +190,14 @@ def _bound(job: Job, model: Model, rows: Rows, estimator: str | None, tell: Tell
 
 
 def _tokens(loader: Loader, steps: int) -> int:
-    """Of so many steps, those that are scored."""
+    """The number of scored tokens in this many steps."""
     rows = loader.rows
     assert isinstance(rows, Rows)
     return sum(rows.counts(loader.indices(step))[0] for step in range(steps))
 
 
 def _digest(rows: Rows, protocol: Protocol) -> str:
-    """A hash of the tokens that are scored, text by text: anchors and prompts, which a system may lack, aside."""
+    """A hash of the scored tokens, text by text, without anchors and prompts, which some systems do not have."""
     digest = hashlib.sha256()
     for scored in rows.scored(chosen_rows(rows, protocol.valid_rows)):
         digest.update(len(scored).to_bytes(8, "little") + np.ascontiguousarray(scored, dtype="<i8").tobytes())

@@ -16,10 +16,10 @@ from unmask.rng import fold, row_keys, uniform
 
 Direction = Literal["forward", "reversed"]
 Part = Literal["train", "test"]
-PROMPT_END = {"forward": "=", "reversed": "=<"}  # < says that numbers are written from their last digit on
-TEST_SHARE = 0.1  # of all pairs of numbers, by a hash of the pair
+PROMPT_END = {"forward": "=", "reversed": "=<"}  # < marks numbers written from their last digit on
+TEST_SHARE = 0.1  # share of all sums, by a hash
 _CHUNK = 4096
-_MAX_DIGITS = 17  # int64 holds the sum of ten
+_MAX_DIGITS = 17  # int64 holds the sum of ten such numbers
 _DIGIT, _PROPAGATES = range(2)  # counters of the draws
 
 
@@ -27,12 +27,12 @@ _DIGIT, _PROPAGATES = range(2)  # counters of the draws
 class Addition(Corpus):
     """`num` sums of `terms` numbers of `digits` digits; the sum is the text, the numbers are its prompt.
 
-    A column whose digits end in nine hands a carry on; `chains` is the share of columns that are made to, so that
-    chains of carries are long. What comes first in `forward` writing depends on what comes last; `reversed` writes all
-    numbers from their last digit on, as carries run, so that digits that belong together stand equally far apart in
-    both. The answer has digits + 1 digits, zeros at its head among them.
+    A column whose digit sum ends in nine passes a carry on; `chains` is the share of columns that are made to, so that
+    carry chains are long. In `forward` writing the first digits depend on the last; `reversed` writes all numbers from
+    their last digit on, in the direction of carries, so that corresponding digits are equally far apart in both. The
+    answer has digits + 1 digits, including leading zeros.
 
-    Of all sums a tenth, by a hash, is only ever in the part `test`, whatever the seed.
+    A tenth of all possible sums, by a hash, only ever occurs in the part `test`, whatever the seed.
 
     >>> next(Addition(num=1, digits=4, terms=2).documents())
     Document(text='11949', prompt='4733+7216=', label=None)
@@ -85,7 +85,7 @@ class Addition(Corpus):
         return Document(answer, "+".join(terms) + self.prompt_end)
 
     def _sums(self, start: int) -> list[list[int]]:
-        """The numbers to be added of those sums of this part that are among a chunk of draws."""
+        """The numbers to add, for those draws of a chunk whose sums belong to this part."""
         key_B = row_keys(self.seed, torch.arange(start, start + _CHUNK))
         place_D = torch.arange(self.digits)
         digit_BKD = (uniform(key_B[:, None, None], _DIGIT, torch.arange(self.terms)[:, None], place_D) * 10).long()
@@ -104,8 +104,9 @@ class Addition(Corpus):
 
 
 def longest_chain(numbers: Sequence[int]) -> int:
-    """The longest run of columns, from right to left, whose carry depends on the carry before it, with the column that
-    begins it: how far the end of a sum reaches.
+    """The longest run of columns whose carry depends on the carry before it, plus the column that starts it.
+
+    It says how far the end of a sum reaches.
 
     >>> longest_chain([125, 875]), longest_chain([55, 55]), longest_chain([12, 13])
     (3, 1, 0)
@@ -115,7 +116,7 @@ def longest_chain(numbers: Sequence[int]) -> int:
     while any(left):
         column = sum(number % 10 for number in left)
         carried = (column + carry) // 10
-        handed_on = carried != column // 10  # without the carry before it this one would be another
+        handed_on = carried != column // 10  # whether the carry would differ without the carry before it
         run = run + 1 if run and handed_on else int(carried > 0)
         longest, carry = max(longest, run), carried
         left = [number // 10 for number in left]

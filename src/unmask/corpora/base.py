@@ -22,9 +22,9 @@ room = Room(
 
 @dataclass(frozen=True)
 class Document:
-    """One text. `prompt`, when there is one, stands before it with its separator, is never noised and is not scored.
+    """One text. A `prompt`, if there is one, precedes it with its separator and is neither noised nor scored.
 
-    `label`: the class it is of, where it has one: its number, or a word (packing gives words their numbers).
+    `label`: its class, if it has one: a number, or a word (packing numbers the words).
     """
 
     text: str
@@ -37,27 +37,28 @@ class Corpus(ABC):
 
     room: ClassVar[Room] = room
     paths: ClassVar[tuple[str, ...]] = ("path",)  # the options that name files
-    choosing: ClassVar[tuple[str, ...]] = ()  # the options that choose what of this very file is read
-    tokenized: ClassVar[bool] = False  # it holds token ids: see `unmask.corpora.tokens`
+    choosing: ClassVar[tuple[str, ...]] = ()  # the options that select a part of the file
+    tokenized: ClassVar[bool] = False  # whether it holds token ids: see `unmask.corpora.tokens`
 
     @abstractmethod
     def documents(self) -> Iterator[Document]:
-        """The documents, in a fixed order, read as they are asked for."""
+        """The documents, in a fixed order, read lazily."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Changes exactly when the documents would: the cache's key (a hash of the content, not of the path)."""
+        """Changes exactly when the documents change: the cache's key (a hash of the content, not of the path)."""
 
     def check_beside(self, held_out: Corpus) -> None:  # noqa: B027 - most need not know of each other
-        """Raise UsageError where a corpus that is held out for validation holds what this one is trained on."""
+        """Raise UsageError if a corpus held out for validation contains documents of this one, which is trained on."""
 
     @property
     def parts(self) -> tuple[Corpus, ...]:
-        """The corpora that this one is made of: itself, or those that it joins."""
+        """The corpora that this one consists of: itself, or those that it concatenates."""
         return (self,)
 
     def absolute(self) -> Self:
-        """The same corpus from any working directory: the options that are paths (`paths`) are made absolute.
+        """The same corpus, independent of the working directory: the options that are paths (`paths`) are made
+        absolute.
 
         >>> from unmask.corpora.text import Text
         >>> Text(path="/data/sub/../a.txt").absolute()
@@ -72,25 +73,26 @@ class Corpus(ABC):
         return cast(Self, dataclasses.replace(cast(Any, self), **changes)) if changes else self
 
     def is_test(self) -> bool:
-        """Whether this is (part of) a test split, which nothing may be tuned on."""
+        """Whether this is (part of) a test split, on which nothing may be tuned."""
         return False
 
     @property
     def has_prompts(self) -> bool:
-        """Whether a prompt stands before each text, as the option `prompt_field` asks for where there is one."""
+        """Whether each text has a prompt, as set by the option `prompt_field` if there is one."""
         return getattr(self, "prompt_field", None) is not None
 
     @property
     def prompt_end(self) -> str:
-        """What ends every prompt, so that a model sees where its text begins; part of `Document.prompt`."""
+        """The separator at the end of every prompt, which shows a model where its text begins; part of
+        `Document.prompt`."""
         return str(getattr(self, "separator", "")) if self.has_prompts else ""
 
 
-MAX_SEPARATOR = 1000  # characters; a model's folder keeps it
+MAX_SEPARATOR = 1000  # characters; stored in model folders
 
 
 def check_separator(separator: str, prompt_field: str | None) -> None:
-    """Refuse a separator that is too long, or where no prompt stands before it.
+    """Refuse a separator that is too long, or without prompts before it.
 
     >>> check_separator("\\n", prompt_field="question")
     """

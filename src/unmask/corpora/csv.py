@@ -12,16 +12,16 @@ from unmask.corpora.labels import check_label
 from unmask.corpora.records import Records
 from unmask.errors import DataError, UsageError, did_you_mean
 
-MAX_FIELD = 1 << 27  # characters; a quote that is never closed would else take the whole file for one text
+MAX_FIELD = 1 << 27  # characters; otherwise a quote that is never closed would make the whole file one text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Csv(Records):
     """A CSV or TSV file, or a folder's, one document a row; blank lines are skipped.
 
-    delimiter: a tab in files ending in .tsv or .tab, else a comma. quoted: a field in double quotes may hold the
-    delimiter, line breaks and, doubled, quotes; false: quotes are letters as any others.
-    only: the rows alone that have these values, as split=train; of one column any of them, of several columns each.
+    delimiter: a tab in files ending in .tsv or .tab, otherwise a comma. quoted: a field in double quotes may contain
+    the delimiter, line breaks and (doubled) quotes; false: quotes are ordinary characters. only: keep only rows with
+    these values, such as split=train; several values of one column are alternatives, several columns must all match.
 
     >>> Csv(path="reviews.csv.gz", field="review", label_field="sentiment").documents()  # doctest: +SKIP
     """
@@ -44,7 +44,7 @@ class Csv(Records):
 
     @property
     def wanted(self) -> dict[str, set[str]]:
-        """The values that rows must have, by their columns.
+        """The values that rows must have, by column.
 
         >>> Csv(path="a.csv", only=("split=train",)).wanted
         {'split': {'train'}}
@@ -68,7 +68,7 @@ class Csv(Records):
             raise DataError(f"no row of {self.path} has {', '.join(self.only)}: look at its values, or name others")
 
     def check_beside(self, held_out: Corpus) -> None:
-        """Of one file, rows may be learned or held out, and none both."""
+        """Rows of the same file may be trained on or held out, but not both."""
         if not isinstance(held_out, Csv) or not (self.only or held_out.only):
             return
         if sources.digest("", self.files()) != sources.digest("", held_out.files()):
@@ -83,7 +83,7 @@ class Csv(Records):
     def fingerprint(self) -> str:
         files = self.files()
         options: list[Any] = ["csv", self.field, self.prompt_field, self.label_field, self.separator, self.quoted]
-        options += [{"only": sorted(self.only)}] if self.only else []  # so that older caches stay known
+        options += [{"only": sorted(self.only)}] if self.only else []  # keeps older caches valid
         return sources.digest([*options, *map(self._delimiter, files)], files)
 
     def _delimiter(self, file: sources.File) -> str:
@@ -117,11 +117,11 @@ class Csv(Records):
             )
 
     def rows(self, file: sources.File) -> Iterator[tuple[int, list[str]]]:
-        """The rows of one file with the number of their first line, blank ones left out; with the names of columns."""
+        """The non-blank rows of one file, with the number of their first line, and the names of the columns."""
         csv.field_size_limit(
             max(csv.field_size_limit(), MAX_FIELD)
-        )  # one for all readers of the process: never lowered
-        lines = (line + "\n" for _, line in sources.lines(file))  # quoted line breaks are part of a text
+        )  # this limit is shared by all readers in the process, so it is never lowered
+        lines = (line + "\n" for _, line in sources.lines(file))  # line breaks within quotes are part of a text
         how: dict[str, Any] = {} if self.quoted else {"quoting": csv.QUOTE_NONE}
         reader = csv.reader(lines, delimiter=self._delimiter(file), strict=True, **how)
         while True:

@@ -12,7 +12,7 @@ from unmask.corpora.intervals import END, Interval, Spans, overlap, read_bed, sp
 from unmask.errors import DataError, UsageError, did_you_mean
 
 MOST_GAP = 1 << 30
-AMBIGUOUS = "RYSWKMBDHV"  # letters of which a base may be several: unknown here
+AMBIGUOUS = "RYSWKMBDHV"  # IUPAC codes for several possible bases: treated as unknown
 _STRANGE = re.compile(f"[^ACGTN{AMBIGUOUS}]", re.IGNORECASE)
 _UNKNOWN = str.maketrans(AMBIGUOUS + AMBIGUOUS.lower(), "N" * len(AMBIGUOUS) + "n" * len(AMBIGUOUS))
 _HIDDEN = str.maketrans("acgtn", "NNNNN")
@@ -23,10 +23,11 @@ _OTHER = str.maketrans("ACGTNacgtn", "TGCANtgcan")
 class Fasta(Corpus):
     """A FASTA file or a folder's, also compressed; letters A C G T N, and those of several bases, which become N.
 
-    records: only these, by the first word of their line. bed: only the intervals of this BED file, each a document, of
-    the strand that it names. exclude: a BED file whose intervals are left out, with `margin` bases on either side.
-    piece: what is longer is cut into documents of so many bases. gap: runs of at least so many N are left out.
-    repeats: what lower case marks; "unknown" hides it as N. labelled: the interval's name is the document's class.
+    records: only these, identified by the first word of their header line. bed: only the intervals of this BED file,
+    each a document, read along its strand. exclude: a BED file whose intervals are left out, with `margin` bases on
+    either side. piece: longer sequences are cut into documents of this many bases. gap: runs of at least this many N
+    are left out. repeats: how to read lower case, which marks repeats; "unknown" replaces it by N. labelled: the
+    interval's name is the document's class.
 
     >>> Fasta(path="genome.fa.gz", records=("chr20",), exclude="test.bed").documents()  # doctest: +SKIP
     """
@@ -54,7 +55,7 @@ class Fasta(Corpus):
             raise UsageError("labels are the names of intervals: name a bed, or leave out labelled")
 
     def files(self) -> list[sources.File]:
-        """The files, in the order in which they are read."""
+        """The files, in reading order."""
         return sources.one_split(self.path, sources.find(self.path, sources.FASTA))
 
     def documents(self) -> Iterator[Document]:
@@ -93,7 +94,7 @@ class Fasta(Corpus):
                 yield Document(part[lo : lo + self.piece].upper(), label=label)
 
     def _all_seen(self, seen: list[str], wanted: list[Interval] | None) -> None:
-        """Refuse names that no record has: a split by a wrong name would be none."""
+        """Refuse names that no record has: a split by a misspelled name would be empty."""
         if not seen:
             raise sources.is_empty(self.path)
         asked = [*((name, "records") for name in self.records)]
@@ -112,7 +113,7 @@ class Fasta(Corpus):
         return spans_of(wider)
 
     def covers(self) -> dict[str, Spans] | None:
-        """What of each record is read; None: all of all records. Nothing but BED files is read for it."""
+        """The intervals to read of each record; None: all of all records. Only BED files are read to determine this."""
         holes = self._holes()
         if self.bed is not None:
             spans = spans_of(one for one in read_bed(self.bed) if not self.records or one.record in self.records)
@@ -125,7 +126,7 @@ class Fasta(Corpus):
         return {name: without(parts, holes.get(name, [])) for name, parts in spans.items()}
 
     def check_beside(self, held_out: Corpus) -> None:
-        """Refuse to hold out what is also learned."""
+        """Refuse to hold out intervals that are also trained on."""
         if not isinstance(held_out, Fasta) or sources.digest("", self.files()) != sources.digest("", held_out.files()):
             return
         ours, theirs = self.covers(), held_out.covers()
@@ -148,7 +149,7 @@ class Fasta(Corpus):
 
 
 def other_strand(text: str) -> str:
-    """The complements of its letters, read backwards.
+    """The reverse complement of a text.
 
     >>> other_strand("AACgN")
     'NcGTT'
@@ -157,7 +158,7 @@ def other_strand(text: str) -> str:
 
 
 def read_records(file: sources.File) -> Iterator[tuple[str, str]]:
-    """Each record's name and sequence, unknown letters as N; one is in memory at a time.
+    """Each record's name and sequence, with unknown letters as N; one record is in memory at a time.
 
     >>> dict(read_records(Path("genome.fa.gz"))).keys()  # doctest: +SKIP
     dict_keys(['chr20'])

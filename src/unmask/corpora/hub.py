@@ -17,7 +17,8 @@ from unmask.errors import DataError, UsageError, did_you_mean
 class Hub(Corpus):
     """A split of a dataset on the Hugging Face hub, one document an example; no code of the dataset is run.
 
-    revision: a branch, tag or commit; refs/convert/parquet is the hub's own copy of a dataset that is made by code.
+    revision: a branch, tag or commit; refs/convert/parquet is the hub's converted copy of a dataset that is defined by
+    code.
 
     >>> Hub(dataset="roneneldan/TinyStories", split="validation").documents()  # doctest: +SKIP
     """
@@ -33,7 +34,7 @@ class Hub(Corpus):
             raise UsageError("a hub corpus needs the name of a dataset and of a split")
 
     def is_test(self) -> bool:
-        """Whether this is (part of) a test split, which nothing may be tuned on.
+        """Whether this is (part of) a test split, on which nothing may be tuned.
 
         >>> Hub(dataset="wikitext", split="train+test[:10%]").is_test()
         True
@@ -55,7 +56,7 @@ class Hub(Corpus):
                 yield Document(example[self.field])
         except (DataError, GeneratorExit):
             raise
-        except Exception as e:  # network, parsing and access errors come in many classes
+        except Exception as e:  # network, parsing and access errors have many classes
             raise self._failed(e) from None
         if not any_documents:
             raise sources.is_empty(f"the dataset {self.dataset} ({self.split})")

@@ -1,4 +1,4 @@
-"""Intervals of sequences, as BED files list them: read strictly, merged, subtracted, looked for overlaps."""
+"""Intervals of sequences from BED files: strict reading, merging, subtraction, overlaps."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from unmask.corpora import sources
 from unmask.errors import DataError
 
-END = 1 << 62  # of a record whose length nobody has said
+END = 1 << 62  # end of a record of unknown length
 Spans = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Bases start..end of a record, counted from 0, `end` not among them. line: where the file has it."""
+    """Bases start..end of a record, counted from 0, excluding `end`. line: its line in the file."""
 
     record: str
     start: int
     end: int
     name: str = ""
-    reverse: bool = False  # the other strand's
+    reverse: bool = False  # on the other strand
     line: int = 0
 
 
 def read_bed(path: str) -> list[Interval]:
-    """The intervals of a BED file: record, start, end, and where they are there name, score and strand.
+    """The intervals of a BED file: record, start, end, and optionally name, score and strand.
 
     >>> read_bed("no/such.bed")
     Traceback (most recent call last):
@@ -58,7 +58,7 @@ def _interval(where: str, number: int, line: str) -> Interval:
 
 
 def spans_of(intervals: Iterable[Interval]) -> dict[str, Spans]:
-    """What the intervals cover of each record, in order and joined where they touch.
+    """The part of each record that the intervals cover: sorted spans, merged where they touch.
 
     >>> spans_of([Interval("a", 5, 9), Interval("a", 0, 3), Interval("a", 2, 5)])
     {'a': [(0, 9)]}
@@ -80,7 +80,7 @@ def _joined(spans: Spans) -> Spans:
 
 
 def without(spans: Spans, holes: Spans) -> Spans:
-    """What is left of ordered spans beside ordered holes.
+    """Subtract sorted holes from sorted spans.
 
     >>> without([(0, 10)], [(2, 3), (5, 20)])
     [(0, 2), (3, 5)]
@@ -99,7 +99,7 @@ def without(spans: Spans, holes: Spans) -> Spans:
 
 
 def overlap(ours: Mapping[str, Spans], theirs: Mapping[str, Spans]) -> Interval | None:
-    """The first part that both cover; None: there is none.
+    """The first interval that both cover; None if there is none.
 
     >>> overlap({"a": [(0, 5)]}, {"a": [(4, 9)]})
     Interval(record='a', start=4, end=5, name='', reverse=False, line=0)

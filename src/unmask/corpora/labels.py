@@ -1,4 +1,4 @@
-"""Labels as they stand in a corpus: class numbers, or words that get numbers when all of them are known."""
+"""Labels in a corpus: class numbers, or words that are numbered once all of them are known."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from unmask.errors import DataError
 
 MAX_CLASSES = 1 << 20
-MAX_WORDS = 4096  # different ones; they stand in the model's config.json
+MAX_WORDS = 4096  # distinct words; they are stored in the model's config.json
 MAX_WORD = 100  # characters
 
 
 def check_label(value: Any, where: str) -> int | str | None:
-    """The label of a document: a whole number from 0, a word, or None where there is none (null, an empty word).
+    """The label of a document: a whole number from 0, a word, or None for a missing one (null, an empty word).
 
     >>> check_label("positive", "a.jsonl, line 1"), check_label(3, "line 2"), check_label(" ", "line 3")
     ('positive', 3, None)
@@ -28,7 +28,7 @@ def check_label(value: Any, where: str) -> int | str | None:
 
 
 class Words:
-    """Words of a corpus, numbered as they come.
+    """Words of a corpus, numbered in order of appearance.
 
     >>> words = Words()
     >>> [words.number(label) for label in ("good", "bad", None, "good")]
@@ -40,7 +40,7 @@ class Words:
         self._has_numbers = False
 
     def number(self, label: int | str | None) -> int | None:
-        """Where the word stands in `numbers`; a class number is its own."""
+        """The number of the word in `numbers`; a class number is its own."""
         if not isinstance(label, str):
             self._has_numbers |= label is not None
         elif label not in self.numbers:
@@ -58,7 +58,8 @@ class Words:
 
 
 def class_words(words: tuple[str, ...]) -> tuple[str, ...]:
-    """The words of the classes 0, 1, ... by the alphabet, whatever the order they came in; none where all are numbers.
+    """The words of the classes 0, 1, ... in alphabetical order, whatever their order in the corpus; empty if all are
+    numbers.
 
     >>> class_words(("positive", "negative")), class_words(("1", "0"))
     (('negative', 'positive'), ())
@@ -67,7 +68,7 @@ def class_words(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def is_number(word: str) -> bool:
-    """Whether a word is a class number in its usual spelling.
+    """Whether a word is a class number in canonical spelling.
 
     >>> is_number("12"), is_number("012"), is_number("-1")
     (True, False, False)

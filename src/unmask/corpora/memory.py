@@ -17,8 +17,8 @@ from unmask.registry import UNWRITTEN
 class Memory(Corpus):
     """Texts that are at hand in Python, for a corpus: one document each.
 
-    A run's recipe keeps their `sha256`, never the texts: whoever goes on with the run gives the same ones again, in
-    Python, and is refused with others.
+    A run's recipe stores their `sha256`, never the texts: to resume the run, pass the same texts again, in Python;
+    others are refused.
 
     >>> corpus = Memory(texts=["one text", Document("bonjour", prompt="hello")])
     >>> [document.text for document in corpus.documents()], corpus
@@ -26,12 +26,12 @@ class Memory(Corpus):
     """
 
     texts: tuple[str | Document, ...] | None = field(default=None, metadata={UNWRITTEN: True})
-    sha256: str = ""  # of the texts; computed from them
+    sha256: str = ""  # computed from the texts
 
     def __post_init__(self) -> None:
         if self.texts is None:
             return
-        several: Any = self.texts  # a dataclass takes anything
+        several: Any = self.texts  # a dataclass accepts any type
         if isinstance(several, str) or not isinstance(several, Iterable):
             raise UsageError("texts must be a list of texts or of unmask.corpora.Document")
         texts = tuple(several)

@@ -14,8 +14,7 @@ from unmask.errors import DataError, UsageError
 class Parallel(Corpus):
     """Lines of the file `target`, each with that line of the file `source` as its prompt.
 
-    separator: ends every source, so that a model sees where its text begins. Pairs of which one side is blank are
-    skipped.
+    separator: ends every source, so that a model sees where its text begins. Pairs with a blank side are skipped.
 
     >>> Parallel(source="train.de.xz", target="train.en.xz").documents()  # doctest: +SKIP
     """

@@ -55,6 +55,7 @@ class Parquet(Records):
 
 
 def _rows_at_once(about: Any) -> int:
-    """So many rows as are about `AT_ONCE` bytes, by what the file says of itself: a document may be a novel."""
+    """The number of rows that fill about `AT_ONCE` bytes, according to the file's metadata: a document may be
+    a novel."""
     total = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
     return int(max(1, min(1024, AT_ONCE * about.num_rows // max(1, total))))

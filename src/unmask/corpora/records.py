@@ -19,7 +19,7 @@ class Records(Corpus):
     path: str
     field: str = "text"
     prompt_field: str | None = None
-    label_field: str | None = None  # a word, or a whole number from 0; null, or empty in a CSV file, for none
+    label_field: str | None = None  # a word, or a whole number from 0; null, or empty in CSV files, for no label
     separator: str = ""  # between prompt and text
 
     def __post_init__(self) -> None:
@@ -30,7 +30,7 @@ class Records(Corpus):
         """The documents of one file."""
 
     def files(self) -> list[sources.File]:
-        """The files, in the order in which they are read."""
+        """The files, in reading order."""
         return sources.one_split(self.path, sources.find(self.path, self.endings))
 
     def documents(self) -> Iterator[Document]:
@@ -45,5 +45,5 @@ class Records(Corpus):
     def fingerprint(self) -> str:
         options: list[Any] = [type(self).__name__.lower(), self.field, self.prompt_field]
         options += [] if self.label_field is None else [self.label_field]
-        separator = [{"separator": self.separator}] if self.separator else []  # so that older caches stay known
+        separator = [{"separator": self.separator}] if self.separator else []  # keeps older caches valid
         return sources.digest([*options, *separator], self.files())

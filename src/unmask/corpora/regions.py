@@ -1,4 +1,4 @@
-"""Regions of a FASTA file with what stands around them, as they are asked for by name or by a BED file."""
+"""Regions of a FASTA file with their flanking sequences, requested by name or by a BED file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _REGION = re.compile(r"(?P<record>.+?)(?::(?P<first>[\d,]+)-(?P<last>[\d,]+))?(?
 
 @dataclass(frozen=True)
 class Stretch:
-    """The bases of a region, read along its strand, with those that stand before and after it there.
+    """The bases of a region, read along its strand, with the bases before and after it.
 
-    end: of the interval, also where nobody had said it.
+    end: the end of the interval, also if it was not specified.
     """
 
     interval: Interval
@@ -28,7 +28,7 @@ class Stretch:
     after: str = ""
 
     def positions(self) -> range:
-        """Where each base stands in its record, counted from 1; of the other strand from the end to the start.
+        """The position of each base in its record, counted from 1; descending on the other strand.
 
         >>> list(Stretch(Interval("a", 4, 7, reverse=True), 7, "ACG").positions())
         [7, 6, 5]
@@ -47,7 +47,7 @@ class Stretch:
 
 
 def parse_region(text: str) -> Interval:
-    """A region as genome browsers write it: a record, its first and its last base, counted from 1.
+    """Parse a region in the notation of genome browsers: a record, its first and its last base, counted from 1.
 
     >>> parse_region("chr20:60,001-61,000:-")
     Interval(record='chr20', start=60000, end=61000, name='chr20:60,001-61,000:-', reverse=True, line=0)
@@ -67,9 +67,9 @@ def parse_region(text: str) -> Interval:
 
 
 def read_stretches(path: str, wanted: Sequence[Interval], *, flank: int = 0) -> list[Stretch]:
-    """The regions in the order in which they are asked for, with up to `flank` bases on either side.
+    """The regions in the requested order, with up to `flank` bases on either side.
 
-    The file is read once, a record at a time, and no index of it is needed.
+    The file is read once, one record at a time, and needs no index.
 
     >>> read_stretches("genome.fa.gz", [parse_region("chr20:60001-60004")])[0].text  # doctest: +SKIP
     'GATC'

@@ -1,4 +1,4 @@
-"""Files behind a URL that fsspec knows (s3://, gs://, hf://, https://, memory://), read as local files are."""
+"""Files at a URL that fsspec supports (s3://, gs://, hf://, https://, memory://), read like local files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAGIC = "*?["  # what makes a path a pattern
 
 
 def is_url(path: str) -> bool:
-    """Whether it names something behind a protocol.
+    """Whether the path is a URL with a protocol.
 
     >>> is_url("s3://bucket/part-0.parquet"), is_url("data/part-0.parquet"), is_url("C:/data")
     (True, False, False)
@@ -26,10 +26,10 @@ def is_url(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Remote:
-    """One file behind a URL; it has as much of a Path as readers of corpora need."""
+    """One file at a URL, with the part of Path's interface that readers of corpora need."""
 
     url: str
-    system: Any = field(repr=False, compare=False)  # fsspec's
+    system: Any = field(repr=False, compare=False)  # the fsspec file system
     path: str = field(repr=False)
 
     @property
@@ -48,7 +48,7 @@ class Remote:
         return cast(BinaryIO, self.system.open(self.path, mode))
 
     def version(self) -> str:
-        """What the store says of the file's content: its tag or time and size. Nothing of it is read."""
+        """What the store reports about the file's content: its tag, or time and size. The content is not read."""
         with reaching(self.url):
             return str(self.system.ukey(self.path))
 
@@ -57,7 +57,8 @@ class Remote:
 
 
 def find_remote(url: str) -> list[Remote]:
-    """What a URL names: the file, all files below a folder, or those that a pattern meets; in the order of their paths.
+    """The files that a URL names: the file itself, all files below a folder, or those that match a pattern; sorted by
+    path.
 
     >>> import fsspec
     >>> _ = fsspec.filesystem("memory").pipe({"/a/2.txt": b"two", "/a/1.txt": b"one"})
@@ -79,13 +80,13 @@ def find_remote(url: str) -> list[Remote]:
 
 @contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """What goes wrong on the way there, in one sentence."""
+    """Turn errors of access into one sentence."""
     try:
         yield
     except UnmaskError:
         raise
-    except ImportError as e:  # s3fs, gcsfs and the like: fsspec says which
+    except ImportError as e:  # a missing s3fs, gcsfs or similar: fsspec names it
         raise DataError(f"cannot reach {url}: {e}") from None
-    except Exception as e:  # each store's client raises what its layers do; none of it is ours to tell apart
+    except Exception as e:  # the stores' clients raise exceptions of many kinds
         reason = (str(e).strip() or type(e).__name__).splitlines()[0]
         raise DataError(f"cannot read {url}: {reason}") from None

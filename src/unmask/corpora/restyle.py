@@ -20,18 +20,18 @@ from unmask.registry import check_fields
 
 STYLES = ("negative", "positive")
 FILES = ("yelp/sentiment.dev.{}", "yelp/sentiment.test.{}")  # 0: negative, 1: positive
-REFERENCES = "lijuncen/yelp_reference.{}"  # a sentence, a tab, what a person made of it
-MAX_WORDS = 4  # of what marks a style
-Run = tuple[str, ...]  # words in a row
+REFERENCES = "lijuncen/yelp_reference.{}"  # a sentence, a tab, its human rewrite
+MAX_WORDS = 4  # maximum words of a style marker
+Run = tuple[str, ...]  # consecutive words
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restyle(Corpus):
     """Yelp's sentences in the folder `path`, each a text; its prompt is its style and the words that do not mark it.
 
-    Words in a row mark a style where they are `salience` times as frequent in it as in the other, counts smoothed by
-    one, and no part of them does by itself. Sentences that are among the 1,000 human references, the sentence itself or
-    its rewrite, are taken out; what is compared is letters alone.
+    Consecutive words mark a style if they are `salience` times as frequent in it as in the other (counts smoothed by
+    one) and no part of them marks it already. Sentences of the 1,000 human references, both the sentences and their
+    rewrites, are removed; only letters are compared.
 
     >>> Restyle(path="style_transfer").documents()  # doctest: +SKIP
     """
@@ -62,7 +62,7 @@ class Restyle(Corpus):
         ).hexdigest()
 
     def sentences(self) -> tuple[list[tuple[str, int]], int]:
-        """All sentences with their style, 0 or 1, without those of the references; and how many were taken out."""
+        """All sentences with their style, 0 or 1, without those of the references; and the number of removed ones."""
         taken = {letters(text) for pair in self.references() for text in pair[:2]}
         kept, out = list[tuple[str, int]](), 0
         for style in (0, 1):
@@ -77,7 +77,7 @@ class Restyle(Corpus):
         return kept, out
 
     def references(self) -> list[tuple[str, str, int]]:
-        """The human references: a sentence, its rewrite, and the style that the sentence has."""
+        """The human references: a sentence, its rewrite, and the style of the sentence."""
         found = []
         for style in (0, 1):
             file = self._file(REFERENCES.format(style))
@@ -91,7 +91,7 @@ class Restyle(Corpus):
         return found
 
     def markers(self, sentences: Sequence[tuple[str, int]]) -> tuple[frozenset[Run], ...]:
-        """Of each style the runs of words that mark it."""
+        """For each style the runs of words that mark it."""
         counts: tuple[Counter[Run], ...] = (Counter(), Counter())
         for text, style in sentences:
             words = text.split()
@@ -100,7 +100,7 @@ class Restyle(Corpus):
         return tuple(self._marking(mine, theirs) for mine, theirs in (counts, counts[::-1]))
 
     def _marking(self, mine: Counter[Run], theirs: Counter[Run]) -> frozenset[Run]:
-        """The shortest runs that mark a style: what holds a shorter one has it from there."""
+        """The shortest runs that mark a style; a run that contains a shorter marker is not one itself."""
         often = (run for run, count in mine.items() if count + 1 >= self.salience * (theirs[run] + 1))
         marking: set[Run] = set()
         for run in sorted(often, key=len):
@@ -121,7 +121,7 @@ class Restyle(Corpus):
 
 
 def prompt_of(style: str, content: str) -> str:
-    """What a sentence of that style is to be written from.
+    """The prompt for writing a sentence of that style.
 
     >>> prompt_of("positive", "the food was .")
     'positive: the food was .'
@@ -130,7 +130,7 @@ def prompt_of(style: str, content: str) -> str:
 
 
 def without(text: str, markers: frozenset[Run]) -> str:
-    """A sentence without the runs of words that mark its style, the longest first; all of it where nothing is left.
+    """A sentence without its style markers, the longest removed first; the whole sentence if nothing would be left.
 
     >>> without("the food was really bad .", frozenset({("really", "bad"), ("bad",)}))
     'the food was .'
@@ -149,7 +149,7 @@ def without(text: str, markers: frozenset[Run]) -> str:
 
 
 def letters(text: str) -> str:
-    """A sentence's letters alone, by which it is known again however it is spelled.
+    """Only the letters of a sentence, to recognise it in any spelling.
 
     >>> letters("It 's ok , _num_ times !") == letters("it's OK, 3 times")
     True

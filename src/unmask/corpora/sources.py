@@ -1,4 +1,4 @@
-"""Files of documents: listed in a fixed order, read through their compression, never whole in memory."""
+"""Files of documents: listed in a fixed order, decompressed while reading, never whole in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from unmask.errors import DataError, MissingExtraError, UnmaskError
 
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 JSONL = (".jsonl", ".ndjson", ".json")
-WRITTEN = "generate.json"  # what `unmask generate --out` says of the lines beside it; no document
+WRITTEN = "generate.json"  # metadata that `unmask generate --out` writes next to its texts; not a document
 PARQUET = (".parquet",)
 HELD_OUT = ("valid", "validation", "val", "dev")
 _BARE = re.compile(r"^([A-Za-z][\w+.-]*:)?/+")
@@ -33,17 +33,17 @@ _SPLIT = re.compile(r"(train|test|" + "|".join(HELD_OUT) + r")([-_]?\d[\w-]*)?",
 FASTA = (".fa", ".fasta", ".fna")
 TABLES = (".csv", ".tsv", ".tab")
 _CHUNK = 1 << 20
-# For pyarrow's readers, which else keep all row groups of a file as they go, or all of one: memory grew with the file.
+# For pyarrow's readers, which otherwise keep row groups that they have read: memory would grow with the file.
 BOUNDED: dict[str, Any] = {"pre_buffer": False, "buffer_size": _CHUNK}
 
 File = Path | Remote
 
 
 def from_path(path: str) -> Corpus:
-    """The corpus in a file, a folder, what a pattern meets or a URL names, by its ending: JSON lines, Parquet, CSV,
-    TSV or FASTA, else text.
+    """The corpus in a file, a folder, a pattern or a URL, by its ending: JSON lines, Parquet, CSV, TSV or FASTA,
+    otherwise text.
 
-    In a text file with lines `<|endoftext|>` in its first megabyte these separate the documents.
+    If a text file has lines `<|endoftext|>` in its first megabyte, these separate the documents.
 
     >>> from_path("stories/train.txt.xz")  # doctest: +SKIP
     Text(path='stories/train.txt.xz', separator='<|endoftext|>')
@@ -79,7 +79,7 @@ def from_path(path: str) -> Corpus:
 
 
 def existing(path: str) -> Path:
-    """The path, if something is there."""
+    """The path, if it exists."""
     where = Path(path).expanduser()
     if not where.exists():
         hint = (
@@ -90,7 +90,7 @@ def existing(path: str) -> Path:
 
 
 def ending(path: File) -> str:
-    """The ending that tells the format, without that of the compression.
+    """The ending that determines the format, without that of the compression.
 
     >>> ending(Path("a/b.JSONL.xz"))
     '.jsonl'
@@ -100,15 +100,15 @@ def ending(path: File) -> str:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """Every file below the folder; hidden ones are not content."""
+    """Every file below the folder, except hidden ones."""
     for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (Path(root) / name for name in files if not name.startswith("."))
 
 
 def files_of(path: str) -> list[File]:
-    """The file itself, every file of a folder, or those that a pattern such as `part-*.parquet` meets, in the order of
-    their paths in it; the same behind a URL."""
+    """The file itself, every file of a folder, or the matches of a pattern such as `part-*.parquet`, sorted by path;
+    the same for a URL."""
     if is_url(path):
         found = [file for file in find_remote(path) if not file.name.startswith(".")]
         if not found:
@@ -127,7 +127,7 @@ def files_of(path: str) -> list[File]:
 
 
 def find(path: str, endings: Iterable[str]) -> list[File]:
-    """The file itself, whatever its ending, or of a folder, a pattern or a URL the files with these endings."""
+    """The file itself, whatever its ending; in a folder, a pattern or a URL, the files with these endings."""
     files, wanted = files_of(path), set(endings)
     if len(files) == 1 and PurePosixPath(path).name == files[0].name:
         return files
@@ -139,13 +139,13 @@ def find(path: str, endings: Iterable[str]) -> list[File]:
 
 
 def one_split(path: str, files: list[File]) -> list[File]:
-    """The files of a folder, unless their names say that they are of several splits, which nobody wants as one.
+    """The files of a folder; refused if their names belong to several splits, which are never meant together.
 
     >>> one_split("texts", [Path("texts/train.jsonl"), Path("texts/test.jsonl")])
     Traceback (most recent call last):
     unmask.errors.DataError: texts holds several splits (test, train): name the files of one, such as texts/train.jsonl
     """
-    if any(c in path for c in MAGIC):  # whoever gives a pattern has chosen
+    if any(c in path for c in MAGIC):  # a pattern is an explicit choice
         return files
     places = dict(reversed([place for file in files if (place := _split_of(path, file))]))
     if len({"valid" if split in HELD_OUT else split for split in places}) > 1:
@@ -156,9 +156,10 @@ def one_split(path: str, files: list[File]) -> list[File]:
 
 
 def _split_of(path: str, file: File) -> tuple[str, str] | None:
-    """The split that the names below the folder speak of (train-00000-of-00002, valid/0), and what names it alone."""
+    """The split that a name below the folder indicates (train-00000-of-00002, valid/0), and a pattern for only its
+    files."""
     base = path.rstrip("/")
-    if isinstance(file, Remote):  # stores spell their URLs in several ways
+    if isinstance(file, Remote):  # stores spell their URLs differently
         below = _BARE.sub("", file.path).removeprefix(_BARE.sub("", base)).strip("/")
     else:
         below = file.as_posix().removeprefix(Path(base).expanduser().as_posix()).strip("/")
@@ -179,13 +180,13 @@ def _written_beside(file: File) -> bool:
 
 @contextmanager
 def opened(file: File) -> Iterator[BinaryIO]:
-    """The file's bytes as they are, for readers that jump in them."""
+    """The file's raw bytes, for readers that seek."""
     with _one_line_errors(file), file.open("rb") as raw:
         yield raw
 
 
 def chunks(path: File) -> Iterator[bytes]:
-    """The content in pieces of about a megabyte, decompressed by the file's ending."""
+    """The content in pieces of about a megabyte, decompressed according to the file's ending."""
     with _one_line_errors(path):
         suffix = path.suffix.lower()
         if suffix == ".zst":
@@ -199,11 +200,11 @@ def chunks(path: File) -> Iterator[bytes]:
 
 def _zst_chunks(path: File) -> Iterator[bytes]:
     zstandard = optional("zstandard", "zstandard", "data", f"reading {path.name}")
-    # Object by object rather than as a stream: the stream reader takes a truncated file for a finished one.
+    # Object by object, not as a stream: the stream reader accepts a truncated file as complete.
     frame = zstandard.ZstdDecompressor().decompressobj()
     begun = False
     with path.open("rb") as file:
-        while data := file.read(_CHUNK // 16):  # small, since a byte can stand for very many
+        while data := file.read(_CHUNK // 16):  # small pieces, because one byte may decompress to very many
             while data:
                 if frame.eof:
                     frame = zstandard.ZstdDecompressor().decompressobj()
@@ -220,7 +221,7 @@ def _zst_chunks(path: File) -> Iterator[bytes]:
 
 
 def text_chunks(path: File) -> Iterator[str]:
-    """The file's text in pieces; line ends are left as they are."""
+    """The file's text in pieces, with its line ends unchanged."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0
     for chunk in chunks(path):
@@ -239,7 +240,7 @@ def text_chunks(path: File) -> Iterator[str]:
 
 
 def lines(path: File) -> Iterator[tuple[int, str]]:
-    """The file's lines without their ends, numbered from 1."""
+    """The file's lines without line ends, numbered from 1."""
     number, parts = 0, list[bytes]()
     for chunk in chunks(path):
         *whole, rest = chunk.split(b"\n")
@@ -261,14 +262,14 @@ def _line(path: File, number: int, line: bytes) -> str:
 
 
 def digest(options: object, files: Iterable[File]) -> str:
-    """A hash of how files are read and of what is in them, in their order; names and places do not count.
+    """A hash of the reading options and of the files' content, in order; names and locations do not count.
 
-    Of a file behind a URL it is what its store says of the content, tag or time and size.
+    For a file at a URL, what its store reports about the content is hashed: tag, or time and size.
     """
     total = hashlib.sha256(json.dumps(options).encode())
     for path in files:
         content = hashlib.sha256()
-        if isinstance(path, Remote):  # what the store says, rather than all of it over a network
+        if isinstance(path, Remote):  # what the store reports, instead of the whole content over a network
             content.update(path.version().encode())
         else:
             with _one_line_errors(path), path.open("rb") as file:
@@ -280,7 +281,7 @@ def digest(options: object, files: Iterable[File]) -> str:
 
 
 def optional(module: str, package: str, extra: str, what: str) -> ModuleType:
-    """A dependency that only some users need, imported when they do."""
+    """Import an optional dependency when it is needed."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -288,7 +289,7 @@ def optional(module: str, package: str, extra: str, what: str) -> ModuleType:
 
 
 def is_empty(path: str) -> DataError:
-    """What to say of a source without a document."""
+    """The error message for a source without documents."""
     return DataError(f"{path} is empty: there is nothing to read in it")
 
 

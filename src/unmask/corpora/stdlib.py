@@ -14,7 +14,7 @@ from pathlib import Path
 from unmask.corpora import Corpus, Document
 from unmask.errors import DataError, UsageError
 
-# Not the library itself: what others installed, its tests, two programs. Nor generated tables: many codecs made from
+# Not the library itself: installed packages, its tests, two programs. Also no generated tables: many codecs come from
 # one template would be held out and trained on at once, and make the validation look better than it is.
 SKIPPED = frozenset(
     (
@@ -76,7 +76,7 @@ def _sources() -> list[Path]:
 
 
 def _source(path: Path) -> str:
-    """The file's text by its own encoding; nothing, if it cannot be read (a few are wrong on purpose)."""
+    """The file's text in its declared encoding; empty if it cannot be read (a few are invalid on purpose)."""
     try:
         data = path.read_bytes()
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)

@@ -34,10 +34,11 @@ PIECE = 4 << 20  # characters
 class Text(Corpus):
     """A text file, or a folder's text files, read as UTF-8 with nothing changed.
 
-    Without a separator a file is one document, except that a file of more than 4 Mi characters is cut into documents
-    of at most that, at the last blank line, line end or space in reach: joined they are the file again. With a
-    separator the documents are what lies between its occurrences; one line break on either side of it belongs to it,
-    so that it may stand on a line of its own (unless it contains a line break itself: then it is taken as it is).
+    Without a separator each file is one document. A file of more than 4 Mi characters is cut into documents of at most
+    that length, at the last blank line, line end or space in reach; concatenated they are the file again. With a
+    separator, the documents are the texts between its occurrences. One line break on either side belongs to the
+    separator, so that it may be on a line of its own (unless it contains a line break itself: then it is used exactly
+    as given).
 
     >>> Text(path="book.txt", separator="\\n\\n").documents()  # doctest: +SKIP
     """
@@ -50,7 +51,7 @@ class Text(Corpus):
             raise UsageError("the separator between documents must not be empty; leave it out for one document a file")
 
     def files(self) -> list[sources.File]:
-        """The files, in the order in which they are read."""
+        """The files, in reading order."""
         return sources.one_split(self.path, sources.find(self.path, PROSE + CODE))
 
     def documents(self) -> Iterator[Document]:
@@ -81,7 +82,7 @@ def _pieces(file: sources.File) -> Iterator[str]:
 
 
 def _cut(text: str) -> int:
-    """Where to cut a text that is too long: late, and where a reader would."""
+    """Where to cut a text that is too long: as late as possible, at a natural boundary."""
     for gap in ("\n\n", "\n", " "):
         at = text.rfind(gap, PIECE // 2, PIECE)
         if at >= 0:
@@ -91,9 +92,9 @@ def _cut(text: str) -> int:
 
 def _between(file: sources.File, separator: str) -> Iterator[str]:
     trim = "\n" not in separator
-    rest, follows = "", False  # follows: a separator stands directly before `rest`
+    rest, follows = "", False  # follows: whether a separator directly precedes `rest`
     for chunk in sources.text_chunks(file):
-        # Only the end of what was already searched can hold the start of a separator.
+        # Only the end of the part already searched can contain the start of a separator.
         start = max(0, len(rest) - len(separator) + 1)
         rest += chunk
         done = 0
@@ -107,7 +108,7 @@ def _between(file: sources.File, separator: str) -> Iterator[str]:
             cut = _cut(rest)
             yield _trimmed(rest[:cut], head=trim and follows, tail=False)
             rest, follows = rest[cut:], False
-    last = _trimmed(rest, head=trim and follows, tail=trim)  # as if the file's end were one more separator
+    last = _trimmed(rest, head=trim and follows, tail=trim)  # treat the end of the file as one more separator
     if last:
         yield last
 

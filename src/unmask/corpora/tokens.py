@@ -17,38 +17,38 @@ from unmask.corpora.remote import Remote, is_url
 from unmask.errors import DataError, UnmaskError, UsageError, did_you_mean
 
 IDS = "input_ids"
-KEY = b"unmask"  # of what a shard's file says of itself
+KEY = b"unmask"  # metadata key in a shard's file
 PLAN, WHOLE = "tokenize.json", "tokens.json"  # what `unmask tokenize` writes first and last
 EDGE = 1 << 16
-MOST = 1 << 40  # documents, tokens or bytes that a shard may say it has
+MOST = 1 << 40  # maximum number of documents, tokens or bytes that a shard may declare
 
 
 def holds_tokens(file: sources.File) -> bool:
-    """Whether a Parquet file has lists of ids under their usual name, and no text."""
+    """Whether a Parquet file has lists of ids in the usual column, and no text."""
     try:
         with _Table(file, IDS) as table:
             return "text" not in table.schema_arrow.names
-    except UnmaskError:  # whoever reads it says what is wrong
+    except UnmaskError:  # the reader reports what is wrong
         return False
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of documents. tokens: of all of them, without what ends a document."""
+    """A file of documents. tokens: their total number, without end-of-text."""
 
     file: sources.File
     documents: int
     tokens: int
-    bytes: int | None = None  # of the text, where the file says so
-    tokenizer: str | None = None  # its fingerprint, likewise
+    bytes: int | None = None  # bytes of the text, if the file declares them
+    tokenizer: str | None = None  # its fingerprint, if declared
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens(Corpus):
     """A Parquet file, a folder's, those of a pattern or a URL: a document a row, its ids in a column of lists.
 
-    A folder that `unmask tokenize` wrote knows its parts: `train-*.parquet` and `valid-*.parquet`. Rows are cut from
-    the shards as they are read (packing `wrap`). buffer: so many shards are shuffled together and held in memory.
+    A folder written by `unmask tokenize` has parts: `train-*.parquet` and `valid-*.parquet`. Rows are cut from the
+    shards as they are read (packing `wrap`). buffer: the number of shards to shuffle together and hold in memory.
 
     >>> Tokens(path="tokens/", buffer=8).shards("train")  # doctest: +SKIP
     """
@@ -58,7 +58,7 @@ class Tokens(Corpus):
     path: str
     field: str = IDS
     buffer: int = 4
-    ended: bool = False  # the ids of a document have end-of-text at their end already
+    ended: bool = False  # whether the ids of each document already end in end-of-text
 
     def __post_init__(self) -> None:
         if self.buffer < 1:
@@ -71,7 +71,7 @@ class Tokens(Corpus):
         )
 
     def files(self, part: str = "all") -> list[sources.File]:
-        """The shards of a part, in the order of their paths."""
+        """The shards of a part, sorted by path."""
         folder = Path(self.path).expanduser()
         if not is_url(self.path) and (folder / PLAN).exists() and not (folder / WHOLE).exists():
             raise DataError(f"{self.path} is not tokenized to its end: the same `unmask tokenize` goes on with it")
@@ -84,12 +84,12 @@ class Tokens(Corpus):
         return [file for file in files if file.name.startswith(f"{part}-")]
 
     def has_part(self, part: str) -> bool:
-        """Whether the shards themselves say which of them are held out."""
+        """Whether the shards' names say which of them are held out."""
         files = sources.find(self.path, sources.PARQUET)
         return {file.name.split("-")[0] for file in files} <= {"train", "valid"} and bool(self.files(part))
 
     def shards(self, part: str = "all") -> list[Shard]:
-        """The shards with what they hold: by what they say of themselves, else they are counted, which reads them."""
+        """The shards with their sizes: as declared in their metadata, otherwise counted by reading them."""
         return [self.shard(file) for file in self.files(part)]
 
     def shard(self, file: sources.File) -> Shard:
@@ -104,7 +104,7 @@ class Tokens(Corpus):
         return Shard(file, sum(map(len, lengths)), int(sum(part.sum() for part in lengths)))
 
     def read(self, shard: Shard, eot_id: int) -> NDArray[np.int64]:
-        """All ids of a shard in a chain, end-of-text after each document."""
+        """All ids of a shard concatenated, with end-of-text after each document."""
         chains = []
         with self._open(shard.file) as table:
             for batch in table.iter_batches(columns=[self.field], batch_size=1 << 14):
@@ -113,7 +113,7 @@ class Tokens(Corpus):
         return np.concatenate(chains) if chains else np.zeros(0, dtype=np.int64)
 
     def fingerprint(self) -> str:
-        """Of each file's size and both its ends, where Parquet tells what the rest holds; all of it is not read."""
+        """A hash of each file's size and both its ends, where Parquet describes the rest; avoids reading all of it."""
         total = hashlib.sha256(json.dumps(["tokens", self.field, self.ended]).encode())
         for file in self.files():
             total.update(_ends_of(file) + file.name.split("-")[0].encode())  # its part
@@ -124,7 +124,7 @@ class Tokens(Corpus):
 
 
 def _said(file: sources.File, metadata: bytes, rows: int) -> Shard:
-    """The shard by what its file says of itself, which anybody may have written."""
+    """The shard according to its metadata, which is untrusted."""
     try:
         said = json.loads(metadata)
         shard = Shard(file, said["documents"], said["tokens"], said["bytes"], said["tokenizer"])
@@ -138,7 +138,7 @@ def _said(file: sources.File, metadata: bytes, rows: int) -> Shard:
 
 
 class _Table:
-    """A Parquet file that is open, if it has the column."""
+    """An open Parquet file that has the column."""
 
     def __init__(self, file: sources.File, field: str) -> None:
         self.file, self.field = file, field
@@ -174,7 +174,7 @@ def _lists(column: Any, file: sources.File, field: str) -> Any:
 
 
 def _ended(lists: Any, eot_id: int) -> NDArray[np.int64]:
-    """End-of-text after each list, in one pass."""
+    """Append end-of-text to each list, in one pass."""
     ids, ends = lists.flatten().to_numpy(), lists.offsets.to_numpy()
     ends = ends[1:] - ends[0]
     chain = np.full(len(ids) + len(ends), eot_id, dtype=np.promote_types(ids.dtype, np.min_scalar_type(eot_id)))

@@ -1,4 +1,4 @@
-"""An iterator whose next items are made by a thread while the current one is used."""
+"""An iterator whose next items are prepared by a thread while the current one is used."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Ahead(Iterator[T], Generic[T]):
-    """The items of `source` in their order, `depth` of them made in advance by one thread.
+    """The items of `source` in order, with `depth` of them prepared in advance by one thread.
 
-    An exception of the source is raised where its item would have come. Close it, use it in a `with`, or read it to
-    its end: then the thread is gone, and the source is closed with it.
+    An exception of the source is raised in place of the item it concerns. The thread ends, and the source is closed,
+    when the iterator is closed, leaves its `with`, or is exhausted.
 
     >>> with Ahead(iter("abc"), depth=2, name="letters") as letters:
     ...     list(letters)
@@ -48,7 +48,7 @@ class Ahead(Iterator[T], Generic[T]):
         return made[0]
 
     def close(self) -> None:
-        """Wait for the thread and close the source; may be called again."""
+        """Wait for the thread and close the source; may be called repeatedly."""
         self._pending.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What changes rows as they are read, so that a text is not always read as it was written."""
+"""Augmentation: changes rows as they are read, so that a text is not always read as it was written."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from unmask.config import DataConfig
     from unmask.data.tokenizers import Tokenizer
 
-IUPAC = {bytes([letter]) for letter in b"ACGTUNRYSWKMBDHV"}  # of nucleotides, those that stand for several among them
+IUPAC = {bytes([letter]) for letter in b"ACGTUNRYSWKMBDHV"}  # IUPAC codes of nucleotides, including ambiguous ones
 
 
 @dataclass(frozen=True)
 class ReverseComplement:
-    """Every second time that a row is read it is the other strand: its letters' complements, from its end to its start.
+    """Replaces a row by its reverse complement every second time that it is read.
 
-    Which strand comes first is a keyed coin. Prompts and end markers stay where they are.
+    A keyed coin decides which strand comes first. Prompts and end markers keep their places.
     """
 
     complement_I: Ints
@@ -38,7 +38,7 @@ class ReverseComplement:
 
 
 def augmentation(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ReverseComplement | None:
-    """What the recipe asks for; None: rows are read as they are.
+    """The augmentation that the recipe requests; None: rows are read unchanged.
 
     >>> from unmask.config import DataConfig
     >>> from unmask.data.tokenizers import load_tokenizer

@@ -1,4 +1,4 @@
-"""A batch of clean rows with everything random about them already decided by (seed, step, global row)."""
+"""A batch of clean rows, with everything random about them already determined by (seed, step, global row)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from unmask.data.rows import RowBatch
 from unmask.rng import fold, row_keys, uniform
 
-# Which draw of a row's key is for what; a new purpose gets a new number, so that no two ever share bits.
+# What each draw of a row's key is for; every purpose has its own number, so that no two share random bits.
 DRAW_TIME, DRAW_MASK, DRAW_ORDER, DRAW_TOKEN, DRAW_PARTICLE, DRAW_REMASK, DRAW_LABEL, DRAW_STATE, DRAW_TWIN = range(9)
 DRAW_CORRUPTION, DRAW_LATENT, DRAW_BLOCK, DRAW_OPENING = 9, 10, 11, 12
 
@@ -20,10 +20,10 @@ DRAW_CORRUPTION, DRAW_LATENT, DRAW_BLOCK, DRAW_OPENING = 9, 10, 11, 12
 class Batch:
     """Rows of the global batch, or a slice of them: results do not depend on how the batch is sliced.
 
-    x_BL: clean tokens. valid_BL: not padding (None: all). scored_BL: noised and scored, unlike prompt, anchor, padding.
-    key_B: seeds the row's masks. time_B: the row's time in (0, 1]. label_B: the row's class, -1 for none (None: none).
-    place_B: the row's place in the order of the global batch's times. done: the share of the run's steps before this
-    one, for losses that change during training; measurements do not depend on it.
+    x_BL: clean tokens. valid_BL: not padding (None: all valid). scored_BL: noised and scored, which excludes prompt,
+    anchors and padding. key_B: seeds the row's masks. time_B: the row's time in (0, 1]. label_B: the row's class, -1
+    for none (None: no labels). place_B: the row's index in the order of the global batch's times. done: the fraction of
+    the run's steps before this one, for losses that change during training; measurements do not depend on it.
     """
 
     x_BL: Tensor
@@ -53,7 +53,8 @@ class Batch:
         return replace(self, **cut)
 
     def drop_labels(self, share: float) -> Batch:
-        """The same rows, about this share of them without a label: what classifier-free guidance trains with."""
+        """The same rows with the label removed from about this share of them, for training with classifier-free
+        guidance."""
         if self.label_B is None or not share:
             return self
         lost_B = uniform(self.key_B, DRAW_LABEL) < share
@@ -61,9 +62,9 @@ class Batch:
 
 
 def low_discrepancy_times(key: Tensor, rows_B: Tensor, num_rows: int) -> Tensor:
-    """One uniform for the global batch; row i of N gets (u + i/N) mod 1, as a time in (0, 1].
+    """One uniform draw for the global batch; row i of N gets (u + i/N) mod 1, as a time in (0, 1].
 
-    Each row's own time is uniform; together they are spread evenly, which lowers the variance of the batch's loss.
+    Each row's time is uniform; together they are evenly spread, which lowers the variance of the batch's loss.
     """
     u = uniform(key, DRAW_TIME)
     return 1 - (u + rows_B.to(u.dtype) / num_rows) % 1
@@ -83,8 +84,10 @@ def make_batch(
     done: float = 1.0,
     fixed_ids: tuple[int, ...] = (),
 ) -> Batch:
-    """Rows `first_row..` of the global batch of `num_rows` at this step. suffix: tokens at each row's end that are
-    neither noised nor scored; fixed_ids: ids that are neither noised nor scored at any position.
+    """Rows `first_row..` of the global batch of `num_rows` at this step.
+
+    suffix: the number of tokens at each row's end that are neither noised nor scored. fixed_ids: ids that are neither
+    noised nor scored at any position.
 
     >>> import torch
     >>> make_batch(torch.zeros(4, 8, dtype=torch.long), seed=0, step=0).scored_BL.sum()

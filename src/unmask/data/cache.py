@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all, built once however many processes want them."""
+"""Folders that are created atomically, and built only once however many processes need them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EDGE = 1 << 20
 
 
 def default_cache_dir() -> Path:
-    """Where caches go: `UNMASK_CACHE`, else `unmask` in the user's cache folder."""
+    """The cache folder: `UNMASK_CACHE`, otherwise `unmask` in the user's cache folder."""
     if folder := os.environ.get("UNMASK_CACHE"):
         return Path(folder).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -29,9 +29,9 @@ def default_cache_dir() -> Path:
 
 
 def cached(folder: Path, key: str, build: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """The manifest of folder/key, which `build` fills if it is not there or damaged.
+    """The manifest of folder/key; `build` creates the folder if it is missing or damaged.
 
-    `build` writes files into the folder that it gets and returns the manifest; sizes and checksums are added to it.
+    `build` writes files into the folder that it receives and returns the manifest; sizes and checksums are added to it.
 
     >>> cached(Path("cache"), "abc", lambda tmp: {"made": (tmp / "x").write_text("hi")})["made"]  # doctest: +SKIP
     2
@@ -42,10 +42,10 @@ def cached(folder: Path, key: str, build: Callable[[Path], dict[str, Any]]) -> d
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder / f"{key}.lock") as alone:
-            if (manifest := _intact(final)) is not None:  # somebody built it while we waited
+            if (manifest := _intact(final)) is not None:  # another process built it while we waited
                 return manifest
             if alone:
-                for stale in folder.glob(f".{key}-*"):  # a builder was killed: the lock says that none is at work
+                for stale in folder.glob(f".{key}-*"):  # left by a killed builder: we hold the lock, so none is active
                     shutil.rmtree(stale, ignore_errors=True)
             return _build(final, build)
     except OSError as e:
@@ -67,13 +67,13 @@ def _build(final: Path, build: Callable[[Path], dict[str, Any]]) -> dict[str, An
         _sync(work)
         _install(work, final)
         _sync(final.parent)
-        return dict(json.loads(text))  # what a later reader sees, to the last type
+        return dict(json.loads(text))  # exactly what a later reader gets, types included
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
 def _install(work: Path, final: Path) -> None:
-    """Rename into place; where an intact one is there by now (no lock on this file system) that one stays."""
+    """Rename into place; if an intact folder exists there by now (no lock on this file system), it is kept."""
     for _ in range(10):
         try:
             work.rename(final)
@@ -85,7 +85,7 @@ def _install(work: Path, final: Path) -> None:
                 return
             grave = final.parent / f".{final.name}-{os.getpid()}-{secrets.token_hex(4)}"
             with suppress(FileNotFoundError):
-                final.rename(grave)  # out of the way at once: nobody sees it half removed
+                final.rename(grave)  # moved away first, so that nobody sees it half removed
             if grave.is_dir():
                 shutil.rmtree(grave, ignore_errors=True)
             else:
@@ -94,7 +94,7 @@ def _install(work: Path, final: Path) -> None:
 
 
 def _intact(final: Path) -> dict[str, Any] | None:
-    """The manifest, if every file it lists is there with its size and its checksum."""
+    """The manifest, if every file that it lists exists with its size and checksum."""
     try:
         manifest = json.loads((final / "manifest.json").read_text(encoding="utf-8"))
         files = manifest["files"]
@@ -104,7 +104,7 @@ def _intact(final: Path) -> dict[str, Any] | None:
 
 
 def _check(path: Path) -> list[int]:
-    """Size and checksum of both ends: what a cut or a lost write changes, at no cost for a large file."""
+    """Size, and a checksum of both ends: detects truncated and lost writes, at little cost even for large files."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(_EDGE)
@@ -117,7 +117,7 @@ def _sync(path: Path) -> None:
         handle = os.open(path, os.O_RDONLY)
     except OSError:
         if path.is_dir():
-            return  # Windows opens no folders, and needs none synced
+            return  # Windows cannot open folders, and they need no sync there
         raise
     try:
         os.fsync(handle)
@@ -127,7 +127,8 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[bool]:
-    """Hold a lock that the kernel frees when its holder dies; False where there is none, and builders may meet."""
+    """Hold a lock that the kernel releases when its holder dies; False without lock support, where builders may
+    collide."""
     try:
         import fcntl
     except ImportError:
@@ -141,7 +142,8 @@ def _lock(path: Path) -> Iterator[bool]:
             os.close(handle)
             yield False
             return
-        # The holder before us removed the file it had locked: a lock on that one excludes nobody who comes later.
+        # The previous holder removed the file that it had locked: a lock on that file excludes nobody who comes
+        # later.
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
             break
         os.close(handle)

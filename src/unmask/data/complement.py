@@ -1,4 +1,4 @@
-"""The other strand of a row of DNA: its letters' complements, read backwards."""
+"""The reverse complement of a row of DNA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAIRS = {b"A": b"T", b"C": b"G", b"a": b"t", b"c": b"g"}
 
 
 def complement_of(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Of each id its complement: A and T, C and G, in capitals or not; all others are their own.
+    """The complement of each id: A and T, C and G, in either case; every other id is its own complement.
 
     >>> from unmask.data.tokenizers import load_tokenizer
     >>> complement_of(load_tokenizer("bytes"))[ord("A")] == ord("T")
@@ -39,7 +39,7 @@ def complement_of(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def spells_dna(tokenizer: Tokenizer) -> bool:
-    """Whether texts of this vocabulary are DNA and nothing else: A, C, G and T, perhaps N, a token each, and specials.
+    """Whether this vocabulary contains only DNA: one token each for A, C, G and T, perhaps N, and special tokens.
 
     >>> from unmask.data.tokenizers import load_tokenizer
     >>> spells_dna(load_tokenizer("dna")), spells_dna(load_tokenizer("bytes"))
@@ -47,7 +47,7 @@ def spells_dna(tokenizer: Tokenizer) -> bool:
     """
     try:
         spelled = tokenizer.spellings()[1]
-    except UsageError:  # it does not tell how its ids are spelled
+    except UsageError:  # the spelling of its ids is unknown
         return False
     special = {tokenizer.mask_id, tokenizer.eot_id, *tokenizer.fixed_ids}
     letters = {word.upper() for id, word in enumerate(spelled) if word and id not in special}
@@ -55,7 +55,7 @@ def spells_dna(tokenizer: Tokenizer) -> bool:
 
 
 def check_complement(complement: Sequence[int], *, num_ids: int, mask_id: int) -> None:
-    """Refuse what is no complement of each id.
+    """Refuse a tuple that is not a valid complement of each id.
 
     >>> check_complement((1, 0, 2), num_ids=3, mask_id=2)
     >>> check_complement((1, 2, 0), num_ids=3, mask_id=2)
@@ -79,7 +79,7 @@ def check_complement(complement: Sequence[int], *, num_ids: int, mask_id: int) -
 
 
 def reversed_places(z_BL: Tensor, valid_BL: Tensor | None) -> Tensor:
-    """Where each position of a row stands when the row is read backwards; padding stays at the end.
+    """The index of each position after the row is reversed; padding stays at the end.
 
     >>> reversed_places(torch.zeros(1, 4), torch.tensor([[True, True, True, False]]))
     tensor([[2, 1, 0, 3]])

@@ -1,4 +1,4 @@
-"""DNA: a token a base. N, a base that nobody knows, may stand in a row and is never noised, scored or written."""
+"""DNA: one token per base. N, an unknown base, may occur in a row and is never noised, scored or generated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ for _id, _letter in enumerate(LETTERS):
 
 
 class Dna(Tokenizer):
-    """A C G T N, then end of text and mask; lower case is read as capitals.
+    """A C G T N, then end of text and mask; lower case is read as upper case.
 
     >>> Dna().encode("acgn"), Dna().decode([0, 1, 6])
     ([0, 1, 2, 4], 'AC[MASK]')

@@ -1,4 +1,4 @@
-"""Batches of rows in an order that depends on the seed and the step alone: nothing to save, any world size."""
+"""Batches of rows in an order that depends only on seed and step: there is no state to save, for any world size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unmask.errors import DataError, UsageError
 
 
 class SupportsTake(Protocol):
-    """What the loader needs of `unmask.data.packing.Rows`."""
+    """The part of `unmask.data.packing.Rows` that the loader needs."""
 
     length: int
 
@@ -27,13 +27,13 @@ class SupportsTake(Protocol):
 
 
 class Loader:
-    """Row i of step s is element s·batch + i of an endless chain of epochs, each its own permutation of the rows.
+    """Row i of step s is element s·batch + i of an endless chain of epochs, each with its own permutation of the rows.
 
-    Rows of shards that are read as they are needed have `blocks`: an epoch then shuffles a few shards at a time.
+    Rows that are read from shards on demand have `blocks`: an epoch then shuffles a few shards at a time.
 
-    windows: "shifted" cuts the stream of the packing `wrap` at other places in each epoch after the first, so that a
-    text which is read many times is not always read in the same rows; see `window_shifts` and `Rows.take`. augment:
-    what changes rows, given the epoch that each is read in.
+    windows: "shifted" cuts the stream of the packing `wrap` at different positions in each epoch after the first, so
+    that a text that is read repeatedly is not always cut into the same rows; see `window_shifts` and `Rows.take`.
+    augment: a function that changes rows, given the epoch in which each is read.
 
     >>> loader = Loader(rows, batch=64, seed=0)  # doctest: +SKIP
     >>> loader.fetch(step=1000, lo=0, hi=32).x.shape  # half of it  # doctest: +SKIP
@@ -65,7 +65,7 @@ class Loader:
         return self._order(step, 0, self.batch)[0]
 
     def fetch(self, step: int, lo: int = 0, hi: int | None = None) -> RowBatch:
-        """Rows lo..hi of the global batch of this step: a rank's or a micro-batch's share."""
+        """Rows lo..hi of the global batch of this step: the share of a rank or micro-batch."""
         hi = self.batch if hi is None else hi
         if not 0 <= lo <= hi <= self.batch:
             raise UsageError(f"rows {lo} to {hi} do not lie within a batch of {self.batch}")
@@ -77,7 +77,7 @@ class Loader:
     def prefetch(
         self, start_step: int, num_steps: int, depth: int = 2, lo: int = 0, hi: int | None = None
     ) -> Ahead[RowBatch]:
-        """The steps from `start_step` on, read `depth` ahead by a thread that ends with the iterator.
+        """The steps from `start_step` on, read `depth` steps ahead by a thread that ends with the iterator.
 
         >>> with loader.prefetch(0, 100) as batches:  # doctest: +SKIP
         ...     for rows in batches: ...
@@ -95,19 +95,19 @@ class Loader:
             return permuted(within, len(self.rows), self.seed, epochs), epochs
         parts = [
             self.rows.blocks.order(within[epochs == epoch], seed=self.seed, epoch=int(epoch))
-            for epoch in np.unique(epochs)  # which ascend with the places
+            for epoch in np.unique(epochs)  # epochs ascend with the places
         ]
         return np.concatenate([np.zeros(0, dtype=np.int64), *parts]), epochs
 
 
 def window_shifts(epochs: Ints, length: int, seed: int) -> Ints:
-    """By how many tokens each epoch's windows are shifted: 0 in the first, then every number below `length` once before
-    one comes again.
+    """The shift in tokens of each epoch's windows: 0 in the first epoch, then all numbers below `length` once before
+    any repeats.
 
     >>> window_shifts(np.arange(4), 4, seed=0).tolist()
     [0, 1, 3, 2]
     """
     rounds, within = np.divmod(epochs, length)
-    keys = -1 - rounds  # no epoch has a number below 0, so no order of rows has these keys
+    keys = -1 - rounds  # epochs are not negative, so these keys differ from those of row orders
     start = permuted(np.zeros(1, dtype=np.int64), length, seed, np.full(1, -1))
     return (permuted(within, length, seed, keys) - start) % length

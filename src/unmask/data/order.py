@@ -1,4 +1,4 @@
-"""The order in which rows are read: keyed permutations, of all rows or of what lies in a few shards at a time."""
+"""The order in which rows are read: keyed permutations of all rows, or of the rows of a few shards at a time."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 _ROUNDS = 6
-_FAR = 1 << 40  # apart from the numbers of epochs, which key the orders of rows
+_FAR = 1 << 40  # far from the epoch numbers, which key the orders of rows
 
 
 def permuted(places: Ints, size: int, seed: int, epochs: Ints) -> Ints:
-    """Where the permutation of range(size) keyed by (seed, epoch) sends each place; memory for the places alone.
+    """The images of `places` under the permutation of range(size) keyed by (seed, epoch); needs memory only for the
+    places.
 
-    A Feistel network permutes the next power of four; a result outside the range is sent through again until it is
-    inside, which keeps the map one-to-one on the range.
+    A Feistel network permutes the next power of four. A result outside the range is permuted again until it is inside,
+    which keeps the map one-to-one on the range.
 
     >>> sorted(permuted(np.arange(5), 5, 0, np.zeros(5, dtype=np.int64)).tolist())
     [0, 1, 2, 3, 4]
     """
-    half = np.uint64(max(3, ((size - 1).bit_length() + 1) // 2))  # 3 bits: with fewer a round has too few choices
+    half = np.uint64(max(3, ((size - 1).bit_length() + 1) // 2))  # at least 3 bits, for enough values per round
     low = np.uint64((1 << int(half)) - 1)
     keys = _mix(_mix(np.full(len(places), seed % (1 << 64), dtype=np.uint64)) ^ epochs.astype(np.uint64))
     out = places.astype(np.uint64)
@@ -36,7 +37,7 @@ def permuted(places: Ints, size: int, seed: int, epochs: Ints) -> Ints:
 
 
 def coins(seed: int, rows: Ints) -> NDArray[np.bool_]:
-    """A coin for each row, keyed by the seed.
+    """One random bit per row, keyed by the seed.
 
     >>> int(coins(0, np.arange(1000)).sum())
     520
@@ -46,7 +47,8 @@ def coins(seed: int, rows: Ints) -> NDArray[np.bool_]:
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's output function: every input bit reaches every output bit; arrays wrap around in silence."""
+    """SplitMix64's output function: every input bit affects every output bit; array arithmetic wraps around
+    silently."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -55,10 +57,11 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass
 class Blocks:
-    """Rows that lie in shards: an epoch takes the shards in an order of its own, and shuffles `buffer` at a time.
+    """Rows stored in shards: an epoch visits the shards in its own order and shuffles the rows of `buffer` shards at a
+    time.
 
-    So a reader needs no more than that many shards at once, and still nothing need be saved: every row's place follows
-    from seed and epoch. rows_S: how many each shard has.
+    So a reader needs at most that many shards at once, and there is still no state to save: every row's place follows
+    from seed and epoch. rows_S: the number of rows in each shard.
 
     >>> blocks = Blocks(np.array([3, 2, 4]), buffer=2)
     >>> sorted(blocks.order(np.arange(9), seed=1, epoch=0).tolist())
@@ -67,12 +70,12 @@ class Blocks:
 
     rows_S: Ints
     buffer: int
-    _epochs: dict[tuple[int, int], tuple[Ints, Ints]] = field(default_factory=dict, repr=False)  # the newest alone
+    _epochs: dict[tuple[int, int], tuple[Ints, Ints]] = field(default_factory=dict, repr=False)  # only the newest
 
     def order(self, places: Ints, *, seed: int, epoch: int) -> Ints:
-        """The rows that stand at these places of an epoch."""
+        """The rows at these places of an epoch."""
         shard_S, first_S = self._shards(seed, epoch)
-        first_G = np.append(first_S[: -1 : self.buffer], first_S[-1])  # of each group of shards, and the end
+        first_G = np.append(first_S[: -1 : self.buffer], first_S[-1])  # where each group of shards begins, and the end
         group_n = np.searchsorted(first_G, places, side="right") - 1
         out = np.empty_like(places)
         for group in np.unique(group_n).tolist():
@@ -89,9 +92,9 @@ class Blocks:
         return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.rows_S)])
 
     def _shards(self, seed: int, epoch: int) -> tuple[Ints, Ints]:
-        """The epoch's order of shards, and where each begins among its places, with the end."""
+        """The epoch's order of shards, and the place where each begins, followed by the end."""
         if (seed, epoch) not in self._epochs:
-            while len(self._epochs) > 1:  # a batch may reach into the next one
+            while len(self._epochs) > 1:  # a batch may extend into the next epoch
                 self._epochs.pop(next(iter(self._epochs)))
             num = len(self.rows_S)
             shard_S = permuted(np.arange(num), num, seed, np.full(num, -_FAR - epoch))

@@ -1,4 +1,4 @@
-"""Documents → tokens → rows: what each packing policy does with a batch of documents."""
+"""Documents → tokens → rows: how each packing policy treats a batch of documents."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from unmask.data.rows import Anchor, Ints, Policy, Report, RowWriter, fixed_tabl
 from unmask.data.tokenizers import Span, Tokenizer
 from unmask.errors import UsageError, did_you_mean
 
-CHUNK = 1 << 20  # characters that are tokenized together
+CHUNK = 1 << 20  # characters to tokenize together
 
 
 @dataclass(frozen=True)
 class Tokenized:
-    """Documents that are tokenized together."""
+    """Documents that were tokenized together."""
 
     documents: list[Document]
-    spans: list[Span]  # ids, and the bytes up to and with each: of every text, or of every line under `sentence`
-    prompts: list[list[int]]  # of `pad` and `fill`
-    lines: list[int]  # of `sentence`: how many each document has
+    spans: list[Span]  # ids and cumulative bytes of every text; of every line under `sentence`
+    prompts: list[list[int]]  # under `pad` and `fill`
+    lines: list[int]  # under `sentence`: the number of lines of each document
 
 
 def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Documents in lists of at least CHUNK characters."""
+    """Group documents into lists of at least CHUNK characters."""
     waiting: list[Document] = []
     size = 0
     for document in documents:
@@ -42,7 +42,7 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 class Packer:
-    """Writes rows: `pack` what `tokenize` made of documents, batch by batch, then `finish`."""
+    """Writes rows: call `pack` with each result of `tokenize`, batch by batch, then `finish`."""
 
     def __init__(
         self,
@@ -68,16 +68,19 @@ class Packer:
         self._begin, self._end = np.array(begin, dtype=np.int64), np.array(end, dtype=np.int64)
         self._go_on = go_on
         self._fixed_I = fixed_table(tokenizer.fixed_ids, tokenizer.num_ids) if tokenizer.fixed_ids else None
-        self._fixed = 0  # tokens of fixed ids within the texts
+        self._fixed = 0  # tokens of fixed ids in the texts
         self._writer = RowWriter(files, tokenizer.num_ids)
-        self.words = Words()  # that stand for classes
+        self.words = Words()  # the words of classes
         self._documents = self._cut = self._dropped = self._empty = 0
-        # wrap: the row begun, as pieces of tokens
+        # wrap: the unfinished row, as pieces of tokens
         self._open: list[Ints] = []
         self._open_tokens = self._open_bytes = 0
 
     def tokenize(self, documents: list[Document]) -> Tokenized:
-        """The tokens of a batch. It changes nothing here, so a thread may do it while another batch is packed."""
+        """The tokens of a batch.
+
+        It does not change the packer, so a thread may run it while another batch is packed.
+        """
         if self._policy not in ("pad", "fill") and any(document.prompt for document in documents):
             raise UsageError(
                 f"documents with a prompt need the packing 'pad' or 'fill', not {self._policy!r}: one row each"
@@ -95,13 +98,13 @@ class Packer:
         return Tokenized(documents, self._spans([document.text for document in documents]), encoded, [])
 
     def pack(self, batch: Tokenized) -> None:
-        """Write the rows that a batch fills."""
+        """Write the rows that a batch completes."""
         self._documents += len(batch.documents)
         pack = {"wrap": self._wrap, "pad": self._pad, "fill": self._pad, "sentence": self._sentences}[self._policy]
         pack(batch)
 
     def finish(self) -> Report:
-        """Write what is begun and say what became of everything."""
+        """Write the unfinished row and report what became of the documents."""
         if self._open_tokens:
             self._close_row()
         writer = self._writer
@@ -130,7 +133,7 @@ class Packer:
                 self._empty += 1
                 continue
             chain = np.append(ids, self._tokenizer.eot_id)
-            reach = np.append(ends, ends[-1])  # end-of-text stands for no byte
+            reach = np.append(ends, ends[-1])  # end-of-text has no bytes
             done = 0
             while done < len(chain):
                 step = min(room - self._open_tokens, len(chain) - done)
@@ -162,14 +165,14 @@ class Packer:
             self._empty += not lines
             labels += [self.words.number(document.label)] * lines
         bos = self._tokenizer.bos_id
-        # Without an anchor a begin token is a token like any other: noised and scored.
+        # Without an anchor, a begin token is an ordinary token: noised and scored.
         head = np.array([] if bos is None else [bos], dtype=np.int64) if self._anchor == "none" else self._begin
         for label, (ids, ends) in zip(labels, batch.spans, strict=True):
             if len(ids):
                 self._row(head, ids, ends, prefix=len(self._begin), label=label)
 
     def _row(self, head: Ints, ids: Ints, ends: Ints, *, prefix: int, label: int | None) -> None:
-        """A text's row, or its rows: each with the head before and the end after its part of the text."""
+        """Write a text's row or rows, each with the head before and the end after its part of the text."""
         chain, reach = ids, ends
         if self._tokenizer.ends_texts:
             chain, reach = np.append(ids, self._tokenizer.eot_id), np.append(ends, ends[-1])
@@ -190,8 +193,7 @@ class Packer:
         self._writer.add(tokens, prefix, num_bytes, label)
 
     def _spans(self, texts: list[str]) -> list[Span]:
-        """Ids, and the bytes up to and with each. What stands for a fixed id is given, so that its bytes count for
-        nothing."""
+        """Ids and their cumulative bytes. Fixed ids are conditioned on, so their bytes do not count."""
         spans = self._tokenizer.encode_spans(texts)
         if self._fixed_I is None:
             return spans
@@ -199,12 +201,12 @@ class Packer:
 
 
 def _lines(document: Document) -> list[str]:
-    """The lines of a text that hold something."""
+    """The non-blank lines of a text."""
     return [line for line in document.text.replace("\r\n", "\n").split("\n") if line.strip()]
 
 
 def anchor_ids(tokenizer: Tokenizer, anchor: Anchor) -> tuple[list[int], list[int]]:
-    """What stands before and after the text of an anchored row; end-of-text where the vocabulary has no begin token.
+    """The ids before and after the text of an anchored row; end-of-text if the vocabulary has no begin token.
 
     >>> from unmask.data.tokenizers import load_tokenizer
     >>> anchor_ids(load_tokenizer("bytes"), "both")

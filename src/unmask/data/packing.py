@@ -1,9 +1,9 @@
 """Documents → rows of a fixed length, cached on disk as a memory map.
 
-Four policies: `wrap` chains all documents, each with end-of-text after it, and cuts the chain into rows; `pad` gives
-each document a row of its own length; `fill` fills that row up with end-of-text, which is noised and scored, so that a
-model learns where a text ends; `sentence` gives each line a row. What does not fit a row is cut, and counted, or goes
-on in further rows (`go_on`).
+Four policies: `wrap` concatenates all documents, each followed by end-of-text, and cuts the stream into rows. `pad`
+gives each document a row of its own length. `fill` fills up that row with end-of-text, which is noised and scored, so
+that a model learns where a text ends. `sentence` makes each line a row. Text that does not fit in a row is cut and
+counted, or continues in further rows (`go_on`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ __all__ = ["Anchor", "Policy", "Report", "Rows", "anchor_ids", "build_rows", "pa
 
 Part = Literal["all", "train", "valid"]
 Progress = Callable[[int], None]
-FORMAT = 1  # of the cache; a change makes old ones unknown
-_AHEAD = 2  # batches that are read and tokenized in advance
+FORMAT = 1  # version of the cache; incrementing it invalidates old caches
+_AHEAD = 2  # batches to read and tokenize in advance
 
 
 def pack_texts(
@@ -51,7 +51,7 @@ def pack_texts(
     *,
     go_on: bool = False,
 ) -> Rows:
-    """Rows in memory, for texts that are at hand. go_on: what is too long for its row takes further ones, uncut.
+    """Pack texts into rows in memory. go_on: a text that is too long for a row continues in further ones, uncut.
 
     >>> from unmask.data.tokenizers import load_tokenizer
     >>> rows = pack_texts(["abc"], load_tokenizer("bytes"), "pad", 6).take(np.array([0]))
@@ -81,7 +81,7 @@ def rows_of(
     anchor: Anchor = "none",
     progress: Progress | None = None,
 ) -> Rows:
-    """What a run trains on or validates on; anchor: the run's, `RunConfig.anchor`.
+    """The rows that a run trains or validates on; anchor: that of the run, `RunConfig.anchor`.
 
     >>> rows_of(load_config("demo").data, load_tokenizer("bytes"), "valid")  # doctest: +SKIP
     """
@@ -112,11 +112,11 @@ def build_rows(
     held_out: float = 0.02,
     progress: Progress | None = None,
 ) -> Rows:
-    """The corpus's rows, from the cache where they are there; None as folder is the user's cache.
+    """The corpus's rows, from the cache if they are there. cache_dir None: the user's cache folder.
 
-    `part`: documents are held out by a hash of their content, whatever their order. Where that leaves one side without
-    any (a single file, a few long texts), the last `held_out` of the rows are held out instead, and the report says so.
-    `progress` is called with the characters read since the last call.
+    `part`: documents are held out by a hash of their content, independent of their order. If that leaves a part without
+    documents (a single file, a few long texts), the last `held_out` of the rows are held out instead, and the report
+    says so. `progress` is called with the number of characters read since the last call.
 
     >>> rows = build_rows(Stdlib(), load_tokenizer("bytes"), length=256, part="valid")  # doctest: +SKIP
     >>> print(rows.report.sentence())  # doctest: +SKIP
@@ -171,13 +171,13 @@ def _pack_corpus(
     work: Path,
 ) -> dict[str, Any]:
     """Write the rows of the corpus's part into `work`; returns the cache's manifest."""
-    sides = [0, 0]  # documents with text: trained on, held out
+    sides = [0, 0]  # number of documents with text: trained on, held out
 
     def chosen() -> Iterator[Document]:
         for document in _read(corpus):
             valid = share is not None and content_place(document) < share[1]
             sides[valid] += bool(document.text.strip())
-            packer.words.number(document.label)  # of both parts: their classes are the same
+            packer.words.number(document.label)  # number the words of both parts, which have the same classes
             if share is None or valid == (share[0] == "valid"):
                 yield document
             if progress is not None:
@@ -196,7 +196,7 @@ def _pack_corpus(
     if not any(sides):
         raise DataError("the corpus is empty: it has no document with text in it")
     split_rows = share is not None and not all(sides)
-    if split_rows:  # the rows come from the cache of the whole; this entry only remembers that
+    if split_rows:  # the rows are in the cache of the whole; this entry only records that
         for path in list(work.iterdir()):
             path.unlink()
     elif not report.rows:
@@ -210,5 +210,5 @@ def _pack_corpus(
 def _read(corpus: Corpus) -> Iterator[Document]:
     try:
         yield from corpus.documents()
-    except OSError as e:  # a third party's corpus; here, so that it is not taken for trouble with the cache
+    except OSError as e:  # a third-party corpus; caught here, so that it is not reported as a cache error
         raise DataError(f"cannot read the corpus: {e.strerror or e}") from None

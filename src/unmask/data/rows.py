@@ -1,4 +1,4 @@
-"""Packed rows: how they are written as a stream, and how they are read through a memory map."""
+"""Packed rows: how they are written as a stream and read through a memory map."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Anchor = Literal["none", "begin", "both"]
 Relative positions alone give every position of an all-masked row the same law: a fixed token at an end breaks the tie.
 """
 FILES = ("tokens", "ends", "prefixes", "bytes")  # bytes: of the scored text of each row
-COUNTED = 1 << 24  # tokens of a memory map that are counted at a time
-LABELS = "labels"  # one more file where documents carry one: each row's class, or its word's place, plus 1; 0 for none
+COUNTED = 1 << 24  # tokens of a memory map to count at a time
+LABELS = "labels"  # a further file if there are labels: each row's class, or its word's index, plus 1; 0 for none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +35,14 @@ class Report:
     policy: Policy
     length: int
     anchor: Anchor = "none"
-    documents: int = 0  # read, of this part
+    documents: int = 0  # documents read in this part
     rows: int = 0
-    tokens: int = 0  # neither padding nor prompt nor anchor
+    tokens: int = 0  # excluding padding, prompts and anchors
     bytes: int = 0  # UTF-8 bytes of the text whose tokens are in the rows
     cut_tokens: int = 0  # did not fit their row
     dropped_documents: int = 0  # the prompt alone filled the row
     empty_documents: int = 0
-    split_rows: bool = False  # too few documents to hold some out: the last rows are
+    split_rows: bool = False  # too few documents to hold some out: the last rows are held out instead
 
     def sentence(self) -> str:
         """One line for the user.
@@ -66,26 +66,26 @@ class Report:
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows as they are packed, before any noise: what loaders hand over and `unmask.data.batch.batch_of` takes.
+    """Rows as packed, before any noise: produced by loaders and consumed by `unmask.data.batch.batch_of`.
 
     >>> rows = RowBatch(np.array([3, 1]), np.zeros((2, 4), np.int64), np.array([4, 2]), np.array([0, 0]))
     >>> rows.part(1, 2).indices
     array([1])
     """
 
-    indices: Ints  # [n], of all rows
+    indices: Ints  # [n], indices among all rows
     x: Ints  # [n, L], padded at the end
     valid_len: Ints  # [n]
     prefix_len: Ints  # [n]: tokens at the beginning that are neither noised nor scored
     label: Ints | None = None  # [n], the rows' classes, -1 for none; None: the documents carry no labels
     suffix: int = 0  # tokens at the end of each row that are neither noised nor scored
-    fixed_ids: tuple[int, ...] = ()  # ids that are neither, wherever they stand
+    fixed_ids: tuple[int, ...] = ()  # ids that are neither noised nor scored at any position
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def part(self, lo: int, hi: int) -> RowBatch:
-        """The rows lo..hi: one micro-batch."""
+        """The rows lo..hi, such as one micro-batch."""
         arrays = (self.indices, self.x, self.valid_len, self.prefix_len)
         indices, x, valid_len, prefix_len = (array[lo:hi] for array in arrays)
         label = None if self.label is None else self.label[lo:hi]
@@ -119,21 +119,21 @@ class Rows:
         self._tokens, self._prefixes, self._bytes = parts["tokens"], parts["prefixes"], parts["bytes"]
         self._ends, self._labels = parts["ends"], parts.get(LABELS)
         self._eot_id, self._num_ids = eot_id, num_ids
-        self.fixed_ids = fixed_ids  # neither noised nor scored, wherever they stand
+        self.fixed_ids = fixed_ids  # neither noised nor scored at any position
         self._lo, self._hi = 0, len(self._ends)
-        self.blocks: Blocks | None = None  # rows that are read from shards, a few of which are at hand at a time
-        self.key = ""  # the cache's: what the corpus holds, the tokenizer and the packing decide it
-        self.words = tuple(words)  # that stand for classes, as they came; see `classed`
-        self._class_of: Ints | None = None  # by a word's place plus 1: its class plus 1
+        self.blocks: Blocks | None = None  # for rows that are read from shards, a few of which are in memory at a time
+        self.key = ""  # cache key: determined by the corpus's content, the tokenizer and the packing
+        self.words = tuple(words)  # words of classes, in order of appearance; see `classed`
+        self._class_of: Ints | None = None  # index of a word plus 1 → class plus 1
 
     def __len__(self) -> int:
         return self._hi - self._lo
 
     def take(self, indices: Ints, shift: Ints | None = None) -> RowBatch:
-        """These rows; without labels where those are words and nobody has said yet which classes they are.
+        """These rows; without labels if those are words whose classes have not been determined yet.
 
-        shift: [n], so many tokens later along the stream of `wrap`, whose end is joined to its beginning. Rows shifted
-        alike hold every token once, as the rows themselves do, and each has its own length.
+        shift: [n], read each row this many tokens later in the stream of `wrap`, whose end is joined to its beginning.
+        Rows with equal shifts contain every token once, like the rows themselves, and each keeps its length.
         """
         at = self._at(indices)
         ends = self._ends[at].astype(np.int64)
@@ -162,7 +162,7 @@ class Rows:
         return RowBatch(indices, x_nl, valid_n, self._prefixes[at].astype(np.int64), label, self.suffix, self.fixed_ids)
 
     def _stream(self) -> tuple[int, int]:
-        """Where the tokens of these rows begin and end in the file; beyond may lie what is held out."""
+        """Where the tokens of these rows begin and end in the file; data outside may be held out."""
         return int(self._ends[self._lo - 1]) if self._lo else 0, int(self._ends[self._hi - 1]) if self._hi else 0
 
     @property
@@ -171,7 +171,7 @@ class Rows:
         return 1 if self.report.anchor == "both" else 0
 
     def counts(self, indices: Ints) -> tuple[int, int]:
-        """Tokens of these rows: those that are scored, and those with their prompts and anchors."""
+        """Token counts of these rows: scored tokens, and tokens including prompts and anchors."""
         at = self._at(indices)
         starts = np.where(at > 0, self._ends[np.maximum(at - 1, 0)], 0).astype(np.int64)
         tokens = int((self._ends[at].astype(np.int64) - starts).sum())
@@ -179,7 +179,7 @@ class Rows:
         return scored - self._num_fixed(at, starts), tokens
 
     def _num_fixed(self, at: Ints, starts: Ints) -> int:
-        """How many tokens of fixed ids these rows hold between their heads and their ends."""
+        """The number of tokens of fixed ids in these rows, between prompt and suffix."""
         if not self.fixed_ids:
             return 0
         fixed_I = fixed_table(self.fixed_ids, self._num_ids)
@@ -188,7 +188,7 @@ class Rows:
         return sum(int(fixed_I[self._tokens[first:last]].sum()) for first, last in texts)
 
     def token_counts(self) -> Ints:
-        """[num_ids] how often each id stands in these rows, prompts and anchors included.
+        """[num_ids] how often each id occurs in these rows, including prompts and anchors.
 
         >>> from unmask.data.packing import pack_texts
         >>> from unmask.data.tokenizers import load_tokenizer
@@ -204,7 +204,8 @@ class Rows:
         return counts
 
     def typical_length(self) -> int | None:
-        """Tokens of a row on average, prompt and anchors included, where a row is one text; None for full windows.
+        """The mean number of tokens per row, including prompt and anchors, if each row is one text; None for full
+        windows.
 
         >>> from unmask.data.packing import pack_texts
         >>> from unmask.data.tokenizers import load_tokenizer
@@ -217,12 +218,12 @@ class Rows:
         return round((last - first) / len(self))
 
     def bytes_of(self, indices: Ints) -> Ints:
-        """UTF-8 bytes of the scored text in each of these rows: what bits per byte divides by."""
+        """UTF-8 bytes of the scored text in each of these rows: the denominator of bits per byte."""
         counts: Ints = self._bytes[self._at(indices)].astype(np.int64)
         return counts
 
     def scored(self, indices: Ints) -> Iterator[Ints]:
-        """The tokens of each of these rows that are scored: without prompt, anchors and padding.
+        """The scored tokens of each of these rows: without prompt, anchors and padding.
 
         >>> from unmask.data.packing import pack_texts
         >>> from unmask.data.tokenizers import load_tokenizer
@@ -236,17 +237,17 @@ class Rows:
 
     @property
     def labelled(self) -> bool:
-        """Whether the documents carry labels."""
+        """Whether the documents have labels."""
         return self._labels is not None
 
     def labels_of(self, indices: Ints) -> Ints | None:
-        """The classes of these rows, -1 for none; None where the documents carry no labels."""
+        """The classes of these rows, -1 for none; None if the documents have no labels."""
         if self._labels is None:
             return None
         return self._classes(self._labels[self._at(indices)]) - 1
 
     def _classes(self, stored_n: Any) -> Ints:
-        """What is stored → classes plus 1."""
+        """Stored values → classes plus 1."""
         if self._class_of is not None:
             return np.asarray(self._class_of[stored_n])
         if self.words:
@@ -258,7 +259,7 @@ class Rows:
 
     @property
     def class_words(self) -> tuple[str, ...]:
-        """The words of the classes 0, 1, ... of a model that is trained on these rows; none where classes are numbers.
+        """The words of the classes 0, 1, ... of a model trained on these rows; empty if classes are numbers.
 
         >>> from unmask.corpora import Document
         >>> from unmask.data.packing import pack_texts
@@ -270,7 +271,7 @@ class Rows:
         return class_words(self.words)
 
     def classed(self, labels: Sequence[str]) -> Rows:
-        """The same rows, their words read as the classes of a model that has these `labels`; an unknown one is refused.
+        """The same rows, with words mapped to the classes of a model with these `labels`; an unknown word is refused.
 
         >>> from unmask.corpora import Document
         >>> from unmask.data.packing import pack_texts
@@ -298,7 +299,7 @@ class Rows:
         return view
 
     def check_labels(self, classes: int) -> None:
-        """Refuse rows and a denoiser that do not agree on the classes there are."""
+        """Refuse a denoiser whose number of classes does not fit these labels."""
         if self._labels is None:
             if classes:
                 raise DataError(
@@ -312,7 +313,8 @@ class Rows:
             raise DataError(f"the corpus has labels up to {most - 1}: set denoiser.classes = {most} or more")
 
     def between(self, lo: int, hi: int, *, split_rows: bool = False) -> Rows:
-        """The rows lo..hi as rows of their own, with their own counts; what was cut or dropped stays with the whole."""
+        """The rows lo..hi as a separate `Rows` with their own counts; cut and dropped tokens are counted only in the
+        whole."""
         view = Rows.__new__(Rows)
         view.__dict__.update(self.__dict__)
         view._lo, view._hi = self._lo + lo, self._lo + hi
@@ -337,20 +339,20 @@ def _damaged() -> DataError:
 
 
 def fixed_table(fixed_ids: Sequence[int], num_ids: int) -> NDArray[np.bool_]:
-    """[num_ids] which ids are fixed."""
+    """[num_ids] True for fixed ids."""
     table = np.zeros(num_ids, dtype=np.bool_)
     table[list(fixed_ids)] = True
     return table
 
 
 def dtypes(num_ids: int) -> dict[str, np.dtype[Any]]:
-    """How each file's numbers are stored; little-endian everywhere, since caches are copied between machines."""
+    """The dtype of each file; always little-endian, because caches are copied between machines."""
     kinds = ("<u2" if num_ids <= 1 << 16 else "<u4", "<u8", "<u4", "<u4", "<u4")
     return {name: np.dtype(kind) for name, kind in zip((*FILES, LABELS), kinds, strict=True)}
 
 
 class RowWriter:
-    """Appends rows to streams of numbers, a buffer at a time."""
+    """Appends rows to number files through a buffer."""
 
     def __init__(self, files: Mapping[str, BinaryIO], num_ids: int) -> None:
         self._files, self._dtypes = files, dtypes(num_ids)
@@ -374,7 +376,7 @@ class RowWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what is buffered to the files."""
+        """Write the buffer to the files."""
         for name, values in self._buffers.items():
             if values:
                 whole = np.concatenate(values) if name == "tokens" else np.array(values, dtype=np.int64)

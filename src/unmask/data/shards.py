@@ -1,4 +1,5 @@
-"""Rows cut from shards of tokens as they are read: a few shards in memory at a time, each row found by its number."""
+"""Rows cut from token shards as they are read: a few shards are in memory at a time, and each row is found by its
+index."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from unmask.errors import DataError, UsageError
 
 
 def shard_rows(corpus: Tokens, tokenizer: Tokenizer, part: str, *, policy: str, length: int) -> Rows:
-    """The rows of a tokenized corpus; each shard is packed by itself, so only its last row may be a short one.
+    """The rows of a tokenized corpus. Each shard is packed separately, so only its last row may be shorter.
 
     >>> shard_rows(Tokens(path="tokens/"), tokenizer, "train", policy="wrap", length=512)  # doctest: +SKIP
     """
@@ -59,7 +60,7 @@ def shard_rows(corpus: Tokens, tokenizer: Tokenizer, part: str, *, policy: str, 
 
 
 def check_shardable(tokenizer: Tokenizer) -> None:
-    """Refuse what rows of shards cannot hold.
+    """Refuse vocabularies that rows from shards do not support.
 
     >>> from unmask.data.tokenizers import load_tokenizer
     >>> check_shardable(load_tokenizer("dna"))
@@ -72,7 +73,7 @@ def check_shardable(tokenizer: Tokenizer) -> None:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where each shard's rows and tokens begin; one more entry for where all end."""
+    """Where each shard's rows and tokens begin, followed by where all end."""
 
     length: int
     first_row: Ints
@@ -85,7 +86,7 @@ class _Layout:
         return cls(length, *(np.concatenate([first[:1], np.cumsum(n)]) for n in (-(-tokens // length), tokens)))
 
     def end(self, row: Ints) -> Ints:
-        """Where the rows end in the chain of all shards."""
+        """The end of these rows in the stream of all shards."""
         shard = np.searchsorted(self.first_row, row, side="right") - 1
         within = (row - self.first_row[shard] + 1) * self.length
         ends: Ints = np.minimum(self.first_token[shard] + within, self.first_token[shard + 1])
@@ -93,7 +94,7 @@ class _Layout:
 
 
 class _Ends:
-    """Where rows end, computed instead of kept."""
+    """The ends of rows, computed instead of stored."""
 
     def __init__(self, lay: _Layout) -> None:
         self.lay = lay
@@ -106,13 +107,13 @@ class _Ends:
 
 
 class _TokensOf:
-    """The chain of all shards' tokens, of which the shards that were asked for last are in memory."""
+    """The stream of all shards' tokens; the most recently used shards are in memory."""
 
     def __init__(self, corpus: Tokens, shards: Sequence[Shard], lay: _Layout, tokenizer: Tokenizer) -> None:
         self.corpus, self.shards, self.lay, self.tokenizer = corpus, shards, lay, tokenizer
         self.dtype = dtypes(tokenizer.num_ids)["tokens"]
         self.kept: OrderedDict[int, NDArray[Any]] = OrderedDict()
-        self.lock = threading.Lock()  # a thread reads ahead
+        self.lock = threading.Lock()  # needed because a thread reads ahead
 
     def __len__(self) -> int:
         return int(self.lay.first_token[-1])
@@ -130,7 +131,7 @@ class _TokensOf:
     def shard(self, number: int) -> NDArray[Any]:
         with self.lock:
             if number not in self.kept:
-                # Twice the buffer: where one block of shards ends and the next begins a batch may ask for both.
+                # Twice the buffer: at the boundary of two blocks of shards a batch may need both.
                 while len(self.kept) >= 2 * self.corpus.buffer:
                     self.kept.popitem(last=False)
                 self.kept[number] = self._read(number)
@@ -151,7 +152,7 @@ class _TokensOf:
 
 
 class _BytesOf:
-    """The bytes that each row's tokens stand for, by the tokenizer's own spelling of its ids; 0 where it tells none."""
+    """The number of bytes of each row's tokens, by the tokenizer's spelling of its ids; 0 if that is unknown."""
 
     def __init__(self, tokens: _TokensOf, lay: _Layout) -> None:
         self.tokens, self.lay = tokens, lay
@@ -166,7 +167,7 @@ class _BytesOf:
                 inside = []
             self.of_id = np.array([len(word or b"") for word in inside] or [0], dtype=np.int64)
             if len(inside):
-                self.of_id[[tokenizer.eot_id, tokenizer.mask_id]] = 0  # spelled somehow, but no text
+                self.of_id[[tokenizer.eot_id, tokenizer.mask_id]] = 0  # they have a spelling but are not text
         ends = self.lay.end(rows)
         starts = np.where(rows > 0, self.lay.end(np.maximum(rows - 1, 0)), 0)
         out = np.zeros(len(rows), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""A share of a corpus: what is learned when there is less text, everything else the same."""
+"""A share of a corpus: for measuring what is learned from less text with everything else equal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unmask.errors import DataError
 
 
 def content_place(document: Document, salt: str = "") -> float:
-    """A number in [0, 1) that depends on the document's content alone.
+    """A number in [0, 1) that depends only on the document's content.
 
     >>> content_place(Document("abc")) == content_place(Document("abc"), "share")
     False
@@ -22,10 +22,10 @@ def content_place(document: Document, salt: str = "") -> float:
 
 @dataclass(frozen=True)
 class Share(Corpus):
-    """So many of a corpus's documents, chosen by their content: a smaller share is a part of every larger one.
+    """A share of a corpus's documents, chosen by their content: a smaller share is contained in every larger one.
 
-    held_out: documents that a hash of their content holds out; they stay, so that what is measured is the same text
-    whatever the share.
+    held_out: the share of documents held out by a hash of their content. They are kept, so that measurements use the
+    same text whatever the share.
     """
 
     corpus: Corpus

@@ -1,4 +1,4 @@
-"""Subword vocabularies (BPE, WordPiece, Unigram) through the `tokenizers` library, in its own file format."""
+"""Subword vocabularies (BPE, WordPiece, Unigram), using the `tokenizers` library and its file format."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from unmask.data.tokenizers import EOT_TEXT, MASK_TEXT, Span, Tokenizer, lone_su
 from unmask.errors import DataError, ModelFolderError, Public, UnmaskError
 from unmask.storage.untrusted import read_text
 
-# The file format has no room for "which id is the mask", so the roles are recognised by known spellings, best first.
-# The last of mask and end of text is for vocabularies in which all the others are ordinary words.
+# The file format cannot say which id is the mask, so roles are recognised by known spellings, best first.
+# The last spelling of mask and end of text is for vocabularies in which all the others are ordinary words.
 MASKS = (MASK_TEXT, "<mask>", "<|mask|>", "<|mdm_mask|>", "<MASK>", "<|unmask:mask|>")
 EOTS = (EOT_TEXT, "</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<EOS>", "[EOS]", "<|eos|>", "<|unmask:eot|>")
 BOSES = ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>", "<BOS>", "[BOS]", "<|bos|>")
-MAX_GROWTH = 1 << 12  # of a text under the file's replacements; a chain of doublings would take all memory
-MAX_IDS = 1 << 22  # a file that asks for more wants the memory of the logits, not a vocabulary
+MAX_GROWTH = 1 << 12  # maximum growth of a text by the file's replacements; a chain of doublings would exhaust memory
+MAX_IDS = 1 << 22  # more ids would exhaust memory for the logits, and are no vocabulary
 
 
 class Subwords(Tokenizer):
-    """A vocabulary of `tokenizers`; mask and end of text are appended where it has none, unless `roles` are given.
+    """A vocabulary of `tokenizers`; mask and end of text are appended if missing, unless `roles` are given.
 
     >>> Subwords.from_data(json.loads(train_bpe(300, corpus).to_json())).mask_id  # doctest: +SKIP
     300
@@ -84,7 +84,7 @@ class Subwords(Tokenizer):
                 if len(ids) and ends[-1] == num_bytes:
                     spans.append((ids, ends))
                     continue
-                encoding = self._encoded([text], offsets=True)[0][1]  # a normalizer or an added space is at work
+                encoding = self._encoded([text], offsets=True)[0][1]  # a normalizer or an added space changes the text
             spans.append((ids, _ends_from_offsets(text, encoding.offsets, num_bytes)))
         return spans
 
@@ -110,7 +110,7 @@ class Subwords(Tokenizer):
             return f"<{id}>"
         if isinstance(self._inner.decoder, decoders.ByteLevel):
             return self.decode([id])
-        return str(token)  # decode would drop WordPiece's ## and SentencePiece's ▁, which say how pieces join
+        return str(token)  # decode would drop WordPiece's ## and SentencePiece's ▁, which mark how pieces join
 
     def spellings(self) -> tuple[list[bytes | None], list[bytes | None]]:
         return self._spellings
@@ -120,14 +120,14 @@ class Subwords(Tokenizer):
         if isinstance(self._inner.decoder, decoders.ByteLevel):
             words = [self._byte_level_word(id) for id in range(self.num_ids)]
             return words, words
-        # Other decoders join words by rules of their own: what an id adds shows after a token that is known.
+        # Other decoders join words by their own rules: what an id adds is visible only after a known token.
         anchor = self.encode("a")[:1]
         base = self.decode(anchor)
         ids = range(self.num_ids)
         alone = self._inner.decode_batch([[id] for id in ids], skip_special_tokens=False)
         after = self._inner.decode_batch([[*anchor, id] for id in ids], skip_special_tokens=False)
         inside = [text.removeprefix(base) if text.startswith(base) else None for text in after]
-        # A word at the start has no joining space; a piece that continues a word cannot stand there.
+        # A word at the start has no joining space; a piece that continues a word cannot occur there.
         first = [
             text if text in (whole, (whole or "").removeprefix(" ")) else None
             for text, whole in zip(alone, inside, strict=True)
@@ -153,7 +153,7 @@ class Subwords(Tokenizer):
         return json.dumps(said, ensure_ascii=False)
 
     def to_vocabulary(self) -> str:
-        """A `tokenizer.json` as others read it, without the roles."""
+        """A `tokenizer.json` for other programs, without the roles."""
         return str(self._inner.to_str())
 
     def fingerprint(self) -> str:
@@ -165,14 +165,14 @@ class Subwords(Tokenizer):
 
     @cached_property
     def _byte_lengths(self) -> NDArray[np.int64]:
-        """Bytes of each id in a byte-level vocabulary, whose tokens are spelled with one character a byte."""
+        """The number of bytes of each id in a byte-level vocabulary, whose tokens use one character per byte."""
         lengths = np.zeros(self.num_ids, dtype=np.int64)
         for token, id in self._inner.get_vocab(with_added_tokens=True).items():
             lengths[id] = len(token.encode()) if id in self._added else len(token)
         return lengths
 
     def _encoded(self, texts: Sequence[str], *, offsets: bool) -> list[tuple[NDArray[np.int64], Any]]:
-        """The ids of each text, and what else its encoding has."""
+        """The ids of each text, and its encoding."""
         encode = self._inner.encode_batch if offsets else self._inner.encode_batch_fast
         for text in texts:
             try:
@@ -194,12 +194,12 @@ class Subwords(Tokenizer):
 
 
 def vocabulary_of(data: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The vocabulary in the parsed content of a `tokenizer.json`, which is data from anywhere."""
+    """The vocabulary from the parsed content of a `tokenizer.json`, which is untrusted."""
     model = data.get("model")
     if not isinstance(model, dict):
         raise ModelFolderError("the tokenizer's JSON has no model: it is no tokenizer.json")
     if model.get("dropout"):
-        data = data | {"model": model | {"dropout": None}}  # the same text must give the same ids each time
+        data = data | {"model": model | {"dropout": None}}  # encoding must be deterministic
     with guard(ModelFolderError, "the tokenizer cannot be read"):
         for part in ("normalizer", "decoder"):
             if _growth(data.get(part)) > MAX_GROWTH:
@@ -208,7 +208,7 @@ def vocabulary_of(data: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def subwords_with_roles(data: dict[str, Any]) -> Subwords:
-    """What `to_json` of a vocabulary with roles wrote."""
+    """Read back what `to_json` wrote for a vocabulary with roles."""
     roles, inner = data.get("roles"), data.get("tokenizer")
     if data.keys() != {"unmask", "roles", "tokenizer"} or not isinstance(roles, dict) or not isinstance(inner, dict):
         raise ModelFolderError("the tokenizer does not say which ids are mask, begin and end: its roles are damaged")
@@ -216,7 +216,8 @@ def subwords_with_roles(data: dict[str, Any]) -> Subwords:
 
 
 def _byte_of() -> dict[str, int]:
-    """Byte-level vocabularies spell a byte by its Latin-1 character if that is printable, else by one from 256 up."""
+    """Character → byte in byte-level vocabularies: a byte's own Latin-1 character if printable, otherwise one from 256
+    up."""
     printable = [b for b in range(256) if 0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or b >= 0xAE]
     hidden = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(hidden)}
@@ -226,12 +227,12 @@ _BYTE_OF = _byte_of()
 
 
 def _whole(word: str | None) -> bytes | None:
-    """UTF-8, unless the token is a piece of a character, which cannot be decoded by itself."""
+    """The word as UTF-8; None if the token is a piece of a character, which cannot be decoded by itself."""
     return None if word is None or "\ufffd" in word else word.encode()
 
 
 def train_bpe(size: int, corpus: Corpus) -> Subwords:
-    """A byte-level BPE of `size` ids (fewer, if the corpus has too little to merge), streamed; id 0 ends a text.
+    """Train a byte-level BPE of `size` ids (fewer if the corpus has too little to merge), streamed; id 0 ends a text.
 
     >>> train_bpe(4096, corpus).num_ids  # the mask is one more  # doctest: +SKIP
     4097
@@ -262,14 +263,14 @@ def train_bpe(size: int, corpus: Corpus) -> Subwords:
 
 
 def from_gpt2_vocab(vocab: Path, merges: Path) -> Subwords:
-    """GPT-2's two files: byte-level BPE, `<|endoftext|>` ends a text, the mask is appended."""
+    """A vocabulary from GPT-2's two files: byte-level BPE; `<|endoftext|>` ends a text, and the mask is appended."""
     inner = byte_level_vocabulary(vocab, merges)
     with guard(ModelFolderError, f"cannot read the vocabulary {vocab} with {merges.name}"):
         return Subwords(inner)
 
 
 def byte_level_vocabulary(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
-    """The BPE of GPT-2 and RoBERTa, as their two files have it."""
+    """The BPE of GPT-2 and RoBERTa, from their two files."""
     with guard(ModelFolderError, f"cannot read the vocabulary {vocab} with {merges.name}"):
         inner = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -278,14 +279,15 @@ def byte_level_vocabulary(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
 
 
 def from_bert_vocab(vocab: Path) -> Subwords:
-    """BERT's file: WordPiece; without a capital letter in it the text is lower-cased, as bert-base-uncased does."""
+    """A WordPiece vocabulary from BERT's file; text is lower-cased if no word has a capital letter, as in
+    bert-base-uncased."""
     inner = word_piece_vocabulary(vocab)
     with guard(ModelFolderError, f"cannot read the vocabulary {vocab}"):
         return Subwords(inner)
 
 
 def word_piece_vocabulary(vocab: Path, lower: bool | None = None) -> tokenizers.Tokenizer:
-    """The WordPiece of BERT's file; lower=None: lower-cased where no word in it has a capital letter."""
+    """The WordPiece model of BERT's file; lower=None: lower-case if no word in it has a capital letter."""
     specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     with guard(ModelFolderError, f"cannot read the vocabulary {vocab}"):
         inner = tokenizers.Tokenizer(models.WordPiece.from_file(str(vocab), unk_token="[UNK]"))
@@ -302,7 +304,7 @@ def word_piece_vocabulary(vocab: Path, lower: bool | None = None) -> tokenizers.
 
 
 def residue_vocabulary(vocab: Path) -> tokenizers.Tokenizer:
-    """ESM's file: a line a token; a residue is a letter, and blanks between them say nothing."""
+    """ESM's file: one token per line; a residue is one letter, and spaces between residues are ignored."""
     with guard(ModelFolderError, f"cannot read the vocabulary {vocab}"):
         words = {word.strip(): id for id, word in enumerate(read_text(vocab).splitlines()) if word.strip()}
         if "<unk>" not in words:
@@ -316,7 +318,7 @@ def residue_vocabulary(vocab: Path) -> tokenizers.Tokenizer:
 
 
 def _growth(part: Any) -> float:
-    """How many times longer a text may become, at most, by what the file says of a normalizer or decoder."""
+    """An upper bound on the factor by which a normalizer or decoder in the file can lengthen a text."""
     if not isinstance(part, dict):
         return 1.0
     steps = part.get("normalizers") or part.get("decoders")
@@ -328,12 +330,13 @@ def _growth(part: Any) -> float:
             replaced = pattern.get("String") if isinstance(pattern, dict) else None
             if isinstance(replaced, str) and replaced:
                 return max(1.0, len(text) / len(replaced))
-            return 1.0 + len(text)  # put before a text, or where an expression matches nothing
+            return 1.0 + len(text)  # inserted before a text, or where a pattern matches nothing
     return 1.0
 
 
 def _role(inner: tokenizers.Tokenizer, spellings: Sequence[str]) -> int:
-    """The id of the first spelling that is special; else of one that no text yields; else of one appended."""
+    """The id of the first spelling that is special; otherwise of one that no text produces; otherwise of an appended
+    one."""
     special = {token.content: id for id, token in inner.get_added_tokens_decoder().items() if token.special}
     for spelling in spellings:
         if spelling in special:
@@ -341,7 +344,7 @@ def _role(inner: tokenizers.Tokenizer, spellings: Sequence[str]) -> int:
     for spelling in spellings:
         id = inner.token_to_id(spelling)
         if id is not None and id not in inner.encode(spelling, add_special_tokens=False).ids:
-            inner.add_special_tokens([special_token(spelling)])  # has an id: it is marked, not appended
+            inner.add_special_tokens([special_token(spelling)])  # marks an existing id, appends nothing
             return int(id)
     for spelling in (spellings[0], spellings[-1]):
         if inner.token_to_id(spelling) is None:
@@ -351,12 +354,12 @@ def _role(inner: tokenizers.Tokenizer, spellings: Sequence[str]) -> int:
 
 
 def special_token(spelling: str) -> AddedToken:
-    """A token that no text yields."""
+    """A token that no text produces."""
     return AddedToken(spelling, special=True, normalized=False)
 
 
 def _ends_from_offsets(text: str, offsets: Sequence[tuple[int, int]], num_bytes: int) -> NDArray[np.int64]:
-    """Bytes up to the end of each token, from the characters it came from; the last one owns what is left."""
+    """Bytes up to the end of each token, from the characters it covers; the last token gets the remaining bytes."""
     points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     widths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
     byte_of_char = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(widths)])
@@ -370,7 +373,7 @@ def _ends_from_offsets(text: str, offsets: Sequence[tuple[int, int]], num_bytes:
 
 @contextmanager
 def guard(kind: type[UnmaskError], what: str) -> Iterator[None]:
-    """Turn what the Rust side of `tokenizers` raises, panics included, into one line.
+    """Turn exceptions from the Rust side of `tokenizers`, including panics, into a one-line error.
 
     >>> with guard(DataError, "it cannot be read"):
     ...     raise ValueError("odd")
@@ -382,7 +385,7 @@ def guard(kind: type[UnmaskError], what: str) -> Iterator[None]:
     except UnmaskError:
         raise
     except BaseException as e:
-        # A Rust panic is no Exception, so it is recognised by its name; anything else of that kind is not ours.
+        # A Rust panic is not an Exception subclass, so it is recognised by its name; others are not ours to handle.
         if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
             raise
         reason = (str(e).strip() or type(e).__name__).splitlines()[0]

@@ -18,7 +18,7 @@ from unmask.data.roles import WITH_ROLES
 from unmask.errors import DataError, MissingExtraError, ModelFolderError, Public, UsageError, did_you_mean
 from unmask.storage.untrusted import parse_json, read_text
 
-MASK_TEXT = "[MASK]"  # how a mask is written for people, whatever its spelling in the vocabulary
+MASK_TEXT = "[MASK]"  # how a mask is displayed, whatever its spelling in the vocabulary
 EOT_TEXT = "<|endoftext|>"
 
 Span = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -35,20 +35,22 @@ class Tokenizer(ABC):
     'h[MASK]'
     """
 
-    num_ids: int  # the width of the logits, mask included
+    num_ids: int  # number of logits, including the mask
     mask_id: int
     eot_id: int  # after every document
-    bos_id: int | None = None  # before a sentence, where the vocabulary has such an id
-    # Ids that may stand in a row and are never noised, scored or written, such as [CLS], [SEP] and [UNK] of an encoder.
+    bos_id: int | None = None  # before a sentence, if the vocabulary has such an id
+    # Ids that may occur in a row and are never noised, scored or generated, such as [CLS], [SEP] and [UNK] of an
+    # encoder.
     fixed_ids: tuple[int, ...] = ()
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """The ids of the text alone: nothing is added, and specials spelled out in the text are ordinary characters."""
+        """The ids of the text alone: nothing is added, and special tokens spelled out in the text are ordinary
+        characters."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids; masks show as `[MASK]`, other specials in their own spelling."""
+        """The text of the ids; masks appear as `[MASK]`, other special tokens in their own spelling."""
 
     @abstractmethod
     def token_text(self, id: int) -> str:
@@ -64,7 +66,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_spans(self, texts: Sequence[str]) -> list[Span]:
-        """The ids of many texts as arrays, with the bytes that each prefix of the ids stands for.
+        """The ids of many texts as arrays, with the number of text bytes covered by each prefix of the ids.
 
         >>> [ends.tolist() for ids, ends in load_tokenizer("bytes").encode_spans(["hé"])]
         [[1, 2, 3]]
@@ -84,15 +86,15 @@ class Tokenizer(ABC):
 
     @property
     def ends_texts(self) -> bool:
-        """Whether end-of-text is a token like others, which a model learns to write after a text."""
+        """Whether end-of-text is an ordinary token, which a model learns to write after a text."""
         return self.eot_id not in self.fixed_ids
 
     def never_ids(self) -> list[int]:
-        """Ids a model must never generate, besides the mask: padding, unknown, start-of-text and the like."""
+        """Ids other than the mask that a model must never generate: padding, unknown, start-of-text and similar."""
         return []
 
     def fingerprint(self) -> str:
-        """Changes exactly when ids or their meaning do."""
+        """Changes exactly when the ids or their meaning change."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
@@ -108,7 +110,8 @@ class Bytes(Tokenizer):
         return [_one_byte_each(np.frombuffer(_utf8(text), dtype=np.uint8).astype(np.int64)) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        # Specials become their spelling within the byte string, so that a character cut by one shows as damaged.
+        # Special tokens are spelled out within the byte string, so that a character they interrupt decodes as
+        # invalid.
         return b"".join(self._bytes(i) for i in ids).decode("utf-8", errors="replace")
 
     def token_text(self, id: int) -> str:
@@ -170,11 +173,11 @@ class Chars(Tokenizer):
 
 
 def load_tokenizer(spec: str, corpus: Corpus | None = None) -> Tokenizer:
-    """Load a tokenizer by the name that a recipe gives it.
+    """Load a tokenizer by the name that recipes use.
 
-    `bytes`; `chars` (text8's); `dna`; `bpe:SIZE`, trained on `corpus`; a `tokenizer.json`, or a folder with one, with
-    GPT-2's `vocab.json` and `merges.txt`, or with BERT's `vocab.txt`; `hf:PATH_OR_ID` of a pretrained model; otherwise
-    a name on the Hugging Face hub.
+    One of: `bytes`; `chars` (text8's); `dna`; `bpe:SIZE`, trained on `corpus`; a `tokenizer.json`; a folder with one,
+    with GPT-2's `vocab.json` and `merges.txt`, or with BERT's `vocab.txt`; `hf:PATH_OR_ID` for that of a pretrained
+    model; otherwise a name on the Hugging Face hub.
 
     >>> load_tokenizer("chars").decode([1, 2, 28])
     'ab[MASK]'
@@ -202,7 +205,7 @@ def load_tokenizer(spec: str, corpus: Corpus | None = None) -> Tokenizer:
 
 
 def tokenizer_from_json(text: str) -> Tokenizer:
-    """The tokenizer of a model folder. The text is data from anywhere: it is checked, and nothing in it is executed.
+    """The tokenizer of a model folder. The text is untrusted: it is checked, and nothing in it is executed.
 
     >>> tokenizer_from_json(load_tokenizer("bytes").to_json()).num_ids
     258
@@ -232,7 +235,7 @@ _OWN = ("bytes", "chars", "dna")
 
 def _own(name: str) -> Tokenizer:
     if name == "dna":
-        from unmask.data.dna import Dna  # it is made of what stands here
+        from unmask.data.dna import Dna  # it derives from the classes here
 
         return Dna()
     return Bytes() if name == "bytes" else Chars()
@@ -275,7 +278,7 @@ def _from_hub(name: str) -> Tokenizer:
         raise MissingExtraError("huggingface-hub", "hf", what) from None
     try:
         file = hub.hf_hub_download(name, "tokenizer.json")
-    except Exception as e:  # the hub's client raises what its many layers do; none of it is ours to tell apart
+    except Exception as e:  # the hub's client has many layers with their own exceptions
         reason = (str(e).strip() or type(e).__name__).splitlines()[0]
         hint = did_you_mean(name, ["bpe:SIZE", *_OWN])
         raise DataError(f"no tokenizer {name!r} here ({hint}), and the hub gives none: {reason}") from None
@@ -290,7 +293,7 @@ def _utf8(text: str) -> bytes:
 
 
 def lone_surrogate(text: str, at: int) -> DataError:
-    """What to say of a text that no UTF-8 file can hold."""
+    """The error message for a text that UTF-8 cannot encode."""
     return DataError(
         "the text has half a character (U+{code:04X}) at position {position}; remove or repair it",
         code=ord(text[at]),

@@ -1,8 +1,8 @@
-"""A corpus → shards of its tokens, by several processes; killed at any time, it goes on with the shard it was at.
+"""A corpus → shards of its tokens, by several processes; if killed at any time, it resumes with the unfinished shard.
 
-One process reads documents in their order and hands pieces of text to the others; their ids come back in that order, so
-the shards are the same whatever the number of processes. A shard is written whole or not at all, and says up to which
-document it goes: that is all the state there is.
+One process reads documents in order and sends pieces of text to the others. Their ids come back in that order, so the
+shards do not depend on the number of processes. A shard is written atomically and records the last document it covers:
+there is no other state.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from unmask.errors import DataError, UsageError
 from unmask.storage.atomic import atomic_file, atomic_text
 from unmask.storage.untrusted import read_json
 
-PIECE = 1 << 20  # characters that a process gets at a time
-MOST_TOKENS = 1 << 30  # of a shard, which is read whole
+PIECE = 1 << 20  # characters to send to a process at a time
+MOST_TOKENS = 1 << 30  # maximum tokens per shard, because a shard is read as a whole
 PARTS = ("train", "valid")
-Tell = Callable[[int], None]  # characters that were done since the last call
+Tell = Callable[[int], None]  # receives the number of characters processed since the last call
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What decides the shards. held_out: that share of the documents, by a hash of their content, is the part valid."""
+    """Everything that determines the shards. held_out: the share of documents, by a hash of their content, in the part
+    valid."""
 
     corpus: str  # its fingerprint
-    tokenizer: str  # likewise
+    tokenizer: str  # its fingerprint
     held_out: float
     shard_tokens: int
     format: int = 1
@@ -49,21 +50,21 @@ class Plan:
 
 @dataclass
 class Totals:
-    """What is written, over all shards of the folder."""
+    """What has been written, over all shards of the folder."""
 
     documents: int = 0
     tokens: int = 0
     bytes: int = 0
     shards: int = 0
-    before: int = 0  # shards that an earlier call has written
+    before: int = 0  # shards written by earlier calls
 
 
 @dataclass
 class _Part:
-    """The shard that is being filled, and up to which document this part is written."""
+    """The shard being filled, and the last document that this part has written."""
 
     name: str
-    reached: int = 0  # documents of the corpus that need not be read again for this part
+    reached: int = 0  # documents of the corpus that this part need not read again
     number: int = 0
     ids: list[NDArray[Any]] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
@@ -72,7 +73,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Missing:
-    """A document whose tokens are in no shard yet. place: which one of the corpus it is, counted from 1."""
+    """A document whose tokens are not in any shard yet. place: its number in the corpus, counted from 1."""
 
     document: Document
     part: _Part
@@ -89,7 +90,7 @@ def tokenize(
     shard_tokens: int = 1 << 24,
     tell: Tell | None = None,
 ) -> Totals:
-    """Write the corpus's tokens into `out` as Parquet shards, a document a row, with the tokenizer beside them.
+    """Write the corpus's tokens into `out` as Parquet shards, one document per row, together with the tokenizer.
 
     >>> tokenize(Text(path="texts/"), load_tokenizer("bytes"), Path("tokens"), processes=8)  # doctest: +SKIP
     """
@@ -147,7 +148,7 @@ def _check(corpus: Corpus, tokenizer: Tokenizer, processes: int, held_out: float
 
 
 def _begin(out: Path, plan: Plan, tokenizer: Tokenizer) -> None:
-    """Refuse a folder that holds something else; write down what this one will hold."""
+    """Refuse a folder with other content; record what this one will hold."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file: give a folder")
     path = out / PLAN
@@ -161,7 +162,7 @@ def _begin(out: Path, plan: Plan, tokenizer: Tokenizer) -> None:
             if before.get(key) != now[key]:
                 raise UsageError(f"{out} was begun with {key} = {before.get(key)}, now it is {now[key]}")
         return
-    begun = (PLAN, "tokenizer.json")  # an earlier call came no further: its plan binds nobody
+    begun = (PLAN, "tokenizer.json")  # an earlier call wrote no shard, so its plan is not binding
     if out.exists() and any(not file.name.startswith(".") and file.name not in begun for file in out.iterdir()):
         raise UsageError(f"{out} is not empty: give a new folder")
     out.mkdir(parents=True, exist_ok=True)
@@ -170,7 +171,7 @@ def _begin(out: Path, plan: Plan, tokenizer: Tokenizer) -> None:
 
 
 def _gone_before(arrow: Any, out: Path, name: str, totals: Totals) -> _Part:
-    """Where a part goes on: after the last of its shards without a gap."""
+    """Where a part resumes: after the last of its consecutive shards."""
     part = _Part(name)
     while (file := _file(out, part)).exists():
         try:
@@ -220,14 +221,14 @@ def _texts(corpus: Corpus) -> Iterator[Document]:
 def _encoded(
     documents: Iterator[_Missing], tokenizer: Tokenizer, processes: int, tell: Tell | None
 ) -> Iterator[tuple[_Missing, NDArray[Any]]]:
-    """Each document with its ids, in their order; never more pieces at work than keep the processes busy."""
+    """Each document with its ids, in order; only as many pieces are in progress as keep the processes busy."""
     dtype = np.uint16 if tokenizer.num_ids <= 1 << 16 else np.uint32
     encode = _Encoder(tokenizer.to_json(), dtype)
     if processes == 1:
         for piece in _pieces(documents):
             yield from _told(piece, encode([one.document.text for one in piece]), tell)
         return
-    # Each process has one core: the tokenizers' own threads would be several times as many.
+    # One core per process: the tokenizer's own threads would oversubscribe them several times.
     context = get_context("spawn")
     with ProcessPoolExecutor(processes, context, _one_thread) as pool:
         waiting: deque[tuple[list[_Missing], Future[list[NDArray[Any]]]]] = deque()
@@ -268,7 +269,7 @@ def _pieces(documents: Iterator[_Missing]) -> Iterator[list[_Missing]]:
 
 
 class _Encoder:
-    """Texts → ids, in whatever process: it takes the tokenizer along as JSON and reads it once there."""
+    """Texts → ids, in any process: it carries the tokenizer as JSON, which each process parses once."""
 
     _read: dict[str, Tokenizer] = {}  # noqa: RUF012 - of a process
 

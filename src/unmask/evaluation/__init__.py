@@ -1,1 +1,1 @@
-"""Evaluation: bounds, scores and the protocol beside each number."""
+"""Evaluation: bounds, scores, and measurements with their protocol."""

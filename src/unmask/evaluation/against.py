@@ -1,8 +1,8 @@
-"""Two models on the same texts: how far their likelihoods are apart, paired text by text and draw by draw.
+"""Two models on the same texts: the difference of their likelihoods, paired by text and by draw.
 
-Both are measured with the same rows, keys and draws, so that what makes a text hard, and which of its tokens are
-masked, is in both and leaves the difference. Models that spell texts in different tokens see the same only where a row
-of each holds the same text; they are compared in bits per byte, since a token of one is not a token of the other.
+Both are measured with the same rows, keys and draws. So the difficulty of a text and the choice of masked tokens affect
+both and cancel in the difference. Models with different tokenizers are paired where a row of each holds the same text.
+They are compared in bits per byte, because their tokens are not comparable.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Unit = Literal["nats per token", "bits per byte"]
 
 @dataclass(frozen=True)
 class Difference:
-    """The first model's value less the second's: below 0 the first one knows the texts better.
+    """The first model's value minus the second's: below 0 the first model is better.
 
-    interval: over texts, each with the noise of its own draws. draws_half: how far the 95% interval given the texts
-    reaches to each side; 0 where nothing was drawn, NaN after a single draw. kinds: what the two values are. note: what
-    else is not alike in them, a sentence.
+    interval: over texts, including the noise of each text's draws. draws_half: half-width of the 95% interval given the
+    texts; 0 if nothing is drawn, NaN after a single draw. kinds: what the two values are. note: a sentence on anything
+    else in which the two measurements differ.
     """
 
     unit: Unit
@@ -56,12 +56,12 @@ class Difference:
 
     @property
     def visible(self) -> bool:
-        """Whether it can be told from 0 on texts like these; of other training seeds nothing is known."""
+        """Whether the difference can be told from 0 on texts like these; it says nothing about other training seeds."""
         return seen(self.interval.ci95) == "visible"
 
     @property
     def sign(self) -> str:
-        """How it stands to the difference of what is measured: see `GAP_SIGN`."""
+        """How the value relates to the difference of the measured quantities: see `GAP_SIGN`."""
         return GAP_SIGN.get(self.kinds, "≈")
 
     def summary(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Difference:
 
 
 def difference(ours: Bound, theirs: Bound, unit: Unit, count_B: torch.Tensor | None = None) -> Difference:
-    """How far two bounds of the same texts are apart, of the same draws. count_B: the bytes of each text, for bits.
+    """The difference of two bounds of the same texts with the same draws. count_B: the bytes of each text, for bits.
 
     >>> tokens_B = torch.tensor([1, 1])
     >>> one, two = (Bound(draws_BS=torch.tensor([[x, x + 1], [x, x + 3]]), tokens_B=tokens_B) for x in (2.0, 1.0))
@@ -91,9 +91,10 @@ def difference(ours: Bound, theirs: Bound, unit: Unit, count_B: torch.Tensor | N
 
 @dataclass(frozen=True)
 class Shared:
-    """What rows of two models hold alike, and in what they can be compared. count_B: the bytes of each text, for bits.
+    """What rows of two models have in common, and the unit for comparing them.
 
-    texts: where a text may go on in further rows, of each model's rows the number of the text. note: see `Difference`.
+    count_B: the bytes of each text, for bits. texts: if a text may span several rows, the text number of each row, for
+    each of the two models. note: see `Difference`.
     """
 
     unit: Unit = "nats per token"
@@ -103,9 +104,9 @@ class Shared:
 
 
 def shared_by(ours: tuple[Rows, Tokenizer], theirs: tuple[Rows, Tokenizer], max_rows: int | None = None) -> Shared:
-    """In what two models can be compared on these rows, row by row; of other tokens text by text.
+    """How two models can be compared on these rows: row by row, or text by text if their tokens differ.
 
-    What does not hold the same is refused with a sentence.
+    Rows that do not hold the same texts are refused.
 
     >>> shared_by((rows, model.tokenizer), (rows, model.tokenizer)).unit  # doctest: +SKIP
     'nats per token'
@@ -138,9 +139,9 @@ def _ends_note(tokenizer: Tokenizer, other: Tokenizer) -> str:
 
 
 class _Parts:
-    """The rows of a set in parts that hold a text, or the beginning of one, with the number of their rows.
+    """The rows of a set as parts, each a text or the beginning of one, with the number of rows of each part.
 
-    open: whether a text may end in any part. Rows of whole texts end in end-of-text where the vocabulary learns one.
+    open: whether a text may end in any part. Rows of whole texts end in end-of-text if the vocabulary learns one.
     """
 
     def __init__(self, rows: Rows, tokenizer: Tokenizer, indices: Ints) -> None:
@@ -159,7 +160,7 @@ class _Parts:
 
 
 def _texts_of(ours: _Parts, theirs: _Parts) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each row the number of its text: as few parts of both as hold the same are one text."""
+    """The text number of each row; a text is the smallest group of parts that holds the same in both models."""
     sides = (ours, theirs)
     at, number = [0, 0], 0
     reason = "the models' tokens differ, and cut it in other places"
@@ -184,8 +185,10 @@ def _texts_of(ours: _Parts, theirs: _Parts) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def _shorter(texts: list[str]) -> list[int] | None:
-    """Which of two beginnings of a text is to go on; None: neither begins the other one. What ends within a character
-    is shorter than it seems."""
+    """Which of two beginnings of a text has to be continued; None if neither is a prefix of the other.
+
+    A part that ends within a character appears shorter than it is.
+    """
     one, two = (text.rstrip("\ufffd") for text in texts)
     least = min(len(one), len(two))
     return None if one[:least] != two[:least] else [0 if len(one) < len(two) else 1]
@@ -193,7 +196,7 @@ def _shorter(texts: list[str]) -> list[int] | None:
 
 @dataclass(frozen=True)
 class Other:
-    """The model that another one is measured against, with rows of the same texts."""
+    """The model to compare with, and rows of the same texts."""
 
     model: Model
     rows: Rows
@@ -201,7 +204,7 @@ class Other:
 
     @classmethod
     def of(cls, model: Model, rows: Rows, own: tuple[Rows, Tokenizer], max_rows: int | None = None) -> Other:
-        """own: the rows that the first model is measured on, and how it spells them. Rows of other texts are refused.
+        """own: the rows that the first model is measured on, and its tokenizer. Rows of other texts are refused.
 
         >>> Other.of(model, rows, (rows, model.tokenizer)).shared.unit  # doctest: +SKIP
         'nats per token'
@@ -212,9 +215,9 @@ class Other:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two bounds of the same texts and draws, whose difference more draws make narrower.
+    """Two bounds of the same texts and draws; more draws make the interval of their difference narrower.
 
-    once: which of the two reads its texts once, with nothing drawn.
+    once: which of the two reads each text only once, because it draws nothing.
     """
 
     ours: Bound
@@ -238,7 +241,7 @@ class Pair:
 
     @property
     def draws_half(self) -> float:
-        """How far the 95% interval of the difference given the texts reaches to each side."""
+        """Half-width of the 95% interval of the difference given the texts."""
         ours, theirs = self._by_text()
         draws_BS = (ours.draws_BS.double() - theirs.draws_BS.double()) * _scale(self.shared.unit)
         kind: Kind = "exact" if set(self.kinds) == {"exact"} or all(self.once) else "upper bound"
@@ -246,7 +249,7 @@ class Pair:
         return Bound(draws_BS=draws_BS, tokens_B=count_B, kind=kind).draws_half
 
     def _by_text(self) -> tuple[Bound, Bound]:
-        """The bounds with one row a text."""
+        """The bounds with one row per text."""
         if self.shared.texts is None:
             return self.ours, self.theirs
         ours, theirs = (_summed(*of) for of in zip((self.ours, self.theirs), self.shared.texts, strict=True))
@@ -265,7 +268,7 @@ class Pair:
 
 
 def _summed(bound: Bound, of_B: torch.Tensor) -> Bound:
-    """The bound of texts of which each row is a part: `of_B` is its text's number."""
+    """Sum a bound over the rows of each text; `of_B` holds the text number of each row."""
     num = int(of_B.max()) + 1
     draws_TS = bound.draws_BS.new_zeros(num, bound.draws_BS.shape[1]).index_add(0, of_B, bound.draws_BS)
     return replace(bound, draws_BS=draws_TS, tokens_B=bound.tokens_B.new_zeros(num).index_add(0, of_B, bound.tokens_B))
@@ -277,7 +280,7 @@ def _check_kinds(kinds: Sequence[Kind]) -> None:
 
 
 def metrics_of(models: tuple[Model, Model], metric: Perplexity) -> tuple[Perplexity, Perplexity]:
-    """The metric of each: an estimator is of the one that has a bound, where the other has an exact value."""
+    """The metric for each model: an estimator applies to the model that has a bound if the other has an exact value."""
     exact = [model.objective.kind == "exact" for model in models]
     own = (replace(metric, estimator=None) if known and not all(exact) else metric for known in exact)
     first, second = own
@@ -297,8 +300,8 @@ def evaluate_against(
 ) -> tuple[Measurement, Measurement, Difference]:
     """Both models' perplexities on the same rows and draws, and their difference.
 
-    `precision` of the metric is of the difference, in its unit: what the two have in common cancels, so it takes fewer
-    draws than two bounds that are each as narrow.
+    `precision` of the metric applies to the difference, in its unit. What the two models have in common cancels, so
+    this takes fewer draws than two bounds with intervals of that width.
 
     >>> ours, theirs, apart = evaluate_against(model, rows, Other.of(other, rows, (rows, model.tokenizer)),
     ...     Perplexity(precision=0.01))  # doctest: +SKIP
@@ -310,9 +313,9 @@ def evaluate_against(
     mine, others = metrics_of((model, other.model), metric)
     ours, theirs = mine.reading(model, rows, **how), others.reading(other.model, other.rows, **how)
     both = (model, ours), (other.model, theirs)
-    _check_kinds([each.objective.with_estimator(reading.estimator).kind for each, reading in both])  # before it is read
+    _check_kinds([each.objective.with_estimator(reading.estimator).kind for each, reading in both])  # before reading
     once = ours.once, theirs.once
-    read: dict[int, Bound] = {}  # of a model of which nothing is drawn, the one time that it reads
+    read: dict[int, Bound] = {}  # of a model that draws nothing, and so reads the rows only once
 
     def bound(number: int, draws: Draws) -> Bound:
         reading = (ours, theirs)[number]

@@ -1,4 +1,4 @@
-"""Bootstrap over texts: how far a number of a whole set would move with other texts of the same kind."""
+"""Bootstrap over texts: how much a number of a whole set would vary with other texts of the same kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from unmask.rng import row_keys, uniform
 
 RESAMPLES = 1000
-KEPT = 1 << 24  # drawn numbers, 64 MiB, that are kept; more are drawn again for each number of a set
+KEPT = 1 << 24  # drawn numbers to keep, 64 MiB; larger sets are drawn again for each statistic
 AT_ONCE = 1 << 22
 Floats = NDArray[np.float64]
 
@@ -22,10 +22,10 @@ Floats = NDArray[np.float64]
 def bootstrap_ci95(
     stats_NK: NDArray[Any], number: Callable[[Floats], float], *, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[float, float] | None:
-    """A 95% interval (percentiles) of `number`, a function of the sums of K statistics over texts; None for one text.
+    """A 95% percentile interval of `number`, a function of the sums of K statistics over texts; None for one text.
 
-    Resamples are keyed by the seed: the same texts have the same interval, and two models' outputs for the same texts
-    are resampled alike.
+    Resamples are keyed by the seed: the same texts always have the same interval, and two models' outputs for the same
+    texts are resampled in the same way.
 
     >>> bootstrap_ci95(np.array([[1, 1], [1, 1]]), lambda total_K: float(total_K[0] / total_K[1]))
     (1.0, 1.0)
@@ -41,7 +41,7 @@ def bootstrap_ci95(
 
 @dataclass(frozen=True)
 class Sums:
-    """A number of a set as a function of sums over its texts. over: which of the texts it is of; None: all."""
+    """A number that is a function of sums over a set's texts. over: the indices of the texts it covers; None: all."""
 
     stats_NK: NDArray[Any]
     number: Callable[[Floats], float]
@@ -61,8 +61,9 @@ class Sums:
 
 
 def paired_ci95(ours: Sums, theirs: Sums, *, seed: int = 0, resamples: int = RESAMPLES) -> tuple[float, float] | None:
-    """A 95% interval of ours - theirs for the same texts: each resample has the same texts of both, so that what makes
-    a text hard leaves the difference. None where the two are of other texts, or of one.
+    """A 95% interval of ours - theirs for the same texts; None if the two cover different texts, or only one text.
+
+    Each resample takes the same texts from both, so the difficulty of a text cancels.
 
     >>> right = Sums.of(np.array([[1.0], [0.0]]), lambda total_K: float(total_K[0]))
     >>> paired_ci95(right, right)
@@ -81,8 +82,9 @@ def paired_ci95(ours: Sums, theirs: Sums, *, seed: int = 0, resamples: int = RES
 
 
 def resampled_counts(num: int, *, seed: int = 0, resamples: int = RESAMPLES) -> Iterator[NDArray[np.float32]]:
-    """[S, N] how often each of `num` texts stands in each resample, the same resamples as those of `bootstrap_ci95`; a
-    few at a time, so that memory does not grow with their number.
+    """[S, N] how often each of `num` texts occurs in each resample of `bootstrap_ci95`.
+
+    Yields a few resamples at a time, so that memory does not grow with their number.
 
     >>> [counts_SN.sum(axis=1).tolist() for counts_SN in resampled_counts(3, resamples=2)]
     [[3.0, 3.0]]
@@ -93,13 +95,13 @@ def resampled_counts(num: int, *, seed: int = 0, resamples: int = RESAMPLES) -> 
 
 
 def _drawn(num: int, seed: int, resamples: int) -> Iterator[NDArray[np.int32]]:
-    """[S, N] which texts each resample has, a few resamples at a time."""
+    """[S, N] the texts of each resample, a few resamples at a time."""
     return iter(_kept(num, seed, resamples) if num * resamples <= KEPT else _draw(num, seed, resamples))
 
 
 @functools.lru_cache(maxsize=2)
 def _kept(num: int, seed: int, resamples: int) -> list[NDArray[np.int32]]:
-    """The numbers of a set share them."""
+    """Cached, because all statistics of a set share the same resamples."""
     return list(_draw(num, seed, resamples))
 
 

@@ -1,4 +1,4 @@
-"""The bound of a set of sequences: sums and counts, never means, so that parts add up exactly."""
+"""The bound of a set of sequences, stored as sums and counts, never as means, so that parts add up exactly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unmask.objectives.base import Kind
 
 @dataclass(frozen=True)
 class TokenNats:
-    """One token of a scored text, and the nats that it adds to the bound in the mean over the draws."""
+    """One token of a scored text, and its contribution to the bound in nats, averaged over the draws."""
 
     text: str
     nats: float
@@ -37,8 +37,8 @@ class Bound:
 
     draws_BS: Tensor
     tokens_B: Tensor
-    num_bytes: int | None = None  # of the tokens' text, where it is known
-    kind: Kind = "upper bound"  # or exact: a likelihood, of which nothing was drawn; or pseudo: no bound
+    num_bytes: int | None = None  # of the text of the tokens, if known
+    kind: Kind = "upper bound"  # or exact: a likelihood without draws; or pseudo: no bound
     explained: Callable[[], list[list[TokenNats]]] | None = field(default=None, compare=False)  # see `explain`
 
     def __repr__(self) -> str:
@@ -57,10 +57,10 @@ class Bound:
         return self.kind == "exact"
 
     def explain(self) -> list[list[TokenNats]]:
-        """Which token the nats come from: for each text its scored tokens, whose nats add up to `nats_B`.
+        """Split the nats by token: for each text its scored tokens, whose nats add up to `nats_B`.
 
-        The draws of the bound are made again, the same ones, and their mean is taken token by token: a token that was
-        never masked has 0. Bounds of `Model.score` can be explained.
+        The draws of the bound are repeated and averaged per token; a token that was never masked has 0. Only bounds of
+        `Model.score` can be explained.
 
         >>> model.score("import os").explain()[0][:2]  # doctest: +SKIP
         ['i': 3.110, 'm': 0.412]
@@ -92,12 +92,12 @@ class Bound:
 
     @property
     def ppl_name(self) -> str:
-        """What `ppl` may be called: of a pseudo-likelihood it is no perplexity."""
+        """The name for `ppl`: for a pseudo-likelihood it is not a perplexity."""
         return "pseudo-perplexity" if self.kind == "pseudo" else "perplexity"
 
     @property
     def ppl_key(self) -> str:
-        """The same where it is one of many names."""
+        """The same as a key among others."""
         return "pseudo_ppl" if self.kind == "pseudo" else "ppl"
 
     @property
@@ -106,17 +106,18 @@ class Bound:
 
     @property
     def standard_error(self) -> float:
-        """Of nats per token. Many sequences: they are a sample of texts, and each one's mean carries its own noise.
+        """Standard error of nats per token.
 
-        One sequence: the text is given, and only the draws of times and masks vary.
+        With many sequences, they are a sample of texts, and the noise of each one's draws is included. With one
+        sequence, the text is given and only the draws of times and masks vary.
         """
         return ratio_error(self.nats_B, self.tokens_B) if len(self.tokens_B) > 1 else self.draws_error
 
     @property
     def draws_error(self) -> float:
-        """The standard error of nats per token given the texts: what other times and masks would change of it.
+        """The standard error of nats per token given the texts: only times and masks vary.
 
-        NaN after a single draw, which tells nothing of it; 0 where nothing is drawn.
+        NaN after a single draw; 0 if nothing is drawn.
 
         >>> Bound(draws_BS=torch.tensor([[1.0, 3.0], [2.0, 2.0]]), tokens_B=torch.tensor([1, 1])).draws_error
         0.5
@@ -134,7 +135,7 @@ class Bound:
 
     @property
     def draws_half(self) -> float:
-        """How far `draws_ci95` reaches to each side: NaN after a single draw."""
+        """Half-width of `draws_ci95`; NaN after a single draw."""
         rows, columns = self.draws_BS.shape
         return student_975(rows * (columns - 1)) * self.draws_error
 
@@ -146,7 +147,7 @@ class Bound:
         return self.nats_per_token - half, self.nats_per_token + half
 
     def with_more(self, other: Bound) -> Bound:
-        """A bound of the same sequences with the estimates of both.
+        """Combine the estimates of two bounds of the same sequences.
 
         >>> one = Bound(draws_BS=torch.ones(2, 1), tokens_B=torch.tensor([1, 1]))
         >>> one.with_more(one).draws_BS.shape
@@ -155,7 +156,7 @@ class Bound:
         return replace(self, draws_BS=torch.cat([self.draws_BS, other.draws_BS], dim=1))
 
     def with_larger(self, other: Bound) -> Bound:
-        """A bound of the same sequences whose estimates are the means of both: of two halves of each group of draws.
+        """Average two bounds of the same sequences draw by draw: each holds half of every group of draws.
 
         >>> one, two = (Bound(draws_BS=torch.full((1, 2), x), tokens_B=torch.tensor([1])) for x in (1.0, 2.0))
         >>> one.with_larger(two).draws_BS
@@ -203,5 +204,5 @@ def _exp(x: float) -> float:
 
 
 def _finite(lo: float, hi: float) -> list[float] | None:
-    """An interval for JSON, which has neither NaN nor infinity."""
+    """An interval for JSON, which cannot represent NaN or infinity."""
     return [lo, hi] if math.isfinite(lo) and math.isfinite(hi) else None

@@ -33,9 +33,9 @@ def estimate_bound(
     label_B: Tensor | None = None,
     key_B: Tensor | None = None,
 ) -> Bound:
-    """`Objective.bound`: `num_samples` estimates of each row, in groups whose times are spread evenly.
+    """`Objective.bound`: `num_samples` estimates per row, in groups whose times are spread evenly.
 
-    key_B: what drives each row, in the place of its number.
+    key_B: the key of each row; by default the keys follow from seed and row number.
 
     >>> estimate_bound(model.objective, model.denoiser, x_BL).ppl  # doctest: +SKIP
     """

@@ -1,4 +1,4 @@
-"""Measuring a model on data: any metric, with the protocol that must stand beside the number."""
+"""Measuring a model on data with any metric, together with the protocol of the measurement."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def evaluate(
 def with_protocol(
     measured: Measurement, metric: Metric, model: Model, rows: Rows, *, seed: int, about: Mapping[str, Any]
 ) -> Measurement:
-    """A measurement with all that must be known of it. about: more of the protocol, what the data is for one.
+    """Add to a measurement everything that its value depends on. about: further entries of the protocol, such as the
+    data.
 
     >>> with_protocol(measured, metric, model, rows, seed=0, about={"data": "texts"}).protocol  # doctest: +SKIP
     """
@@ -103,7 +104,7 @@ def measure(
     world: World | None = None,
     progress: Progress | None = None,
 ) -> Measurement:
-    """A metric on packed rows; only one with a parameter for it gets the other processes and the bar.
+    """Apply a metric to packed rows. `world` and `progress` are passed only to metrics whose `measure` accepts them.
 
     >>> measure(Perplexity(), model, rows, seed=0).value  # doctest: +SKIP
     """
@@ -132,7 +133,7 @@ def make_metric(metric: Metric | str | None, options: Mapping[str, Any]) -> Metr
 
 
 def _packed(model: Model, data: Data, packing: Policy | None, length: int | None) -> tuple[Rows, dict[str, Any]]:
-    """The rows, and what the protocol says of where they come from."""
+    """The packed rows, and the protocol's entries about where they come from."""
     if isinstance(data, Rows):
         if packing is not None or length is not None:
             raise UsageError("rows are packed already: leave out packing and length, or give the corpus")
@@ -167,7 +168,7 @@ def batches_of(
 
 
 def chosen_rows(rows: Rows, max_rows: int | None) -> Ints:
-    """Which rows are measured: all, or so many spread evenly."""
+    """The indices of the rows to measure: all, or `max_rows` of them spread evenly."""
     n = len(rows)
     if n == 0:
         raise UsageError("there are no rows to evaluate")
@@ -195,9 +196,9 @@ def evaluate_rows(
 ) -> Bound:
     """The bound over the rows, or over `max_rows` of them spread evenly; rows are scored on the denoiser's device.
 
-    num_samples: draws of each row, in the largest groups that leave an interval over all of them.
+    num_samples: draws per row, in the largest groups that still allow an interval over them.
 
-    Several processes take turns with the batches and each gets the whole bound, the same as one process gives.
+    Several processes share the batches, and each receives the whole bound, identical to that of a single process.
 
     >>> evaluate_rows(model.denoiser, model.objective, rows, num_samples=4).ppl  # doctest: +SKIP
     """
@@ -209,9 +210,9 @@ def evaluate_rows(
     lows = range(0, len(indices), batch)
     parts: dict[int, Bound] = {}
     for turn in range(0, len(lows), world.size):
-        # Who has no batch left does the last one again: where weights are shared, all must make the same calls.
+        # A process without a batch left repeats the last one: if weights are sharded, all must make the same calls.
         lo = lows[min(turn + world.rank, len(lows) - 1)]
-        # only its masks of what is valid and scored: the bound draws by the seed itself
+        # only its masks of valid and scored positions: the bound draws from the seed itself
         packed = _batch(denoiser, rows, indices[lo : lo + batch], seed, lo, len(indices))
         parts[lo] = objective.bound(
             denoiser,
@@ -224,7 +225,7 @@ def evaluate_rows(
             estimator=estimator,
             label_B=packed.label_B,
         )
-        world.barrier()  # who ran far ahead would wait so long at the end that it looks like a hang
+        world.barrier()  # a process far ahead would otherwise wait at the end for so long that it looks hung
         if progress is not None:
             progress(min(len(indices), (turn + world.size) * batch), len(indices))
     all_parts = {lo: part for theirs in world.gather(parts) for lo, part in theirs.items()}

@@ -1,4 +1,4 @@
-"""The bound token by token: the same draws as `Objective.bound`, with the mean taken position by position."""
+"""The bound token by token: the draws of `Objective.bound`, averaged position by position."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mean_position_nats(
     estimator: str | None,
     label_B: Tensor | None = None,
 ) -> Tensor:
-    """[B, L] the nats of each position, on the CPU; each row adds up to what `Objective.bound` gives for it.
+    """[B, L] the nats of each position, on the CPU; each row adds up to its value from `Objective.bound`.
 
     >>> mean_position_nats(model.objective, model.denoiser, x_BL, None, scored_BL=scored_BL, **how)  # doctest: +SKIP
     """

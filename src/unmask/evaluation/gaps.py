@@ -1,4 +1,4 @@
-"""Gaps in known texts: which tokens are hidden, at random or in spans, and what was written in their places."""
+"""Gaps in known texts: which tokens are hidden, at random or in spans, and what was written in their place."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import Tensor
 from unmask.data.tokenizers import Tokenizer
 from unmask.rng import uniform
 
-SPAN = 3  # tokens of a span in the mean
+SPAN = 3  # mean tokens per span
 Mask = NDArray[np.bool_]
 _TOKENS, _CUTS, _PLACES = range(3)  # counters of the draws
 
 
 class Gap(NamedTuple):
-    """A run of hidden tokens: those that were there, and those that were written."""
+    """A run of hidden tokens: the original ones and the written ones."""
 
     reference: list[int]
     output: list[int]
 
 
 def hide_tokens(length: int, share: float, key: Tensor) -> Mask:
-    """[L] True at that share of the positions, any set of them as likely as any other; one at least.
+    """[L] True at the given share of positions, at least one; all sets of that size are equally likely.
 
     >>> int(hide_tokens(20, 0.3, torch.tensor(7)).sum())
     6
@@ -35,8 +35,9 @@ def hide_tokens(length: int, share: float, key: Tensor) -> Mask:
 
 
 def hide_spans(length: int, share: float, key: Tensor) -> Mask:
-    """[L] True at that share of the positions, in spans of three in the mean with a visible token between them; every
-    such set of so many spans is as likely as any other.
+    """[L] True at the given share of positions, in spans of three tokens on average with a visible token between them.
+
+    All such sets with the same number of spans are equally likely.
 
     >>> int(hide_spans(20, 0.3, torch.tensor(7)).sum())
     6
@@ -46,7 +47,7 @@ def hide_spans(length: int, share: float, key: Tensor) -> Mask:
     spans = max(1, min(round(hidden / SPAN), visible + 1))
     ends = np.flatnonzero(_some(hidden - 1, spans - 1, key, _CUTS)) + 1
     sizes = np.diff(np.concatenate([[0], ends, [hidden]]))
-    before = np.flatnonzero(_some(visible + 1, spans, key, _PLACES))  # how many visible ones stand before each span
+    before = np.flatnonzero(_some(visible + 1, spans, key, _PLACES))  # visible tokens before each span
     mask = np.zeros(length, dtype=np.bool_)
     for start, size in zip(before + np.concatenate([[0], sizes.cumsum()[:-1]]), sizes, strict=True):
         mask[start : start + size] = True
@@ -54,7 +55,7 @@ def hide_spans(length: int, share: float, key: Tensor) -> Mask:
 
 
 def gaps_of(mask: Mask, ids: Sequence[int], written: Sequence[int]) -> list[Gap]:
-    """The runs of hidden tokens, in their order.
+    """The runs of hidden tokens, in order.
 
     >>> gaps_of(np.array([False, True, True, False]), [1, 2, 3, 4], [1, 2, 9, 4])
     [Gap(reference=[2, 3], output=[2, 9])]
@@ -65,8 +66,10 @@ def gaps_of(mask: Mask, ids: Sequence[int], written: Sequence[int]) -> list[Gap]
 
 
 def seam(tokenizer: Tokenizer, context: str, rest: str) -> tuple[list[int], list[int]]:
-    """The ids of a context and of what goes on with it, tokenized as one text and cut where the context ends; apart
-    where a token crosses the seam. A space at the context's end belongs to the word after it.
+    """The ids of a context and of its continuation, tokenized as one text and cut where the context ends.
+
+    If a token crosses the boundary, the two are tokenized separately. A space at the end of the context belongs to the
+    word after it.
 
     >>> from unmask.data.tokenizers import load_tokenizer
     >>> seam(load_tokenizer("bytes"), "a ", "b")

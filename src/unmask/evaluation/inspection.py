@@ -1,4 +1,4 @@
-"""Looking into a model: logits, the trunk's vectors, and what it would write in the masks of a text."""
+"""Inspecting a model: its logits, its trunk's vectors, and its predictions for the masks of a text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Looked = str | Sequence[int] | Tensor
 
 @dataclass(frozen=True)
 class Candidate:
-    """A token that a mask may become, and its probability."""
+    """A candidate token for a mask, and its probability."""
 
     token: int
     text: str
@@ -36,7 +36,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class MaskPrediction:
-    """What the model expects at one mask, the likeliest first. position: counted in the text's tokens.
+    """The predictions for one mask, most likely first. position: an index into the text's tokens.
 
     >>> MaskPrediction(3, (Candidate(7, "cat", 0.5), Candidate(9, "dog", 0.25)))
     MaskPrediction(position 3: 'cat' 50.0%, 'dog' 25.0%)
@@ -50,12 +50,11 @@ class MaskPrediction:
 
 
 def logits(model: Model, text: Looked, *, level: float | None = None, label: int | str | None = None) -> Tensor:
-    """The network's logits [L, I] at every token of a text, in which `[MASK]` is a mask; of ids [B, L]: [B, L, I].
-    It is `Model.logits`.
+    """The network's logits [L, I] at every token of a text, in which `[MASK]` is a mask; for ids [B, L]: [B, L, I].
 
-    A text gets what frames every row of the model, which is not part of the answer; ids are taken as they are.
-    A causal network's line l is its prediction of token l from those before. level: the noise level that a conditioned
-    network is conditioned on; None: the share of the tokens that is masked.
+    This is `Model.logits`. A text is framed by the model's anchors, which are not part of the result; ids are used as
+    they are. Row l of a causal network is its prediction of token l from the tokens before it. level: the noise level,
+    for networks conditioned on it; None: the share of masked tokens.
 
     >>> model.logits("The [MASK] sat").shape  # doctest: +SKIP
     """
@@ -63,7 +62,7 @@ def logits(model: Model, text: Looked, *, level: float | None = None, label: int
 
 
 def hidden(model: Model, text: Looked, *, level: float | None = None, label: int | str | None = None) -> Tensor:
-    """The trunk's vectors [L, D], from which the head makes the logits; see `logits`. It is `Model.hidden`.
+    """The trunk's vectors [L, D], from which the head computes the logits; see `logits`. This is `Model.hidden`.
 
     >>> model.hidden("The cat sat").mean(dim=0)  # one vector for the text  # doctest: +SKIP
     """
@@ -73,10 +72,10 @@ def hidden(model: Model, text: Looked, *, level: float | None = None, label: int
 def predict(
     model: Model, text: str, *, top: int = 5, level: float | None = None, label: int | str | None = None
 ) -> list[MaskPrediction]:
-    """The `top` likeliest tokens of every mask of a text, each given all that is written and no other mask's token. It
-    is `Model.predict`.
+    """The `top` most likely tokens for every mask of a text, each given the visible tokens only. This is
+    `Model.predict`.
 
-    These are the network's own probabilities, before temperature, cuts and constraints.
+    These are the network's own probabilities, before temperature, truncation and constraints.
 
     >>> model.predict("The [MASK] sat on the mat")  # doctest: +SKIP
     [MaskPrediction(position 4: 'c' 41.2%, 'd' 12.0%, 'b' 8.3%, 'm' 7.7%, 'r' 4.0%)]
@@ -110,7 +109,7 @@ def ask_masks(
     valid_BL: Tensor | None = None,
     label_B: Tensor | None = None,
 ) -> Tensor:
-    """log p [N, I] at the masked positions, row by row, as the model's objective reads the network.
+    """log p [N, I] at the masked positions, row by row, as the model's objective interprets the network's output.
 
     >>> ask_masks(model, z_BL, level_B, z_BL == model.tokenizer.mask_id)  # doctest: +SKIP
     """

@@ -1,4 +1,4 @@
-"""A number with what must stand beside it: its interval, how much it is of, what it claims to be, and its protocol."""
+"""A number with everything it must be reported with: its interval, sample size, kind and protocol."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
     from unmask.evaluation.bound import Bound
 
-# Of a likelihood what its objective says: exact, an upper bound, or pseudo; all else is a sample's mean, an estimate.
+# For a likelihood the objective's kind: exact, upper bound or pseudo; everything else is a sample mean, an estimate.
 Kind = objectives.Kind | Literal["estimate"]
 SIGN: dict[str, str] = {"exact": "=", "upper bound": "≤", "pseudo": "≈", "estimate": "≈"}
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result of a metric. ci95: a 95% interval over rows and draws, None if there is only one draw.
+    """The result of a metric. ci95: a 95% interval over rows and draws; None if there is only one draw.
 
-    n: the number of tokens (or whatever the metric counts). protocol: everything that the number depends on, as plain
-    data. bound: the draws behind the number, if it is a likelihood.
+    n: the number of tokens (or other units that the metric counts). protocol: everything that the number depends on, as
+    plain data. bound: the underlying draws, if it is a likelihood.
 
     >>> print(Measurement(12.5, (12.0, 13.0), 400, kind="upper bound", name="perplexity"))
     perplexity ≤ 12.5000 (95% interval 12.0000 – 13.0000, n = 400)
@@ -40,7 +40,7 @@ class Measurement:
 
     @property
     def sign(self) -> str:
-        """=, ≤ or ≈: how the value stands to what it measures."""
+        """=, ≤ or ≈: how the value relates to the measured quantity."""
         return SIGN[self.kind]
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Measurement:
         return f"{self.name} {self.sign} {value} ({interval}, n = {self.n:,})"
 
     def summary(self) -> dict[str, Any]:
-        """Plain data for JSON, which has neither NaN nor infinity.
+        """Plain data for JSON, which cannot represent NaN or infinity.
 
         >>> Measurement(math.inf, None, 4).summary()["value"] is None
         True
@@ -65,7 +65,7 @@ class Measurement:
 
 
 def ratio_ci95(total_B: Tensor, count_B: Tensor) -> tuple[float, float] | None:
-    """A 95% interval of sum(total) / sum(count) where the rows are a sample: those that count more weigh more.
+    """A 95% interval of sum(total) / sum(count) for rows that are a sample; rows with larger counts weigh more.
 
     >>> import torch
     >>> ratio_ci95(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([2, 2, 2]))
@@ -80,7 +80,7 @@ def ratio_ci95(total_B: Tensor, count_B: Tensor) -> tuple[float, float] | None:
 
 
 def ratio_error(total_B: Tensor, count_B: Tensor) -> float:
-    """The standard error of sum(total) / sum(count), of the ratio estimator.
+    """The standard error of the ratio estimator sum(total) / sum(count).
 
     >>> import torch
     >>> ratio_error(torch.tensor([0.0, 2.0]), torch.tensor([1, 1]))

@@ -1,4 +1,4 @@
-"""A classifier of short texts: logistic regression over the words and pairs of words that a text has."""
+"""A classifier of short texts: logistic regression on a text's words and pairs of words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unmask.errors import DataError
 from unmask.evaluation.overlap import Score, share
 from unmask.rng import row_keys, uniform
 
-BINS = 1 << 18  # that n-grams are hashed into
+BINS = 1 << 18  # hash buckets for n-grams
 HELD_OUT = 0.05
 EPOCHS, BATCH, RATE, DECAY = 3, 512, 0.02, 1e-6
 _PIECES = re.compile(r"\w+|[^\w\s]")
@@ -24,14 +24,14 @@ _PIECES = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True, kw_only=True)
 class NgramClassifier:
-    """Which of two classes a text is of. held_out: how often it is right of the texts that it did not learn from."""
+    """Predicts which of two classes a text belongs to. held_out: the accuracy on texts that it was not trained on."""
 
     weight_V1: Tensor
     bias: Tensor
     held_out: Score
 
     def probabilities(self, texts: Sequence[str]) -> Tensor:
-        """[N] Of each text the probability of class 1.
+        """[N] the probability of class 1 for each text.
 
         >>> classifier.probabilities(["great food"])  # doctest: +SKIP
         tensor([0.99])
@@ -39,7 +39,7 @@ class NgramClassifier:
         return torch.sigmoid(_logits([_bins(text) for text in texts], self.weight_V1, self.bias))
 
     def sentence(self) -> str:
-        """What it is and how good, for a protocol."""
+        """A description with the held-out accuracy, for a protocol."""
         low, high = self.held_out.ci95 or (float("nan"), float("nan"))
         return (
             f"Style is told by a logistic regression over words and pairs of words, {self.held_out.value:.2f}% right "
@@ -48,8 +48,9 @@ class NgramClassifier:
 
 
 def train_classifier(texts: Sequence[str], classes: Sequence[int], *, seed: int = 0) -> NgramClassifier:
-    """Logistic regression by Adam, on all texts but a twentieth, which says how good it is; equal texts stand on one
-    side.
+    """Train by Adam on all texts except a twentieth, which measures the accuracy.
+
+    Copies of a text are either all used for training or all held out.
 
     >>> train_classifier(["good"] * 50 + ["bad"] * 50, [1] * 50 + [0] * 50)  # doctest: +SKIP
     """
@@ -78,14 +79,14 @@ def train_classifier(texts: Sequence[str], classes: Sequence[int], *, seed: int 
 
 
 def _logits(rows: Sequence[list[int]], weight_V1: Tensor, bias: Tensor) -> Tensor:
-    """[B] The sum of the weights of what each text has."""
+    """[B] the sum of the weights of each text's features."""
     starts = torch.tensor([0, *(len(row) for row in rows[:-1])]).cumsum(dim=0)
     ids = torch.tensor([id for row in rows for id in row], dtype=torch.long)
     return functional.embedding_bag(ids, weight_V1, starts, mode="sum").squeeze(1) + bias
 
 
 def _bins(text: str) -> list[int]:
-    """The bins of the words and pairs of words of a text, each once."""
+    """The buckets of a text's words and pairs of words, each once."""
     words = _PIECES.findall(text.lower())
     grams = {*words, *(f"{a} {b}" for a, b in itertools.pairwise(words))}
     return sorted({zlib.crc32(gram.encode()) % BINS for gram in grams})

@@ -1,10 +1,10 @@
-"""What a text is worth in the order in which a sampler opens it.
+"""The likelihood of a text in the order in which a sampler opens its positions.
 
-A sampler whose order follows from what is visible (left to right, surest first) makes of a network an exact law: -log p
-is the sum of -log x_theta[x_l | visible] along that order, followed on the text itself. Of a sampler that draws its
-order, every order has a law of its own, and p is their mean: -log of the mean over K drawn orders is, in expectation,
-an upper bound of -log p that falls with K (Jensen; Burda et al. 2016, arXiv 1509.00519, of other latents). At K = 1 and
-one token a call its expectation is MDLM's count form.
+If the order follows from what is visible (left to right, most confident first), network and sampler define an exact
+distribution: -log p is the sum of -log x_theta[x_l | visible] along that order, followed on the text itself. If a
+sampler draws its order, each order has its own distribution, and p is their mean: -log of the mean over K drawn orders
+is, in expectation, an upper bound of -log p that falls with K (Jensen; Burda et al. 2016, arXiv 1509.00519, for other
+latents). With K = 1 and one token per call its expectation is MDLM's count form.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from unmask.sampling.canvas import Canvas
 from unmask.sampling.loop import bound as bound_to
 from unmask.sampling.predictor import Predictor
 
-GIVES = ("x0", "next")  # predictions whose tokens do not decide what opens
+GIVES = ("x0", "next")  # predictions for which the tokens do not decide which positions open
 
 
 def check_order(sampler: Sampler, predictor: Predictor) -> None:
-    """Refuse a sampler whose texts have no likelihood that can be followed on a given text.
+    """Refuse a sampler whose likelihood cannot be computed by following its order on a given text.
 
     >>> check_order(unmask.samplers.Confidence(top_p=0.9), predictor)  # doctest: +SKIP
     Traceback (most recent call last):
@@ -46,7 +46,8 @@ def check_order(sampler: Sampler, predictor: Predictor) -> None:
 
 
 def order_nats(predictor: Predictor, canvas: Canvas, sampler: Sampler, x_BL: Tensor) -> Tensor:
-    """[B] -log of the probability with which the sampler writes x where the canvas is open, given its keys' order.
+    """[B] -log of the probability that the sampler writes x at the canvas's open positions, given the order from its
+    keys.
 
     >>> import math, torch, unmask
     >>> coin = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
@@ -63,10 +64,10 @@ def order_nats(predictor: Predictor, canvas: Canvas, sampler: Sampler, x_BL: Ten
 def follow_order(
     predictor: Predictor, canvas: Canvas, sampler: Sampler, x_BL: Tensor, *, while_likeliest: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`order_nats`, and [B] whether each token of x was the likeliest when it opened: of a fixed order, whether x is
-    what the sampler writes when it always takes the likeliest token.
+    """`order_nats`, and [B] whether each token of x was the most likely one when it opened.
 
-    while_likeliest: stop where no row can be that any more; the nats are then of a part.
+    In a fixed order the latter says whether greedy decoding would write x. while_likeliest: stop once this is False for
+    all rows; the nats are then incomplete.
     """
     sampler = bound_to(predictor, sampler, canvas)
     nats_B = torch.zeros(len(x_BL), dtype=torch.float64)
@@ -93,7 +94,7 @@ def mixture_nats(
 ) -> Tensor:
     """[B] -log of the mean over `orders` orders of the probability of each row's scored tokens, given the others.
 
-    draw: which of independent sets of orders.
+    draw: the index of an independent set of orders.
     """
     z_BL = batch.x_BL.masked_fill(batch.scored_BL, mask_id)
     nats = []

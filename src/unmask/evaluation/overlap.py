@@ -1,6 +1,7 @@
-"""What written texts share with references: exact matches, ROUGE-L, BLEU and chrF. All are percentages of a set.
+"""Overlap of generated texts with references: exact matches, ROUGE-L, BLEU and chrF, as percentages over a set.
 
-BLEU and chrF are sacrebleu's (Post, arXiv 1804.08771); each score carries its signature, by which others repeat it.
+BLEU and chrF are sacrebleu's (Post, arXiv 1804.08771); each score includes its signature, so that others can reproduce
+it.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _PIECES = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """One number of a set of texts. n: texts. signature: of the tool that counted, where it has one. sums: what it is
-    made of, text by text, where a model wrote them.
+    """One number of a set of texts. n: the number of texts. signature: that of the scoring tool, if it has one. sums:
+    its statistics per text, if a model wrote them.
 
     >>> Score(name="exact match", value=50.0, ci95=None, n=2).summary()["value"]
     50.0
@@ -53,8 +54,9 @@ def share(
     over: Sequence[int] | None = None,
     **how: Any,
 ) -> Score:
-    """100 · sum(right) / sum(counts) with its bootstrap interval over texts; counts: one a text where left out. over:
-    which of the set's texts these are, if not all.
+    """100 · sum(right) / sum(counts) with its bootstrap interval over texts.
+
+    counts: one per text if omitted. over: the indices of these texts in the set, if not all.
 
     >>> share("exact match", [1, 0, 0, 1]).value
     50.0
@@ -72,7 +74,7 @@ def share(
 
 
 def rouge_l(output: str, reference: str) -> float:
-    """F1 of the longest common subsequence (Lin 2004) of words and marks, between 0 and 1; cases differ.
+    """F1 of the longest common subsequence (Lin 2004) of words and punctuation, between 0 and 1; case-sensitive.
 
     >>> rouge_l("the cat sat", "the cat, sat down"), rouge_l("", "")
     (0.75, 1.0)
@@ -93,22 +95,23 @@ def _longest_common(a: Sequence[str], b: Sequence[str]) -> int:
 
 
 def need_sacrebleu() -> None:
-    """Raise where BLEU and chrF cannot be counted, before anything is written."""
+    """Raise if sacrebleu is missing, before anything is generated."""
     _sacrebleu()
 
 
 def bleu(outputs: Sequence[str], references: Sequence[Sequence[str]], **how: Any) -> Score:
-    """Corpus BLEU as sacrebleu's command line gives it. references: the first of every text, the second, ...
+    """Corpus BLEU as computed by sacrebleu's command line. references: the first reference of every text, the second,
+    ...
 
     >>> bleu(["a cat sat on the mat"], [["a cat sat on the mat"]]).value  # doctest: +SKIP
     100.0
     """
-    # force: no warning on stderr of texts that look tokenized; the number is the same
+    # force: no warning on stderr about texts that look tokenized; it does not change the value
     return _scored("BLEU", _sacrebleu().BLEU(force=True), outputs, references, **how)
 
 
 def chrf(outputs: Sequence[str], references: Sequence[Sequence[str]], **how: Any) -> Score:
-    """Corpus chrF2 (Popović 2015) as sacrebleu's command line gives it; references: as in `bleu`.
+    """Corpus chrF2 (Popović 2015) as computed by sacrebleu's command line; references: as in `bleu`.
 
     >>> chrf(["a cat"], [["a cat"]]).value  # doctest: +SKIP
     100.0
@@ -119,7 +122,7 @@ def chrf(outputs: Sequence[str], references: Sequence[Sequence[str]], **how: Any
 def _scored(name: str, metric: Any, outputs: Sequence[str], references: Sequence[Sequence[str]], **how: Any) -> Score:
     seed = how.pop("seed", 0)
     value = float(metric.corpus_score(list(outputs), [list(one) for one in references]).score)
-    # The counts of each text, of which a corpus's score is made; a test holds their sums to the score.
+    # The counts per text from which a corpus score is computed; a test compares their sums with the score.
     stats_NK = np.array(metric._extract_corpus_statistics(list(outputs), [list(one) for one in references]))
 
     def number(total_K: NDArray[np.float64]) -> float:

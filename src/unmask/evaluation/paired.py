@@ -1,8 +1,8 @@
-"""How far two systems are apart, and whether that can be seen: intervals of differences on the same texts and seeds.
+"""Differences between systems and their intervals, from the same texts and seeds.
 
-Systems are measured on the same texts with the same keys, so what makes a text hard is in both and leaves the
-difference. Two things are drawn: the texts, which all seeds share, and the seeds. Each has a standard error of its own
-and a half-width by Student's t; the two half-widths add as squares, which is never too narrow (`tests/numerics`).
+Systems are measured on the same texts with the same keys, so the difficulty of a text cancels in the difference. Two
+things are sampled: the texts, which all seeds share, and the seeds. Each contributes a standard error and a half-width
+from Student's t; the squares of the two half-widths add up, which is never too narrow (`tests/numerics`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from unmask.evaluation.measurement import ratio_error, student_975
 
 Verdict = Literal["visible", "not visible", "one seed"]
 
-# How a difference stands to the difference of what is measured, by the kinds of both sides: an upper bound minus an
-# exact value is an upper bound; of two bounds the difference bounds nothing.
+# How a difference of two values relates to the difference of the measured quantities, by the kinds of both values: an
+# upper bound minus an exact value is an upper bound; the difference of two bounds bounds nothing.
 GAP_SIGN = {("exact", "exact"): "=", ("upper bound", "exact"): "≤", ("exact", "upper bound"): "≥"}
 
 
 def seen(ci95: Sequence[float] | None) -> Literal["visible", "not visible"]:
-    """Whether a difference can be told from 0: its interval does not hold it. Without an interval nothing can.
+    """Whether a difference can be told from 0, which means that its interval excludes 0.
+
+    Without an interval it cannot.
 
     >>> seen((0.1, 0.3)), seen((-0.1, 0.3)), seen(None)
     ('visible', 'not visible', 'not visible')
@@ -35,7 +37,8 @@ def seen(ci95: Sequence[float] | None) -> Literal["visible", "not visible"]:
 
 @dataclass(frozen=True)
 class SeedNoise:
-    """How much the nats per token of one system differ from seed to seed: a standard deviation, and from how many."""
+    """The variation of one system's nats per token from seed to seed: a standard deviation and its degrees of
+    freedom."""
 
     deviation: float
     freedom: int
@@ -43,9 +46,9 @@ class SeedNoise:
 
 @dataclass(frozen=True)
 class Interval:
-    """A value, in nats per token or whatever is measured, with its 95% interval.
+    """A value, such as nats per token, with its 95% interval.
 
-    texts_half, seeds_half: the half-widths of which the interval is made; None: there is too little to tell.
+    texts_half, seeds_half: the two half-widths that form the interval; None if there is too little data.
     """
 
     value: float
@@ -65,7 +68,7 @@ class Interval:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the value can be told from 0. Of one seed alone nobody knows what another seed would give.
+        """Whether the value can be told from 0. From a single seed nothing can be said about other seeds.
 
         >>> Interval(0.1, 0.05, None, "nothing").verdict, Interval(0.1, 0.05, 0.02, "paired seeds").verdict
         ('one seed', 'visible')
@@ -75,7 +78,7 @@ class Interval:
 
 
 def seed_noise(levels: Sequence[Sequence[float]]) -> SeedNoise | None:
-    """The noise of seeds, pooled over the systems that have several; None where none has.
+    """The noise between seeds, pooled over the systems that have several; None if none has.
 
     >>> seed_noise([[1.0, 3.0], [5.0], [2.0, 2.0]])
     SeedNoise(deviation=1.0, freedom=2)
@@ -90,7 +93,7 @@ def seed_noise(levels: Sequence[Sequence[float]]) -> SeedNoise | None:
 
 
 def level(nats: Mapping[int, Tensor], tokens_B: Tensor, noise: SeedNoise | None = None) -> Interval:
-    """A system's nats per token: the mean over its seeds. nats: of each seed the nats [B] of every text.
+    """A system's nats per token, averaged over its seeds. nats: for each seed the nats [B] of every text.
 
     >>> level({0: torch.tensor([2.0, 2.0])}, torch.tensor([1, 1])).ci95
     (2.0, 2.0)
@@ -101,10 +104,10 @@ def level(nats: Mapping[int, Tensor], tokens_B: Tensor, noise: SeedNoise | None 
 def gap(
     ours: Mapping[int, Tensor], theirs: Mapping[int, Tensor], tokens_B: Tensor, noise: SeedNoise | None = None
 ) -> Interval:
-    """ours - theirs in nats per token, in the mean over seeds.
+    """ours - theirs in nats per token, averaged over seeds.
 
-    With two seeds or more in common only those count, each paired with itself. Else the seeds' part is the noise of
-    seeds that other systems show, where there is any. theirs empty: the value itself.
+    If both have at least two seeds in common, only those are used, as pairs. Otherwise the seeds' part is the noise
+    between seeds of other systems, if there is any. If theirs is empty, the value itself is measured.
 
     >>> a, b = torch.tensor([3.0, 5.0]), torch.tensor([2.0, 4.0])
     >>> gap({0: a}, {0: b}, torch.tensor([1, 1])).ci95
@@ -128,10 +131,11 @@ def gap(
 
 
 def slope(nats: Mapping[int, Tensor], tokens_B: Tensor) -> tuple[Interval, Interval]:
-    """How a bound in T steps depends on T: nats per token = a + b / T by least squares; a, where T is endless, and b.
+    """How a bound in T steps depends on T: least-squares fit of nats per token = a + b / T; returns a, the limit, and
+    b.
 
-    nats: of each T those of every text, by the same weights and keys: both are sums of them, so that their intervals
-    are over texts.
+    nats: for each T the nats of every text, from the same weights and keys. Both coefficients are sums of them, so
+    their intervals are over texts.
 
     >>> a, b = slope({T: torch.tensor([3.0 + 2 / T] * 2) for T in (1, 2, 4)}, torch.tensor([1, 1]))
     >>> round(a.value, 6), round(b.value, 6)

@@ -1,4 +1,4 @@
-"""DNA base by base: what each costs, and how likely A, C, G and T are in its place."""
+"""DNA base by base: the nats of each base, and the probabilities of A, C, G and T at its position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from unmask.model import Model
 
 BASES = "ACGT"
-AT_ONCE = 1 << 15  # tokens of rows that are read beside each other
+AT_ONCE = 1 << 15  # tokens to read at a time
 Estimator = Literal["exact", "conditional", "bound"]
 SAID: dict[str, str] = {
     "exact": "each base given those before it in its window: their sum is -log p",
@@ -37,8 +37,8 @@ _STRANGE = re.compile(f"[^{BASES}N]")
 
 @dataclass(frozen=True)
 class BaseScores:
-    """nats_L: of each base, NaN where it is not known (N). p_L4: of A, C, G and T in its place, where the estimator
-    has such a law; what they lack to 1 the model gives to other tokens.
+    """nats_L: the nats of each base, NaN if it is unknown (N). p_L4: the probabilities of A, C, G and T at its
+    position, if the estimator defines them; the rest is the probability of other tokens.
 
     >>> BaseScores("AN", torch.tensor([1.0, torch.nan]), None, "bound").num
     1
@@ -51,7 +51,7 @@ class BaseScores:
 
     @property
     def num(self) -> int:
-        """How many bases are scored."""
+        """The number of scored bases."""
         return int((~self.nats_L.isnan()).sum())
 
     @property
@@ -60,7 +60,7 @@ class BaseScores:
 
 
 class Window(NamedTuple):
-    """What is read at once, and what of it is scored."""
+    """A range to read at once, and the part of it to score."""
 
     start: int
     stop: int
@@ -80,12 +80,12 @@ def score_bases(
     seed: int = 0,
     num_samples: int = 64,
 ) -> BaseScores:
-    """Each base of a sequence; what stands before and after it is seen and not scored.
+    """Score each base of a sequence; the sequences `before` and `after` are context and are not scored.
 
-    estimator: exact, of an autoregressive model; conditional, of one that is masked; bound, of any other. None: the
-    first of these that the model has. seed and num_samples: of the bound's draws.
-    both_strands: the mean of what both strands say, each read in its own direction.
-    What is longer than the window is read in windows that overlap by half.
+    estimator: exact, for an autoregressive model; conditional, for a masked one; bound, for any other. None: the first
+    of these that the model supports. seed and num_samples: for the bound's draws. both_strands: average the scores of
+    both strands, each read in its own direction. A sequence longer than the window is read in windows that overlap by
+    half.
 
     >>> score_bases(model, "ACGTTGCA").nats_L  # doctest: +SKIP
     """
@@ -105,7 +105,7 @@ def score_bases(
 
 
 def base_ids(tokenizer: Tokenizer) -> list[int]:
-    """The ids of A, C, G and T, which a tokenizer must have a token each for.
+    """The ids of A, C, G and T; the tokenizer must have one token for each.
 
     >>> from unmask.data.tokenizers import load_tokenizer
     >>> base_ids(load_tokenizer("dna"))
@@ -118,8 +118,9 @@ def base_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def windows(length: int, size: int, first: int, last: int, *, both: bool) -> Iterator[Window]:
-    """Windows over `length` tokens in steps of half a window, in which all from `first` to `last` is scored once: with
-    both sides where it is nearest to the middle; else as early as can be, where most stands before it.
+    """Windows over `length` tokens in steps of half a window, which score every position from `first` to `last` once.
+
+    both: a position is scored in the window whose middle is nearest; otherwise in the first window that contains it.
 
     >>> [tuple(window) for window in windows(8, 4, 1, 8, both=True)]
     [(0, 4, 1, 3), (2, 6, 3, 5), (4, 8, 5, 8)]
@@ -138,7 +139,7 @@ def windows(length: int, size: int, first: int, last: int, *, both: bool) -> Ite
 
 
 class _Reader(NamedTuple):
-    """A model and how it is asked."""
+    """A model and the options for querying it."""
 
     model: Model
     estimator: Estimator
@@ -148,9 +149,9 @@ class _Reader(NamedTuple):
     num_samples: int
 
     def read(self, before: str, text: str, after: str) -> BaseScores:
-        """One strand."""
+        """Score one strand."""
         model, both = self.model, self.estimator == "conditional"
-        whole = before + text + (after if both else "")  # else nothing after what is scored: parts multiply to one law
+        whole = before + text + (after if both else "")  # causal: nothing after, so parts multiply to one law
         ids_L = torch.tensor(model.tokenizer.encode(whole), dtype=torch.long)
         if len(ids_L) != len(whole):
             raise UsageError(_JOINED)
@@ -177,7 +178,7 @@ class _Reader(NamedTuple):
         return BaseScores(text, nats_L[first:last], None if p_L4 is None else p_L4[first:last], self.estimator)
 
     def _row(self, ids_L: Tensor) -> Tensor:
-        """With what frames it, and, of a model of whole texts, the end that it knows a row to have."""
+        """The ids with the model's anchors and, for a model of whole texts, the end that it expects in a row."""
         model = self.model
         row = [*model.begin, *ids_L.tolist()]
         if _ends(model) and self.estimator == "conditional":
@@ -189,7 +190,7 @@ class _Reader(NamedTuple):
         return None if self.label is None else torch.full((rows,), self.label, device=self.model.device)
 
     def _left_out(self, row_L: Tensor, at_K: Tensor) -> Tensor:
-        """[K, I] log x_theta of each position, which is masked in a row of its own."""
+        """[K, I] log x_theta at each position, masked in a row of its own."""
         parts = []
         for at_R in torch.split(at_K.to(row_L.device), max(1, AT_ONCE // len(row_L))):
             masked_RL = torch.zeros(len(at_R), len(row_L), dtype=torch.bool, device=row_L.device)
@@ -212,7 +213,7 @@ class _Reader(NamedTuple):
             return torch.log_softmax(predictor(replace(query, writes=False)), dim=-1)
 
     def _shares(self, row_L: Tensor, at_K: Tensor, number: int) -> Tensor:
-        """[K] nats of the bound, over these positions, given all others in the row."""
+        """[K] the bound's nats of these positions, given all others in the row."""
         scored_1L = torch.zeros(1, len(row_L), dtype=torch.bool, device=row_L.device)
         scored_1L[0, at_K] = True
         nats_1L = mean_position_nats(
@@ -231,12 +232,12 @@ class _Reader(NamedTuple):
 
 
 def _ends(model: Model) -> bool:
-    """Whether its rows are whole texts, which end."""
+    """Whether the model's rows are whole texts, which end."""
     return model.packing != "wrap" and model.tokenizer.ends_texts
 
 
 def _estimator(model: Model, name: str | None) -> Estimator:
-    """The one that is asked for, where the model has it."""
+    """The requested estimator, if the model supports it."""
     process = model.process
     if process is None:
         own: tuple[Estimator, ...] = ("exact",)

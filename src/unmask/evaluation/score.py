@@ -1,4 +1,4 @@
-"""Scoring: the bound of each text, by itself or given a prompt and a class."""
+"""Scoring: the bound of each text, alone or given a prompt and a class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from unmask.model import Model
     from unmask.sampling.canvas import Canvas
 
-BATCH = 32  # rows at a time
+BATCH = 32  # rows per network call
 
 
 def score(
@@ -35,14 +35,14 @@ def score(
     labels: Sequence[int | str | None] | None = None,
     separator: str | None = None,
 ) -> Bound:
-    """The bound of each text, its end-of-text included; a text beyond the window is scored window by window. It is
-    `Model.score`.
+    """The bound of each text including its end-of-text; a text longer than the window is scored window by window.
 
-    prompts: one for all texts or one for each; the text is scored given its prompt, which is neither noised nor
-    scored and stands before every window of a long text. separator: as in `generate`.
-    label: the class that all texts are taken to be of; labels: one for each text, None for none.
+    This is `Model.score`. prompts: one for all texts or one for each. The text is scored given its prompt, which is
+    neither noised nor scored and precedes every window of a long text. separator: as in `generate`. label: the class of
+    all texts; labels: one for each text, None for no class.
 
-    Diffusion sees where a row ends, so its bound is given the number of tokens; autoregression's value is not.
+    Diffusion sees where a row ends, so its bound is conditioned on the number of tokens; an autoregressive value is
+    not.
 
     >>> model.score(["import os", "import sys"], num_samples=64).nats_B  # doctest: +SKIP
     >>> model.score("bonjour", prompts="hello").nats  # of -log p(bonjour | hello)  # doctest: +SKIP
@@ -80,7 +80,7 @@ def score(
 def _explained(
     model: Model, batches: list[tuple[int, Canvas, Tensor]], owner: list[int], how: dict[str, Any]
 ) -> list[list[TokenNats]]:
-    """The scored tokens of each text with their nats, its windows one after the other."""
+    """The scored tokens of each text with their nats; windows are concatenated."""
     texts: list[list[TokenNats]] = [[] for _ in range(max(owner) + 1)]
     for lo, canvas, scored_BL in batches:
         nats_BL = mean_position_nats(
@@ -102,7 +102,7 @@ def _explained(
 def _heads(
     model: Model, prompts: str | Sequence[str] | None, separator: str | None, num: int
 ) -> list[list[int]] | list[None]:
-    """The prompt before each text, not scored, tokenized apart from it as packing does it; None: nothing."""
+    """The prompt of each text as ids, not scored and tokenized separately, as in packing; None: empty."""
     if prompts is None:
         return [None] * num if model.anchor == "none" else [list(model.begin)] * num
     prompts = [prompts] * num if isinstance(prompts, str) else list(prompts)
@@ -125,7 +125,7 @@ def _labels(label: int | str | None, labels: Sequence[int | str | None] | None, 
 
 
 def _windows(model: Model, text: str, head: list[int] | None) -> list[list[int]]:
-    """The rows of a text, each with its prompt and frame."""
+    """The rows of a text, each with its prompt and anchors."""
     end = [model.tokenizer.eot_id] if model.tokenizer.ends_texts else []
     ids = [*([] if head else model.begin), *model.tokenizer.encode(text), *end]
     head = head or []
@@ -136,13 +136,13 @@ def _windows(model: Model, text: str, head: list[int] | None) -> list[list[int]]
             tokens=Public(len(head)),
             window=Public(model.length),
         )
-    if model.packing == "fill":  # the rows that it was trained on are full, and so it knows where a text ends
+    if model.packing == "fill":  # rows are full in training, so such a model sees where a text ends
         ids += [model.tokenizer.eot_id] * (-len(ids) % room)
     return [[*head, *ids[lo : lo + room], *model.end] for lo in range(0, max(1, len(ids)), room)]
 
 
 def _scored_bytes(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
-    """The bytes of each text, without those of tokens that are given because no model writes them."""
+    """The bytes of each text, without those of tokens that are conditioned on because no model writes them."""
     if not tokenizer.fixed_ids:
         return [len(text.encode()) for text in texts]
     return [
@@ -152,7 +152,7 @@ def _scored_bytes(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
 
 
 def scored_positions(canvas: Canvas, prefix_lengths: list[int], fixed_ids: tuple[int, ...] = ()) -> Tensor:
-    """All but the prompt before each row's text, what ends the row, padding, and tokens of fixed ids."""
+    """True everywhere except at the prompt, the anchors, padding, and tokens of fixed ids."""
     position_L = torch.arange(canvas.tokens.shape[1], device=canvas.tokens.device)
     first_B1 = torch.tensor(prefix_lengths, device=canvas.tokens.device)[:, None]
     scored_BL = (position_L >= first_B1) & (position_L < canvas.length_B[:, None] - canvas.frame[1])

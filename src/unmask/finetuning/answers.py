@@ -1,4 +1,4 @@
-"""What the finished runs of a fine-tuning's folder have answered to the reported examples, as arrays."""
+"""The answers of a fine-tuning's finished runs to the reported examples, as arrays."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from unmask.storage.untrusted import read_json, read_text
 
 Key = tuple[str, str | None, str | float, int]
 """An example: its text, its pair, its label, and which of several copies it is."""
-MAX_LINES = 1 << 30  # bytes of a file of predictions
+MAX_LINES = 1 << 30  # maximum bytes of a predictions file
 
 
 @dataclass(frozen=True)
 class RunAnswers:
-    """A run's answers: class numbers, or numbers. place_N: which of the folder's examples each is of."""
+    """A run's answers: class numbers, or numbers. place_N: the index of each example among the folder's examples."""
 
     place_N: NDArray[np.int64]
     predicted_N: NDArray[np.float64]
@@ -34,7 +34,7 @@ class RunAnswers:
 
 @dataclass(frozen=True)
 class Answers:
-    """All complete seeds of a folder: for each start and seed a run, of a cross-validation one for each fold."""
+    """All complete seeds of a folder: a run for each start and seed, and for each fold in cross-validation."""
 
     folder: Path
     model: str
@@ -46,7 +46,7 @@ class Answers:
 
 
 def read_answers(folder: str | Path) -> Answers:
-    """The answers of a folder that `unmask finetune` has written.
+    """Read the answers from a folder written by `unmask finetune`.
 
     >>> read_answers("runs/reviews").labels  # doctest: +SKIP
     ('negative', 'positive')
@@ -74,7 +74,7 @@ def read_answers(folder: str | Path) -> Answers:
 
 
 def _finished(folder: Path, folds: int | None) -> list[RunName]:
-    """The runs of the seeds that are complete, in the order of seeds."""
+    """The runs of complete seeds, sorted by seed."""
     found = [read_json(path) for path in sorted((folder / "seeds").glob("[!.]*.json"))]
     names = [RunName(one["start"], one["seed"], one.get("fold")) for one in found]
     count = Counter((name.start, name.seed) for name in names)
@@ -101,7 +101,10 @@ def _read(path: Path, labels: tuple[str, ...], place_of: dict[Key, int]) -> RunA
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """With their numbers. A text may hold any character, also those that other readers take for the end of a line."""
+    """Lines with their numbers.
+
+    Splits only at line feeds: a text may contain characters that other readers treat as line ends.
+    """
     if not path.is_file():
         raise DataError(f"{path} is missing, so its seed cannot be compared: run the fine-tuning anew")
     yield from enumerate(read_text(path, MAX_LINES).rstrip("\n").split("\n"), 1)

@@ -1,4 +1,4 @@
-"""A fine-tuned model in use: texts and pairs in, classes with probabilities or numbers out."""
+"""A fine-tuned model in use: texts and pairs in, classes with probabilities (or numbers) out."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from unmask.text.arguments import check_texts
 
 @dataclass(frozen=True)
 class Answer:
-    """What a classifier says of a text. label and probabilities of a classification, value of a regression; cut: tokens
-    at a text's end that it has not read, beyond its window."""
+    """A classifier's answer to a text.
+
+    label and probabilities: of a classification; value: of a regression; cut: the number of tokens at a text's end that
+    did not fit in the window.
+    """
 
     text: str
     pair: str | None
@@ -65,15 +68,15 @@ class Classifier:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The classes; none of a regression."""
+        """The classes; empty for a regression."""
         return self.task.labels
 
     def classify(
         self, texts: str | Sequence[str], pairs: str | Sequence[str] | None = None, *, batch: int = 32
     ) -> list[Answer]:
-        """An answer for each text, or each text with its pair. batch: texts in one call of the network.
+        """An answer for each text, or each text with its pair. batch: texts per network call.
 
-        A single pair goes with every text. What is longer than the window is cut, as it was in training.
+        A single pair is used with every text. A text that is longer than the window is cut, as in training.
 
         >>> classifier.classify(["a dog sleeps"], ["an animal rests"])  # doctest: +SKIP
         """
@@ -82,7 +85,7 @@ class Classifier:
         return self.answers([Example(*both, None, "") for both in zip(firsts, seconds, strict=True)], batch=batch)
 
     def answers(self, examples: Sequence[Example], *, batch: int = 32) -> list[Answer]:
-        """An answer for each example of a file; one that cannot be read is told by its line.
+        """An answer for each example of a file; an example that cannot be read is reported by its line.
 
         >>> classifier.answers(read_examples("more.tsv", columns_of(classifier.task)))  # doctest: +SKIP
         """
@@ -117,7 +120,7 @@ class Classifier:
         return [*seconds]
 
     def save(self, folder: str | Path) -> None:
-        """model.safetensors + config.json + tokenizer.json, head and network together, written whole or not at all.
+        """Write model.safetensors + config.json + tokenizer.json, head and network together, atomically.
 
         >>> classifier.save("models/reviews")  # doctest: +SKIP
         """
@@ -132,7 +135,7 @@ class Classifier:
 def load_classifier(
     name: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
 ) -> Classifier:
-    """Load a classifier from its folder, or from that of its fine-tuning run. Nothing in it is executed.
+    """Load a classifier from its folder or from its fine-tuning run. Nothing in it is executed.
 
     >>> load_classifier("runs/reviews", device="cpu").labels  # doctest: +SKIP
     ('negative', 'positive')

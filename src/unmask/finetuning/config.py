@@ -1,4 +1,4 @@
-"""The dataclasses of a fine-tuning, and the recipes that they are read from: TOML, JSON and the command line."""
+"""The dataclasses of a fine-tuning, and how its recipes are read: TOML, JSON and the command line."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ MAX_FOLDS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
-    """Files of labelled texts: TSV, CSV or JSON lines, also compressed; which columns are read.
+    """Files of labelled texts: TSV, CSV or JSON lines, also compressed, and which columns to read.
 
-    valid is what early stopping looks at. Without it a share of train, `held_out`, chosen by a keyed permutation that
-    is the same for every seed. test is measured once, by the weights that were best on valid; a share of train where
-    `test_share` says so.
+    valid: used for early stopping. Without it, a share of train, `held_out`, is used, chosen by a keyed permutation
+    that is the same for every seed. test: measured once, with the weights that were best on valid; or a share of train
+    if `test_share` is set.
     """
 
     train: str = ""
@@ -42,11 +42,11 @@ class TaskData:
     text: str = "text"
     pair: str | None = None  # the second text
     label: str = "label"
-    columns: tuple[str, ...] = ()  # their names, in files whose first line is an example already
-    extra_columns: bool = False  # rows may have more columns than that, which are not read
-    skip_lines: tuple[int, ...] = ()  # numbers of lines of train that are left out, from 1
-    shortest: int = 0  # characters; texts of fewer are left out of all files, and counted
-    delimiter: str | None = None  # None: a tab, and a comma in files ending in .csv
+    columns: tuple[str, ...] = ()  # column names, for files without a header line
+    extra_columns: bool = False  # rows may have more columns than these; they are ignored
+    skip_lines: tuple[int, ...] = ()  # line numbers of train to leave out, counted from 1
+    shortest: int = 0  # characters; shorter texts are left out of all files, and counted
+    delimiter: str | None = None  # None: a tab, or a comma in files ending in .csv
     quoted: bool | None = None  # fields in double quotes may hold the delimiter; None: in CSV, not in TSV
 
     def __post_init__(self) -> None:
@@ -68,22 +68,22 @@ class FinetuneConfig:
     out: str = "runs/finetuned"
     data: TaskData = TaskData()
     kind: Kind = "classification"
-    labels: tuple[str, ...] = ()  # the classes, in their order; none: those of the training examples
-    metrics: tuple[str, ...] = ()  # the first chooses the best weights; none: accuracy, or spearman and pearson
+    labels: tuple[str, ...] = ()  # the classes, in order; empty: those of the training examples
+    metrics: tuple[str, ...] = ()  # the first selects the best weights; empty: accuracy, or spearman and pearson
     head: Head = Pooled()
-    between: str = ""  # the text between those of a pair; empty: an end-of-text token
+    between: str = ""  # the text between the two of a pair; empty: an end-of-text token
     optim: OptimConfig = OPTIM
     epochs: int = 10
     batch: int = 32
     length: int | None = None  # of a row in tokens; None: the model's window
-    conjoin: bool | None = None  # one answer for both strands of DNA; None: where the vocabulary is DNA alone
-    valid_every: int = 0  # steps; 0: once an epoch
-    patience: int = 3  # validations without a better one after which a seed ends
-    freeze: bool = False  # only the head is trained
-    from_scratch: bool = False  # the same network from random weights, too, to stand beside
-    seeds: int = 3  # 0 to seeds - 1: of the head's weights, the order of the examples, dropout and folds
-    folds: int | None = None  # of train, each of which is once reported, or once stops where data.test is given
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 where it is native
+    conjoin: bool | None = None  # one answer for both strands of DNA; None: if the vocabulary is only DNA
+    valid_every: int = 0  # steps; 0: once per epoch
+    patience: int = 3  # validations without improvement after which a seed stops
+    freeze: bool = False  # train only the head
+    from_scratch: bool = False  # also train the same network from random weights, for comparison
+    seeds: int = 3  # 0 to seeds - 1: for the head's weights, the order of examples, dropout and folds
+    folds: int | None = None  # folds of train, each reported once, or used once to stop if data.test is set
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 if the device supports it natively
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -102,11 +102,11 @@ class FinetuneConfig:
                 raise ConfigError("a regression has no labels: leave them out, or set kind = classification")
             check_words(self.labels)
         if self.metrics:
-            check_metrics(self.metrics, self.kind, len(self.labels) or 2)  # those of the data are counted later
+            check_metrics(self.metrics, self.kind, len(self.labels) or 2)  # classes in the data are counted later
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """The metrics, the one that chooses first.
+        """The metrics; the first selects the best weights.
 
         >>> FinetuneConfig(kind="regression").measured
         ('spearman', 'pearson')

@@ -1,8 +1,8 @@
-"""How far two fine-tuned models are apart on the same examples, and whether that can be seen.
+"""The difference of two fine-tuned models on the same examples, and whether it is visible.
 
-Two things are drawn: the examples, which all seeds share, and the seeds. Examples are resampled (bootstrap), each with
-the answers of all runs of both models, so that what makes an example hard is in both and leaves the difference. Seeds
-are paired, each with itself, by Student's t. The two half-widths add as squares, as in `evaluation.paired`.
+Two things are sampled: the examples, which all seeds share, and the seeds. Examples are resampled (bootstrap), each
+with the answers of all runs of both models, so that the difficulty of an example cancels. Seeds are paired, each with
+itself, by Student's t. The squares of the two half-widths add up, as in `evaluation.paired`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from unmask.finetuning.scores import OF_COUNTS, SCORES
 
 Floats = NDArray[np.float64]
 NORMAL_975 = 1.959964
-FEW_CLASSES = 64  # of more the answers are scored resample by resample
+FEW_CLASSES = 64  # with more classes the answers are scored resample by resample
 
 
 def score_interval(answers: Answers, start: str, metric: str, *, seeds: int | None = None) -> Interval:
-    """A score in the mean over the first so many seeds (None: all), with its interval.
+    """A score averaged over the first `seeds` seeds (None: all), with its interval.
 
     >>> score_interval(read_answers("runs/reviews"), "model", "accuracy").ci95  # doctest: +SKIP
     """
@@ -36,7 +36,7 @@ def score_interval(answers: Answers, start: str, metric: str, *, seeds: int | No
 
 
 def score_on(answers: Answers, start: str, metric: str, counted_E: NDArray[np.bool_], *, seeds: int) -> float:
-    """A score in the mean over the first so many seeds, on some of the examples alone.
+    """A score averaged over the first `seeds` seeds, on a subset of the examples.
 
     >>> score_on(answers, "model", "accuracy", chosen_E, seeds=3)  # doctest: +SKIP
     """
@@ -48,16 +48,16 @@ def score_on(answers: Answers, start: str, metric: str, counted_E: NDArray[np.bo
 def difference(
     ours: Answers, theirs: Answers, metric: str, *, start: str = "model", their_start: str = "model"
 ) -> Interval:
-    """Our score minus theirs, in the mean over the seeds that both have; both must report the same examples.
+    """Our score minus theirs, averaged over common seeds; both must report the same examples.
 
-    Without a common seed the means over all of each are compared, and nobody knows what other seeds would give.
+    Without a common seed the means over all seeds are compared, and the interval says nothing about other seeds.
 
     >>> difference(read_answers("runs/a"), read_answers("runs/b"), "accuracy").verdict  # doctest: +SKIP
     'visible'
     """
     check_paired(ours, theirs)
     place_of = {key: i for i, key in enumerate(ours.keys)}
-    there_E = np.array([place_of[key] for key in theirs.keys])  # theirs stand elsewhere in the order of ours
+    there_E = np.array([place_of[key] for key in theirs.keys])  # indices of our examples in their order
     one, other = ours.runs.get(start, {}), theirs.runs.get(their_start, {})
     for runs, side, name in ((one, ours, start), (other, theirs, their_start)):
         if not runs:
@@ -71,7 +71,7 @@ def difference(
 
 
 def check_paired(ours: Answers, theirs: Answers) -> None:
-    """Refuse two fine-tunings whose answers are not to the same examples.
+    """Refuse two fine-tunings whose answers are to different examples.
 
     >>> check_paired(read_answers("runs/a"), read_answers("runs/b"))  # doctest: +SKIP
     """
@@ -84,7 +84,8 @@ def check_paired(ours: Answers, theirs: Answers) -> None:
 def _resampled(
     runs: Sequence[RunAnswers], answers: Answers, metric: str, place_E: NDArray[np.int64] | None = None
 ) -> Floats:
-    """[1 + S] a seed's score, and what it is in each resample. place_E: where its examples stand among those drawn."""
+    """[1 + S] a seed's score, followed by its score in each resample. place_E: the indices of its examples
+    among all."""
     examples = len(answers.keys)
     weights = chain([np.ones((1, examples), dtype=np.float32)], resampled_counts(examples) if examples > 1 else ())
     columns = slice(None) if place_E is None else place_E
@@ -92,7 +93,7 @@ def _resampled(
 
 
 def _numbers(runs: Sequence[RunAnswers], answers: Answers, metric: str, weight_SE: NDArray[np.float32]) -> Floats:
-    """[S] a seed's score under each weighting: of a cross-validation the mean over folds, by their examples."""
+    """[S] a seed's score under each weighting; in cross-validation the mean over folds, weighted by their examples."""
     total_S, size_S = np.zeros(len(weight_SE)), np.zeros(len(weight_SE))
     for run in runs:
         weight_SN = weight_SE[:, run.place_N]
@@ -110,12 +111,12 @@ def _numbers(runs: Sequence[RunAnswers], answers: Answers, metric: str, weight_S
 
 
 def _of_counts(run: RunAnswers, metric: str, weight_SN: NDArray[np.float32], classes: int) -> Floats:
-    """All weightings at once, by how many answers of each class are right, are there, and ought to be."""
+    """Score all weightings at once, from each class's correct answers, answers and examples."""
     each_K = np.arange(classes)
     predicted_NK, target_NK = (x_N[:, None] == each_K for x_N in (run.predicted_N, run.target_N))
     counted = np.stack([predicted_NK & target_NK, predicted_NK, target_NK], axis=1).reshape(len(run.place_N), -1)
     counts = (weight_SN @ counted.astype(np.float32)).astype(np.float64).reshape(len(weight_SN), 3, classes)
-    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may hold nothing of a small fold
+    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may contain nothing of a small fold
         return OF_COUNTS[metric](counts)
 
 
@@ -128,7 +129,7 @@ def _one_by_one(run: RunAnswers, answers: Answers, metric: str, weight_SN: NDArr
 
 
 def _interval(seeds: Sequence[Floats], examples: int) -> Interval:
-    """The value with its half-widths. seeds: of each its value, and then that of every resample."""
+    """The value with its half-widths. seeds: for each seed its value, followed by that of every resample."""
     value_S = np.mean(seeds, axis=0)
     texts_half = NORMAL_975 * float(value_S[1:].std(ddof=1)) if examples > 1 else None
     if len(seeds) < 2:

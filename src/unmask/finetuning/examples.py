@@ -20,7 +20,7 @@ _DNA = re.compile("[ACGTN]*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Example:
-    """A text, its pair where there is one, its label as it is spelled in the file, and where it stands."""
+    """A text, its pair if there is one, its label as spelled in the file, and its location."""
 
     text: str
     pair: str | None
@@ -29,7 +29,8 @@ class Example:
 
 
 def read_examples(path: str, data: TaskData, *, labelled: bool = True) -> list[Example]:
-    """The examples of a file or a folder's files; labelled: each must have its label, else none is read.
+    """The examples of a file or a folder's files. labelled: every example must have a label; otherwise labels are not
+    read.
 
     >>> read_examples("mine.tsv", TaskData(text="sentence", label="class"))  # doctest: +SKIP
     """
@@ -52,7 +53,7 @@ def _example(values: dict[str, str], data: TaskData, where: str, labelled: bool)
 
 
 def _names(data: TaskData, labelled: bool) -> list[str]:
-    """The columns that are read."""
+    """The columns to read."""
     return [data.text, *([] if data.pair is None else [data.pair]), *([data.label] if labelled else [])]
 
 
@@ -107,10 +108,10 @@ def _json_lines(file: sources.File, data: TaskData, labelled: bool) -> Iterator[
 
 
 def content_of(train: Sequence[Example]) -> Callable[[str, str | None], tuple[str, str | None]]:
-    """What of a text and its pair is the same in copies of them, beside these training examples.
+    """A function from a text and its pair to their content, which is equal for copies; given the training examples.
 
-    Where all of them are sequences of DNA a copy may be in small letters, or be the other strand: what has read one
-    knows the other as well.
+    If all of them are DNA sequences, copies may differ in case or be the reverse complement: a model that has read one
+    knows the other.
 
     >>> content = content_of([Example("ACC", None, "0", "")])
     >>> content("ggt", None) == content("ACC", None)
@@ -122,7 +123,7 @@ def content_of(train: Sequence[Example]) -> Callable[[str, str | None], tuple[st
 
 
 def columns_of(task: Task, **changed: Any) -> TaskData:
-    """How a fine-tuned model's own files are read, with what is otherwise now.
+    """The columns for reading a fine-tuned model's own files, with overrides.
 
     >>> columns_of(Task(labels=("no", "yes"), length=16, text="sentence")).text
     'sentence'

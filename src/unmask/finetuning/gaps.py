@@ -1,4 +1,5 @@
-"""The gaps of a finished fine-tuning: to the same network from random weights, and to others on the same examples."""
+"""The gaps of a finished fine-tuning: to the same network from random weights, and to other models on the same
+examples."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from unmask.finetuning.table import NAMES, percent
 
 @dataclass(frozen=True)
 class Gap:
-    """A score minus another's, with its interval. ours, theirs: of what model and start they are."""
+    """A score minus another one, with its interval. ours, theirs: the model and start of each."""
 
     metric: str
     ours: str
@@ -29,12 +30,12 @@ class Gap:
 
     @property
     def within(self) -> float | None:
-        """How far apart the two may be at most, as far as the interval says."""
+        """The largest difference, in absolute value, that the interval allows."""
         ci95 = self.interval.ci95
         return None if ci95 is None else max(map(abs, ci95))
 
     def plain(self) -> dict[str, Any]:
-        """The gap for JSON.
+        """Plain data for JSON.
 
         >>> Gap("accuracy", "a", "b", Interval(0.01, 0.03, 0.04, "paired seeds")).plain()["verdict"]
         'not visible'
@@ -53,7 +54,7 @@ class Gap:
         }
 
     def cells(self) -> list[str]:
-        """Metric, the other one, difference, interval, verdict, and within how many hundredths it lies.
+        """Metric, the other model, difference, interval, verdict, and the bound of `within`, in hundredths.
 
         >>> Gap("f1", "a", "b", Interval(0.01, 0.03, 0.04, "paired seeds")).cells()
         ['F1', 'b', '+1.0', '-4.0 – +6.0', 'not visible', '6.0']
@@ -73,7 +74,7 @@ GAP_NOTE = (
 
 
 def signed(value: float) -> str:
-    """In hundredths, with its sign.
+    """Format in hundredths, with a sign.
 
     >>> signed(0.0123), signed(-0.2)
     ('+1.2', '-20.0')
@@ -82,7 +83,7 @@ def signed(value: float) -> str:
 
 
 def gaps(folder: str | Path, against: Sequence[str | Path] = ()) -> list[Gap]:
-    """Every metric's gaps: to random weights where the folder has them, then to each other folder.
+    """Every metric's gaps: to random weights if the folder has them, then to each other folder.
 
     >>> [gap.interval.verdict for gap in gaps("runs/a", ["runs/b"])]  # doctest: +SKIP
     ['visible']
@@ -102,7 +103,7 @@ def gaps(folder: str | Path, against: Sequence[str | Path] = ()) -> list[Gap]:
 
 
 def gaps_of_folders(folder: str | Path, against: Sequence[str | Path]) -> dict[str, list[Gap]]:
-    """The gaps between finished folders, of fine-tunings or of suites of them: by task, those that all have.
+    """The gaps between finished folders, of fine-tunings or of suites: by task, for the tasks that all of them have.
 
     >>> [*gaps_of_folders("runs/glue", ["runs/other-glue"])]  # doctest: +SKIP
     ['cola', 'rte']
@@ -120,7 +121,7 @@ def gaps_of_folders(folder: str | Path, against: Sequence[str | Path]) -> dict[s
 
 
 def unique_names(models: Mapping[str, str]) -> list[str]:
-    """The names of folders' models; where two are the same, with their folders.
+    """The model names of folders; names that occur twice include the folder.
 
     >>> unique_names({"runs/a": "stories", "runs/b": "mine", "runs/c": "mine"})
     ['stories', 'mine in runs/b', 'mine in runs/c']
@@ -130,7 +131,7 @@ def unique_names(models: Mapping[str, str]) -> list[str]:
 
 
 def check_others(own: str | Path, against: Sequence[str | Path]) -> list[Path]:
-    """The folders to compare with, each once; one that is our own is refused.
+    """The folders to compare with, without duplicates; the folder itself is refused.
 
     >>> check_others("runs/a", ["runs/b"])  # doctest: +SKIP
     [PosixPath('runs/b')]
@@ -142,7 +143,7 @@ def check_others(own: str | Path, against: Sequence[str | Path]) -> list[Path]:
 
 
 def check_examples(labelled: Labelled, others: Sequence[str | Path]) -> None:
-    """Refuse, before anything is trained, fine-tunings that report other examples than these files are reported by.
+    """Refuse, before anything is trained, fine-tunings that report examples other than those of these files.
 
     >>> check_examples(read_labelled(config), ["runs/b"])  # doctest: +SKIP
     """
@@ -159,7 +160,7 @@ def check_examples(labelled: Labelled, others: Sequence[str | Path]) -> None:
 
 
 def check_against(folder: str | Path) -> Path:
-    """A folder to compare with; what is none is refused before anything is trained.
+    """A folder to compare with; anything else is refused before training.
 
     >>> check_against("runs/b")  # doctest: +SKIP
     PosixPath('runs/b')

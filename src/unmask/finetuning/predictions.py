@@ -1,4 +1,4 @@
-"""What a fine-tuned network answers to rows, and how good the answers are."""
+"""The outputs of a fine-tuned network for rows, and their scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unmask.heads.task import Task, task_outputs
 
 @dataclass(frozen=True)
 class Predictions:
-    """out_NK: log-probabilities of the classes, or a number each, in the labels' own unit."""
+    """out_NK: log-probabilities of the classes, or one number per row, in the unit of the labels."""
 
     task: Task
     out_NK: Tensor
@@ -33,18 +33,18 @@ class Predictions:
         return [float(x) for x in self.out_NK[:, 0].tolist()]
 
     def scores(self, metrics: Sequence[str], targets: Sequence[float]) -> dict[str, float]:
-        """Each metric against the targets."""
+        """Each metric for these targets."""
         return score_all(metrics, self.task.kind, self.answers, targets)
 
     def loss(self, targets: Sequence[float]) -> float:
-        """What was trained, on these targets."""
+        """The training loss for these targets."""
         return float(loss_of(self.task, self._standard(), torch.tensor(targets)))
 
     def _standard(self) -> Tensor:
         return self.out_NK if self.task.kind == "classification" else (self.out_NK - self.task.mean) / self.task.scale
 
     def records(self, split: Split) -> Iterator[dict[str, Any]]:
-        """A line of JSON for each example of a labelled split."""
+        """One JSON object per example of a labelled split."""
         for example, target, answer, out_K in zip(
             split.examples, split.targets, self.answers, self.out_NK, strict=True
         ):
@@ -74,7 +74,7 @@ def predict_rows(
     batch: int,
     autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Predictions:
-    """The answers to all rows, in their order: of a conjoined task the mean of both strands'."""
+    """The outputs for all rows, in order; for a conjoined task the mean of both strands' outputs."""
     out_NK = torch.zeros(len(rows), task.outputs)
     strands = [False, True] if task.conjoined and not task.joins_vectors(network) else [False]
     with evaluating(network), autocast():

@@ -1,4 +1,4 @@
-"""The report of a fine-tuning: what was trained on and reported, what guessing gives, the scores of every seed."""
+"""The report of a fine-tuning: the data, the scores of guessing, the scores of every seed."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ def make_report(
     rows_of: Callable[[Split], TaskRows],
     done: Mapping[RunName, Numbers],
 ) -> Numbers:
-    """What `report.json` has. Of a cross-validation counts are those of the first seed: train and what stops of its
-    first fold, what is reported of all its folds.
+    """The content of `report.json`.
+
+    In cross-validation, counts are those of the first seed: the training and validation examples of its first fold, and
+    the reported examples of all its folds.
 
     >>> make_report("stories", model, task, labelled, rows_of, done)["examples"]  # doctest: +SKIP
     {'train': 86, 'valid': 10}
@@ -62,8 +64,8 @@ def make_report(
 
 
 def add_intervals(report: Numbers, folder: Path, labelled: Labelled) -> None:
-    """Put beside each reported score where it would lie with other examples, by what the folder's runs have answered,
-    and what it is on those examples that were not trained on, too.
+    """Add to each reported score its interval over examples, computed from the answers of the folder's runs, and its
+    value on the examples that do not occur in training.
 
     >>> add_intervals(report, Path("runs/reviews"), labelled)  # doctest: +SKIP
     """
@@ -85,7 +87,7 @@ def add_intervals(report: Numbers, folder: Path, labelled: Labelled) -> None:
 
 
 def _together(every: list[Splits], labelled: Labelled) -> Splits:
-    """What is counted: the splits, or of a cross-validation those of its first fold with what all folds report."""
+    """The splits to count; in cross-validation those of the first fold, with the reported examples of all folds."""
     first, data = every[0], labelled.config.data
     if labelled.config.folds is None:
         return first
@@ -97,8 +99,11 @@ def _together(every: list[Splits], labelled: Labelled) -> Splits:
 
 
 def _repeated(part: str, every: list[Splits], labelled: Labelled) -> int:
-    """How many examples of a part were trained on, too. Of folds each is seen beside what its own run has read; a test
-    file beside all of train's, with the part of it that stops."""
+    """The number of examples of a part that also occur in training.
+
+    In cross-validation each fold is compared with what its own run was trained on; a test file with all of train,
+    including the validation part.
+    """
     if part == "test" and "test" in labelled.files:
         return repeated(labelled.files["test"], labelled.files["train"])
     pairs = [(one.parts[part].examples, one.train.examples) for one in every]
@@ -106,7 +111,7 @@ def _repeated(part: str, every: list[Splits], labelled: Labelled) -> int:
 
 
 def repeated(split: Sequence[Example], train: Sequence[Example]) -> int:
-    """How many examples of a split stand in the training examples, word for word or as the other strand."""
+    """The number of examples of a split that occur in the training examples, verbatim or as the reverse complement."""
     content = content_of(train)
     known = {content(one.text, one.pair) for one in train}
     return sum(content(one.text, one.pair) in known for one in split)
@@ -115,7 +120,7 @@ def repeated(split: Sequence[Example], train: Sequence[Example]) -> int:
 def _mean(
     part: str, guesses: list[dict[str, dict[str, float]]], every: list[Splits], config: FinetuneConfig
 ) -> dict[str, float]:
-    """Over folds, by how many examples each has."""
+    """Average over folds, weighted by their numbers of examples."""
     sizes = [len(one.parts[part]) for one in every]
     scores = [one[part] for one in guesses]
     return {
@@ -125,7 +130,7 @@ def _mean(
 
 
 def guess(config: FinetuneConfig, splits: Splits, split: Split) -> dict[str, float]:
-    """The scores of the answer that knows no text: the most frequent class, or the mean, of the training examples."""
+    """The scores of a constant answer: the most frequent class, or the mean, of the training examples."""
     train = splits.train.targets
     if config.kind == "classification":
         answer = Counter(train).most_common(1)[0][0]

@@ -29,7 +29,7 @@ ABOUT = "finetune.json"
 
 
 class RunName(NamedTuple):
-    """A training of a fine-tuning: from where, with which seed, without which fold.
+    """A training run of a fine-tuning: its start, its seed, and the fold that it leaves out.
 
     >>> str(RunName("model", 0)), str(RunName("scratch", 1, 2))
     ('model-0', 'scratch-1-fold-2')
@@ -44,7 +44,7 @@ class RunName(NamedTuple):
 
 
 def digest(examples: Iterable[Example]) -> str:
-    """Changes exactly when the examples or their labels do."""
+    """Changes exactly when the examples or their labels change."""
     total = hashlib.sha256()
     for one in examples:
         total.update(json.dumps([one.text, one.pair, one.label]).encode() + b"\n")
@@ -58,7 +58,7 @@ class Results:
     folder: Path
 
     def begin(self, identity: Numbers, about: Numbers) -> None:
-        """Refuse a folder of other things or of another fine-tuning; then write down what this one is."""
+        """Refuse a folder with other content or another fine-tuning; then record this one."""
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"{self.folder} is a file: give out the name of a folder")
         path = self.folder / ABOUT
@@ -79,12 +79,12 @@ class Results:
             yield from (path for path in self.folder.iterdir() if not path.name.startswith("."))
 
     def finished(self, run: RunName) -> Numbers | None:
-        """A finished run's numbers."""
+        """The stored numbers of a finished run."""
         path = self._seed(run)
         return read_json(path) if path.exists() else None
 
     def keep(self, run: RunName, numbers: Numbers) -> None:
-        """Write a run's numbers, whole or not at all: from then on it is finished."""
+        """Write a run's numbers atomically: this marks it as finished."""
         self._write(self._seed(run), numbers)
 
     def keep_predictions(self, run: RunName, part: str, records: Iterable[Numbers]) -> None:
@@ -94,11 +94,11 @@ class Results:
         atomic_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
     def predictions(self, run: RunName, part: str) -> Path:
-        """Where a run's predictions of a part are."""
+        """The path of a run's predictions for a part."""
         return self.folder / "predictions" / f"{run}-{part}.jsonl"
 
     def keep_report(self, numbers: Numbers, markdown: str) -> None:
-        """Write the report for machines and for people."""
+        """Write the report as JSON and Markdown."""
         self._write(self.folder / "report.json", numbers)
         atomic_text(self.folder / "report.md", markdown)
 
@@ -112,7 +112,7 @@ class Results:
 
 
 def changes(before: Numbers, now: Numbers, prefix: str = "") -> list[str]:
-    """What differs, by dotted keys, with short values.
+    """The differences, by dotted keys, with abbreviated values.
 
     >>> changes({"options": {"epochs": 3}}, {"options": {"epochs": 5}})
     ['options.epochs (3 there, 5 now)']

@@ -1,7 +1,7 @@
-"""Examples as rows of ids: the model's frame, the text, for pairs what stands between and the second text, the end.
+"""Examples as rows of ids: begin anchors, the text, for pairs the separator and the second text, end anchors.
 
-A network that reads both strands of DNA at once has rows of the sequence alone where its answers are conjoined: any
-token around it would stand at another end of the other strand.
+For a network that reads both strands of DNA at once, conjoined rows contain only the sequence: any token around it
+would be at the opposite end of the other strand.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from unmask.data.tokenizers import Tokenizer
     from unmask.model import Model
 
-CHUNK = 1024  # texts that are tokenized together
+CHUNK = 1024  # texts to tokenize together
 
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """Rows of ids with padding at their ends. text_BL: what is no frame around a row."""
+    """Rows of ids, padded at the end. text_BL: positions that are not anchors."""
 
     ids_BL: Tensor
     valid_BL: Tensor
@@ -35,13 +35,13 @@ class TaskBatch:
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Rows of a split. cut: how many tokens of each were beyond the length. complement: of a conjoined task."""
+    """The rows of a split. cut: the number of tokens of each row that did not fit. complement: of a conjoined task."""
 
     rows: list[list[int]]
-    frame: tuple[int, int]  # how many ids at a row's begin and end are no text
+    frame: tuple[int, int]  # number of anchor ids at a row's begin and end
     pad_id: int
     cut: list[int]
-    ends: int = 1  # ids after a text that are its end
+    ends: int = 1  # number of ids that end a text
     complement: tuple[int, ...] = ()
 
     def __len__(self) -> int:
@@ -52,17 +52,18 @@ class TaskRows:
         return sum(n > 0 for n in self.cut)
 
     def take(self, indices: Sequence[int]) -> TaskRows:
-        """The rows of these numbers, as rows of another split."""
+        """The rows with these indices, as a split of their own."""
         return replace(self, rows=[self.rows[i] for i in indices], cut=[self.cut[i] for i in indices])
 
     def other_strand(self, i: int) -> list[int]:
-        """A row with the reverse complement of its text; what stands around the text stays."""
+        """A row with its text replaced by the reverse complement; the ids around the text stay."""
         row = self.rows[i]
         begin, end = self.frame[0], len(row) - self.frame[1] - self.ends
         return [*row[:begin], *(self.complement[id] for id in reversed(row[begin:end])), *row[end:]]
 
     def batch(self, indices: Sequence[int], *, other: Sequence[bool] | None = None) -> TaskBatch:
-        """The rows of these numbers, as long as the longest of them. other: which of them are the other strand."""
+        """The rows with these indices, padded to the longest of them. other: which of them to read as the
+        other strand."""
         turned = other if other is not None else [False] * len(indices)
         rows = [self.other_strand(i) if turn else self.rows[i] for i, turn in zip(indices, turned, strict=True)]
         longest = max(map(len, rows))
@@ -73,26 +74,26 @@ class TaskRows:
         return TaskBatch(ids_BL, place_L < length_B1, (place_L >= begin) & (place_L < length_B1 - end))
 
     def by_length(self, size: int) -> Iterator[list[int]]:
-        """The numbers of all rows, `size` at a time, those of like length together."""
+        """The indices of all rows in groups of `size`, with rows of similar length together."""
         order = sorted(range(len(self.rows)), key=lambda i: (len(self.rows[i]), i))
         for lo in range(0, len(order), size):
             yield order[lo : lo + size]
 
 
 def make_rows(examples: Sequence[Example], task: Task, model: Model) -> TaskRows:
-    """The rows of texts or pairs. Of a pair that is too long the longer text is cut, token by token, at its end.
+    """The rows of texts or pairs. Of a pair that is too long, the longer text is cut at its end, token by token.
 
-    A sequence of a conjoined task is cut at both ends alike, so that its other strand is cut at the same places.
+    A sequence of a conjoined task is cut equally at both ends, so that both strands are cut at the same positions.
 
     >>> make_rows([Example("a text", None, None, "")], task, model).rows  # doctest: +SKIP
     """
     tokenizer, begin, end = model.tokenizer, model.begin, model.end
     between = [tokenizer.eot_id] if not task.between else tokenizer.encode(task.between)
-    last = [tokenizer.eot_id]  # so that a causal network has a position that has read the whole text
+    last = [tokenizer.eot_id]  # so that a causal network has a position after the whole text
     if task.joins_vectors(model.denoiser):
         begin, last, end = [], [], []
     elif not tokenizer.ends_texts and end == last:
-        end = []  # a frame that ends as the text does, such as [SEP], does so once
+        end = []  # an end anchor that equals the text's end, such as [SEP], is not repeated
     room = task.length - len(begin) - len(end) - len(last) - (len(between) if task.pairs else 0)
     if room < 2:
         raise UsageError(f"a length of {task.length} leaves no room for a text: give at least {task.length - room + 2}")
@@ -110,7 +111,8 @@ def make_rows(examples: Sequence[Example], task: Task, model: Model) -> TaskRows
 
 
 def _encoded(part: Sequence[Example], task: Task, tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:
-    """The ids of texts and their pairs; a text that the vocabulary cannot spell is named by its file and line."""
+    """The ids of texts and their pairs; a text that the vocabulary cannot represent is reported with its file
+    and line."""
     try:
         firsts = tokenizer.encode_batch([one.text for one in part])
         seconds = tokenizer.encode_batch([one.pair or "" for one in part]) if task.pairs else [[]] * len(part)
@@ -126,7 +128,7 @@ def _encoded(part: Sequence[Example], task: Task, tokenizer: Tokenizer) -> Itera
 
 
 def middle(count: int, room: int) -> tuple[int, int]:
-    """Which tokens of a sequence stay when as many are taken from both of its ends.
+    """The range of a sequence that remains when it is cut equally at both ends.
 
     >>> middle(5, 8), middle(10, 8), middle(11, 8)
     ((0, 5), (1, 9), (2, 9))
@@ -136,7 +138,7 @@ def middle(count: int, room: int) -> tuple[int, int]:
 
 
 def kept(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of two texts stay: the longer one loses until both fit, at equal length the second.
+    """How many tokens of two texts remain: the longer one is cut until both fit; at equal length the second.
 
     >>> kept(3, 4, 9), kept(10, 3, 9), kept(10, 9, 9), kept(10, 0, 9)
     ((3, 4), (6, 3), (5, 4), (9, 0))

@@ -40,13 +40,13 @@ NOT_DECISIVE = ("out", "seeds", "from_scratch", "data")  # of the examples the c
 
 @dataclass(frozen=True)
 class Finetuned:
-    """A finished fine-tuning: its folder, and its report as `report.json` has it."""
+    """A finished fine-tuning: its folder, and its report as in `report.json`."""
 
     folder: Path
     report: Numbers
 
     def classifier(self, device: str | None = None) -> Classifier:
-        """The seed that was best on the validation examples."""
+        """The classifier that was best on the validation examples, over all seeds."""
         return load_classifier(self.folder, device=device)
 
 
@@ -79,7 +79,7 @@ def finetune(
 
 
 def model_of(model: Model | str | Path, device: str | None) -> Model:
-    """The model to begin with; the head of one that is a classifier already is left behind."""
+    """The model to start from; if it is already a classifier, its head is discarded."""
     if isinstance(model, Model):
         base = model
     else:
@@ -137,7 +137,7 @@ class _Run:
         return self.rows.take([self.place_of[one] for one in split.examples])
 
     def _work(self, run: RunName) -> Work:
-        """What is trained on, with the unit of its numbers."""
+        """What all runs share: the rows and the unit of numeric targets."""
         splits = self.labelled.splits(run.seed, run.fold)
         mean, scale = unit_of(self.config, splits)
         task = dataclasses.replace(self.task, mean=mean, scale=scale)
@@ -145,7 +145,7 @@ class _Run:
         return Work(self.model, task, self.config, splits, rows, self.watch, self.asked_to_stop)
 
     def _train(self, name: RunName, before: dict[RunName, Numbers]) -> Numbers:
-        """Make a run and keep it: the model first where it is the best, then predictions, then the numbers."""
+        """Train and store a run: first the model if it is the best so far, then predictions, then the numbers."""
         work = self._work(name)
         self.watch.on_seed(name.start, name.seed, work.steps)
         if name.fold is not None:
@@ -198,7 +198,7 @@ class _Run:
 
 
 def task_of(model: Model, config: FinetuneConfig, splits: Splits) -> Task:
-    """What the network is to answer; a head that does not fit it is refused."""
+    """The task of the network; a head that does not fit is refused."""
     length = config.length or model.length
     if length > model.length:
         raise UsageError(f"length {length} is beyond the model's window of {model.length} tokens: give at most that")
@@ -219,7 +219,7 @@ def task_of(model: Model, config: FinetuneConfig, splits: Splits) -> Task:
         scale=scale,
     )
     description: Any = getattr(model.denoiser, "config", None)
-    if description is not None:  # tried on a network without numbers, before anything is written
+    if description is not None:  # tested on a network without memory, before anything is written
         with torch.device("meta"), NoStart():
             tried = description.build(num_ids=model.tokenizer.num_ids, mask_id=model.tokenizer.mask_id)
             task.attach(tried)
@@ -227,7 +227,7 @@ def task_of(model: Model, config: FinetuneConfig, splits: Splits) -> Task:
 
 
 def unit_of(config: FinetuneConfig, splits: Splits) -> tuple[float, float]:
-    """What the numbers of a regression are counted from, and in; of a classification nothing, in ones.
+    """Mean and scale of a regression's targets; (0, 1) for a classification.
 
     >>> unit_of(FinetuneConfig(), splits)  # doctest: +SKIP
     (0.0, 1.0)
@@ -239,7 +239,8 @@ def unit_of(config: FinetuneConfig, splits: Splits) -> tuple[float, float]:
 
 
 def conjoins(model: Model, config: FinetuneConfig) -> bool:
-    """Whether a sequence and its reverse complement get one answer: as the options say, else where texts are DNA.
+    """Whether a sequence and its reverse complement share one answer: as set by the options, otherwise if texts are
+    DNA.
 
     >>> conjoins(unmask.load("stories"), FinetuneConfig())  # doctest: +SKIP
     False

@@ -1,4 +1,4 @@
-"""What tasks are measured by: accuracy, F1, Matthews' correlation; Pearson's, Spearman's and R². More is better."""
+"""The metrics of tasks: accuracy, F1, Matthews' correlation; Pearson's, Spearman's and R². Higher is better for all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Score = Callable[[Numbers, Numbers], float]
 
 
 def tallied(predicted: Numbers, target: Numbers, classes: int) -> Numbers:
-    """[3, K] of every class: how many answers of it are right, how many there are, how many examples.
+    """[3, K] for every class: the number of its correct answers, of its answers, and of its examples.
 
     >>> tallied(np.array([0, 1, 1]), np.array([0, 1, 0]), 2).tolist()
     [[1.0, 1.0], [1.0, 2.0], [2.0, 1.0]]
@@ -28,7 +28,7 @@ def tallied(predicted: Numbers, target: Numbers, classes: int) -> Numbers:
     return counts
 
 
-# Each of counts [..., 3, K], so that many sets of answers, such as those of resamples, are scored at once.
+# Each takes counts [..., 3, K], so that many sets of answers, such as those of resamples, are scored at once.
 
 
 def _accuracy(counts: Numbers) -> Numbers:
@@ -37,7 +37,7 @@ def _accuracy(counts: Numbers) -> Numbers:
 
 
 def _f1(counts: Numbers) -> Numbers:
-    """Of every class."""
+    """F1 of every class."""
     f1_K: Numbers = 2 * counts[..., 0, :] / np.maximum(counts[..., 1, :] + counts[..., 2, :], 1)
     return f1_K
 
@@ -71,7 +71,7 @@ def _scored(name: str, predicted: Numbers, target: Numbers) -> float:
 
 
 def accuracy(predicted: Numbers, target: Numbers) -> float:
-    """The share of examples that are right.
+    """The share of correct answers.
 
     >>> accuracy(np.array([0, 1, 1, 1]), np.array([0, 1, 0, 1]))
     0.75
@@ -80,7 +80,7 @@ def accuracy(predicted: Numbers, target: Numbers) -> float:
 
 
 def f1(predicted: Numbers, target: Numbers) -> float:
-    """The harmonic mean of precision and recall of class 1, of two; 0 where nothing of it is found.
+    """The harmonic mean of precision and recall of class 1, for two classes; 0 if there is no true positive.
 
     >>> f1(np.array([1, 1, 0, 0]), np.array([1, 0, 1, 0]))
     0.5
@@ -89,7 +89,7 @@ def f1(predicted: Numbers, target: Numbers) -> float:
 
 
 def macro_f1(predicted: Numbers, target: Numbers) -> float:
-    """The mean of the F1 of every class that is there or was predicted.
+    """The mean F1 of all classes that occur or were predicted.
 
     >>> macro_f1(np.array([0, 1, 2]), np.array([0, 1, 1]))
     0.5555555555555555
@@ -98,7 +98,7 @@ def macro_f1(predicted: Numbers, target: Numbers) -> float:
 
 
 def matthews(predicted: Numbers, target: Numbers) -> float:
-    """Matthews' correlation, of any number of classes (Gorodkin 2004); 0 where all predictions are one class.
+    """Matthews' correlation, for any number of classes (Gorodkin 2004); 0 if all predictions are one class.
 
     >>> matthews(np.array([1, 1, 0, 0]), np.array([1, 0, 0, 0]))
     0.5773502691896258
@@ -107,7 +107,7 @@ def matthews(predicted: Numbers, target: Numbers) -> float:
 
 
 def pearson(predicted: Numbers, target: Numbers) -> float:
-    """The linear correlation; 0 where one side is constant, for which it is not defined.
+    """The linear correlation; 0 if one side is constant, for which it is undefined.
 
     >>> round(pearson(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 2.0])), 4)
     0.866
@@ -120,12 +120,12 @@ def pearson(predicted: Numbers, target: Numbers) -> float:
 
 
 def _constant(values: Numbers) -> bool:
-    """Asked of the values themselves: what rounding leaves of them beside their mean looks like a spread."""
+    """Tests the values themselves, because rounding errors around their mean can look like a spread."""
     return bool((values == values[0]).all())
 
 
 def spearman(predicted: Numbers, target: Numbers) -> float:
-    """The correlation of the ranks; equal values share the mean of theirs.
+    """The correlation of the ranks; ties share their mean rank.
 
     >>> spearman(np.array([1.0, 10.0, 100.0]), np.array([1.0, 2.0, 3.0]))
     1.0
@@ -141,7 +141,7 @@ def _ranks(values: Numbers) -> Numbers:
 
 
 def r2(predicted: Numbers, target: Numbers) -> float:
-    """The share of the variance that is explained: 0 for the mean of these targets; 0 where they do not vary.
+    """The share of explained variance: 0 for predicting the mean of these targets, and if they do not vary.
 
     >>> r2(np.array([2.0, 2.0]), np.array([1.0, 3.0]))
     0.0
@@ -162,7 +162,7 @@ USUAL: dict[Kind, tuple[str, ...]] = {"classification": ("accuracy",), "regressi
 
 
 def check_metrics(names: Sequence[str], kind: Kind, classes: int) -> None:
-    """Refuse metrics that there are not, or that mean nothing for these classes.
+    """Refuse unknown metrics, or those that are not defined for these classes.
 
     >>> check_metrics(["f1"], "classification", 3)
     Traceback (most recent call last):
@@ -179,7 +179,7 @@ def check_metrics(names: Sequence[str], kind: Kind, classes: int) -> None:
 def score_all(
     names: Sequence[str], kind: Kind, predicted: Sequence[float], target: Sequence[float]
 ) -> dict[str, float]:
-    """Each metric by its name. Of a classification both are class numbers.
+    """Each metric by name. In classification both arguments are class numbers.
 
     >>> score_all(["accuracy"], "classification", [0, 1], [0, 0])
     {'accuracy': 0.5}

@@ -1,8 +1,9 @@
-"""One seed of a fine-tuning, read from top to bottom: rows → head → loss → update; validation, early stopping, best.
+"""One seed of a fine-tuning, to be read from top to bottom: rows → head → loss → update; validation, early stopping,
+best.
 
-It shares optimizer, schedule, clipping, average and guard with `training.loop`, not the loop: that one counts tokens of
-packed rows, measures bounds and writes checkpoints of one long run, this one has examples, metrics and many short runs,
-each of which is kept whole when it is finished.
+It shares optimizer, schedule, clipping, average and guard with `training.loop`, but not the loop. That one counts
+tokens of packed rows, measures bounds and checkpoints one long run; this one has examples, metrics and many short runs,
+each of which is stored when it is finished.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ from unmask.training.optim import Updater, learning_rate, make_optimizer
 
 
 class Watch:
-    """What a fine-tuning tells; each method may be overridden."""
+    """Callbacks of a fine-tuning; each method may be overridden."""
 
     def on_seed(self, start: Start, seed: int, steps: int) -> None:
-        """A seed begins."""
+        """A seed starts."""
 
     def on_fold(self, fold: int, folds: int) -> None:
-        """The seed that begins is of this fold of a cross-validation."""
+        """The seed that starts is for this fold of a cross-validation."""
 
     def on_step(self, step: int, loss: float) -> None:
-        """A step was made; its loss on its batch."""
+        """A step is done; loss is that of its batch."""
 
     def on_valid(self, step: int, scores: dict[str, float], *, best: bool) -> None:
         """The validation examples were measured."""
 
     def on_note(self, sentence: str) -> None:
-        """Something that a user should know."""
+        """A message for the user."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Work:
     task: Task
     config: FinetuneConfig
     splits: Splits
-    rows: dict[str, TaskRows]  # of train, valid and, where there is one, test
+    rows: dict[str, TaskRows]  # for train, valid and, if there is one, test
     watch: Watch
     asked_to_stop: Callable[[], bool]
 
@@ -79,7 +80,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Unread:
-    """A step whose loss and gradient norm are on their way from the device."""
+    """A step whose loss and gradient norm are still being copied from the device."""
 
     step: int
     indices: np.ndarray
@@ -89,12 +90,12 @@ class Unread:
 
 @dataclass
 class SeedRun:
-    """A network that is trained from one start with one seed."""
+    """Trains a network from one start with one seed."""
 
     work: Work
     start: Start
     seed: int
-    best: tuple[float, float] = (-math.inf, -math.inf)  # the metric, and minus the loss where it is equal
+    best: tuple[float, float] = (-math.inf, -math.inf)  # the metric, and minus the loss to break ties
     best_step: int = 0
     best_weights: dict[str, Tensor] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -116,7 +117,10 @@ class SeedRun:
         self.unread: Unread | None = None
 
     def run(self) -> dict[str, Predictions]:
-        """Train until the epochs are over or patience is; what the best weights say of each part. They stay loaded."""
+        """Train until the last epoch or early stopping; returns the best weights' outputs for each part.
+
+        They stay loaded.
+        """
         work = self.work
         every = work.config.valid_every or work.steps_an_epoch
         with few_threads(self.device):
@@ -139,7 +143,7 @@ class SeedRun:
         indices = self._indices(step)
         part = work.rows["train"].batch(indices.tolist(), other=self._other_strand(step, indices))
         target_B = torch.tensor([work.splits.train.targets[i] for i in indices])
-        # Dropout depends on the seed and the step alone, so that a seed that is repeated is the same.
+        # Dropout depends only on seed and step, so that a repeated seed is identical.
         torch.manual_seed(int(row_keys(self.seed, torch.tensor(step))))
         self.optimizer.zero_grad(set_to_none=True)
         with self._autocast(), fast_attention():
@@ -149,7 +153,7 @@ class SeedRun:
         loss, norm = loss.detach(), self.updater.grad_norm()
         lr = learning_rate(config.optim, step, work.steps)
         self.updater.update(lr=lr, grad_norm=norm, nonfinite=~torch.isfinite(loss + norm))
-        self._read()  # the step before, so that a GPU is not waited for
+        self._read()  # reads the previous step, so that the host does not wait for the GPU
         numbers = torch.stack([loss, norm]).to("cpu", non_blocking=self.device.type == "cuda")
         arrived = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if arrived is not None:
@@ -157,14 +161,15 @@ class SeedRun:
         self.unread = Unread(step + 1, indices, numbers, arrived)
 
     def _indices(self, step: int) -> np.ndarray:
-        """The examples of a step: part of a permutation that is keyed by the seed and the epoch."""
+        """The examples of a step: part of a permutation keyed by seed and epoch."""
         n, size = len(self.work.splits.train), self.work.config.batch
         epoch, within = divmod(step, self.work.steps_an_epoch)
         places = np.arange(within * size, min(n, (within + 1) * size), dtype=np.int64)
         return permuted(places, n, self.seed, np.full(len(places), epoch, dtype=np.int64))
 
     def _other_strand(self, step: int, indices: np.ndarray) -> list[bool] | None:
-        """Which examples are read as their other strand: every second time, of a network that in training reads one."""
+        """Which examples are read as the other strand: each every second time, if the network reads one strand in
+        training."""
         task, network = self.work.task, self.network
         if not task.conjoined or network.width > task.width(network):
             return None
@@ -172,7 +177,7 @@ class SeedRun:
         return turned
 
     def _read(self) -> None:
-        """Look at the numbers of the newest step that nobody has looked at."""
+        """Process the numbers of the latest step that has not been read yet."""
         unread, self.unread = self.unread, None
         if unread is None:
             return
@@ -184,7 +189,7 @@ class SeedRun:
         self.work.watch.on_step(unread.step, loss)
 
     def _look(self, step: int) -> None:
-        """Measure the validation examples; keep the weights where they are the best so far."""
+        """Measure the validation examples; keep the weights if they are the best so far."""
         config, targets = self.work.config, self.work.splits.valid.targets
         with contextlib.nullcontext() if self.ema is None else self.ema.applied():
             predictions = self._predict(self.work.rows["valid"])
@@ -200,7 +205,7 @@ class SeedRun:
         self._train_mode()
 
     def _train_mode(self) -> None:
-        """Dropout on, of what is trained."""
+        """Enable dropout in the trained parts."""
         self.network.train(not self.work.config.freeze)
         assert self.network.task is not None
         self.network.task.train()
@@ -215,7 +220,7 @@ class SeedRun:
 
 
 def start_network(model: Model, task: Task, *, seed: int, pretrained: bool) -> Network:
-    """The model's network with a fresh head; with the model's weights, or from random ones. The model stays as it is.
+    """A copy of the model's network with a fresh head, with the model's weights or random ones.
 
     >>> start_network(model, task, seed=0, pretrained=True).task  # doctest: +SKIP
     """

@@ -1,4 +1,4 @@
-"""What is trained on, what stops it and what is reported: files, shares and folds of them; labels as numbers."""
+"""The splits: what is trained on, used for early stopping and reported; files, shares and folds; labels as numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unmask.finetuning.config import FinetuneConfig
 from unmask.finetuning.examples import Example, content_of, read_examples
 from unmask.heads.task import MAX_LABELS, Kind
 
-MANY = 100  # classes; more of them are looked at before they are believed
+MANY = 100  # more classes than this are checked for plausibility
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Split:
 
     examples: list[Example]
     targets: list[float]
-    what: str  # the file, and which part of it
+    what: str  # the file, and the part of it
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -31,7 +31,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Splits:
-    """What is trained on, what stops it, and what is measured at the end."""
+    """The examples for training, early stopping and the final measurement."""
 
     train: Split
     valid: Split
@@ -40,25 +40,25 @@ class Splits:
 
     @property
     def all(self) -> dict[str, Split]:
-        """By name, with train."""
+        """All splits by name, including train."""
         return {"train": self.train} | self.parts
 
     @property
     def parts(self) -> dict[str, Split]:
-        """By name, those that predictions are written of."""
+        """The splits for which predictions are written, by name."""
         return {"valid": self.valid} | ({} if self.test is None else {"test": self.test})
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """The files of a fine-tuning, read and looked through once. left_out: how many texts of each were too short."""
+    """The files of a fine-tuning, read and checked once. left_out: how many texts of each were too short."""
 
     config: FinetuneConfig
-    files: dict[str, list[Example]]  # train, and of valid and test those that have a file
+    files: dict[str, list[Example]]  # train, and valid and test if they have a file
     left_out: dict[str, int]
 
     def splits(self, seed: int = 0, fold: int | None = None) -> Splits:
-        """The examples of a run. fold: of a cross-validation, whose folds are drawn anew for each seed.
+        """The examples of a run. fold: for cross-validation, whose folds are drawn anew for each seed.
 
         >>> labelled.splits(seed=0, fold=2).test  # doctest: +SKIP
         """
@@ -67,7 +67,7 @@ class Labelled:
         labels: tuple[str, ...] = ()
         if fold is not None:
             labels = self._labels(rest)
-            targets(rest, self.config.kind, labels)  # a label that is none is told before folds are made of it
+            targets(rest, self.config.kind, labels)  # report an invalid label before making folds
         named: dict[str, tuple[list[Example], str]] = {}
         named |= {name: (files[name], getattr(data, name)) for name in ("valid", "test") if name in files}
         if fold is not None:
@@ -92,7 +92,8 @@ class Labelled:
     def _without_fold(
         self, seed: int, fold: int, named: dict[str, tuple[list[Example], str]]
     ) -> tuple[list[Example], str]:
-        """All but a fold, which is reported or, where the reported examples have a file of their own, stops."""
+        """All examples but a fold; the fold is reported or, if the reported examples have their own file,
+        used to stop."""
         train, folds, path = self.files["train"], self.config.folds or 0, self.config.data.train
         place_E = folds_of(train, folds, seed, stratified=self.config.kind == "classification")
         part = [one for one, place in zip(train, place_E, strict=True) if place == fold]
@@ -102,7 +103,7 @@ class Labelled:
 
 
 def read_labelled(config: FinetuneConfig) -> Labelled:
-    """Read a fine-tuning's files; what is shorter than `data.shortest` is left out and counted.
+    """Read a fine-tuning's files; texts shorter than `data.shortest` are left out and counted.
 
     >>> read_labelled(FinetuneConfig(data=TaskData(train="mine.tsv"))).left_out  # doctest: +SKIP
     {'train': 0}
@@ -115,7 +116,7 @@ def read_labelled(config: FinetuneConfig) -> Labelled:
         path = getattr(data, name)
         if path is None:
             continue
-        how = data if name == "train" else replace(data, skip_lines=())  # they are train's
+        how = data if name == "train" else replace(data, skip_lines=())  # they refer to train
         read = read_examples(path, how)
         files[name] = [one for one in read if len(one.text) >= data.shortest]
         left_out[name] = len(read) - len(files[name])
@@ -125,7 +126,7 @@ def read_labelled(config: FinetuneConfig) -> Labelled:
 
 
 def make_splits(config: FinetuneConfig, *, seed: int = 0, fold: int | None = None) -> Splits:
-    """Read a fine-tuning's files and split them; every label is looked at before anything is trained.
+    """Read a fine-tuning's files and split them; all labels are checked before anything is trained.
 
     >>> make_splits(FinetuneConfig(data=TaskData(train="mine.tsv")))  # doctest: +SKIP
     """
@@ -133,16 +134,16 @@ def make_splits(config: FinetuneConfig, *, seed: int = 0, fold: int | None = Non
 
 
 def _key(seed: int, fold: int) -> int:
-    """Of the share that stops: another for each fold of each seed, none of them that of a run without folds."""
+    """The key of the validation share: different for each fold of each seed, and from that of a run without folds."""
     return 2 + (seed << 16) + fold
 
 
 def folds_of(examples: Sequence[Example], folds: int, seed: int, *, stratified: bool) -> list[int]:
-    """For each example its fold: of each class as many in every one, equal texts together.
+    """The fold of each example: each class is spread evenly over the folds, and equal texts stay together.
 
-    Texts are taken class by class in the order of a permutation that is keyed by the seed, each for the fold that has
-    the fewest of its class so far, or the fewest of all where several have. A text that stands there more often is in
-    one fold with all its copies (`content_of`), under the label of its first.
+    Texts are assigned class by class, in the order of a permutation keyed by the seed, each to the fold with the fewest
+    of its class so far; ties go to the smallest fold. All copies of a text (`content_of`) go to one fold, under the
+    label of the first.
 
     >>> folds_of([Example(word, None, "a", "") for word in "abcabc"], 3, 0, stratified=True)
     [1, 0, 2, 1, 0, 2]
@@ -171,7 +172,7 @@ def folds_of(examples: Sequence[Example], folds: int, seed: int, *, stratified: 
 
 
 def divided(examples: list[Example], share: float, key: int) -> tuple[list[Example], list[Example]]:
-    """All but a share, and the share, each in the order of the file; which those are is a keyed permutation.
+    """All but a share, and the share, each in file order; a keyed permutation chooses the examples.
 
     >>> one, other = divided([Example(str(n), None, None, "") for n in range(10)], 0.2, 0)
     >>> len(one), len(other)
@@ -187,10 +188,10 @@ def divided(examples: list[Example], share: float, key: int) -> tuple[list[Examp
 
 
 def class_words(train: list[Example], config: FinetuneConfig) -> tuple[str, ...]:
-    """The classes: those that are stated, each of which has an example, or those that are there."""
+    """The classes: the configured ones, each of which must have an example, otherwise those that occur."""
     there = {example.label for example in train if example.label is not None}
     if config.labels:
-        targets(train, "classification", config.labels)  # a label of another class is told first, with its line
+        targets(train, "classification", config.labels)  # first report a label of another class, with its line
         if missing := [word for word in config.labels if word not in there]:
             raise UsageError(
                 f"the class {missing[0][:40]!r} has no example in {config.data.train}: leave it out of labels"
@@ -212,7 +213,7 @@ def class_words(train: list[Example], config: FinetuneConfig) -> tuple[str, ...]
 
 
 def targets(examples: list[Example], kind: Kind, labels: tuple[str, ...]) -> list[float]:
-    """The class numbers, or the numbers, of labelled examples.
+    """The class numbers, or numeric targets, of labelled examples.
 
     >>> targets([Example("a text", None, "yes", "a.tsv, line 2")], "classification", ("no", "yes"))
     [1]

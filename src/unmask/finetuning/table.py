@@ -1,4 +1,4 @@
-"""The table of a fine-tuning: over seeds the mean, the range and Student's interval, beside what guessing gives."""
+"""The table of a fine-tuning: mean, range and Student's interval over seeds, beside the scores of guessing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = {"model": "fine-tuned", "scratch": "from random weights"}
 
 
 def over_seeds(values: Sequence[float]) -> Numbers:
-    """Mean, range and 95% interval by Student's t; of one seed alone there is no interval.
+    """Mean, range and 95% interval by Student's t; a single seed has no interval.
 
     >>> over_seeds([0.5, 0.7])["mean"], over_seeds([0.5])["ci95"]
     (0.6, None)
@@ -32,7 +32,8 @@ def over_seeds(values: Sequence[float]) -> Numbers:
 def summarize(done: Mapping[RunName, Numbers]) -> Numbers:
     """{start: {part: {metric: over_seeds}}} of the finished runs.
 
-    Of a cross-validation a seed's number is the mean over its folds, by how many examples each has; `folds` are theirs.
+    In cross-validation a seed's number is the mean over its folds, weighted by their numbers of examples; `folds` holds
+    the folds' own numbers.
     """
     summary: Numbers = {}
     for start in dict.fromkeys(run.start for run in done):
@@ -60,12 +61,12 @@ def _of_metric(seeds: Sequence[Sequence[Numbers]], part: str, name: str) -> Numb
 
 
 def reported(report: Numbers) -> str:
-    """The part whose numbers count: the test where there is one."""
+    """The part whose numbers are the result: the test split if there is one."""
     return "test" if "test" in report["examples"] else "valid"
 
 
 def rows(report: Numbers, part: str) -> list[list[str]]:
-    """Lines of the table of one part: metric, guess, and for each start mean, interval and range."""
+    """The table's lines for one part: metric, guess, and for each start mean, interval and range."""
     lines = []
     for name in report["metrics"]:
         guess = report["guess"][part][name]
@@ -85,7 +86,7 @@ def cells(found: Numbers) -> list[str]:
 
 
 def percent(value: float) -> str:
-    """In hundredths, as GLUE's tables are.
+    """Format in hundredths, as in GLUE's tables.
 
     >>> percent(0.81234)
     '81.2'
@@ -116,7 +117,7 @@ def markdown(report: Numbers) -> str:
 
 
 def notes(report: Numbers) -> list[str]:
-    """What a reader of the numbers should know."""
+    """Remarks on the numbers."""
     counts = report["examples"]
     cut = {part: n for part, n in report["cut_texts"].items() if n}
     what = {"mean": "the mean of the training examples", "majority": "their most frequent class"}
@@ -145,7 +146,7 @@ def notes(report: Numbers) -> list[str]:
 
 
 def on_new(report: Numbers) -> str:
-    """What the scores are on those reported examples that do not stand in the file of training examples."""
+    """The scores on those reported examples that do not occur in the training file."""
     if "new" not in report:
         return ""
     told = []
@@ -156,7 +157,7 @@ def on_new(report: Numbers) -> str:
 
 
 def _about_folds(report: Numbers, folds: int) -> str:
-    """How the cross-validation was made, and how far its folds lie apart."""
+    """How the cross-validation was made, and how much its folds differ."""
     part, metric = reported(report), report["metrics"][0]
     spread = []
     for start, parts in report["results"].items():

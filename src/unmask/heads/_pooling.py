@@ -9,7 +9,7 @@ from unmask.heads.pooled import Pool
 
 
 def chosen(valid_BL: Tensor, text_BL: Tensor, pool: Pool) -> Tensor:
-    """The positions that are averaged: all of each row's text, the row's first, or the text's last.
+    """The positions to average: all of each row's text, the row's first, or the text's last.
 
     >>> text = torch.tensor([[False, True, True, False]])
     >>> chosen(torch.ones_like(text), text, "last").int().tolist()
@@ -24,11 +24,11 @@ def chosen(valid_BL: Tensor, text_BL: Tensor, pool: Pool) -> Tensor:
 
 
 class Pooling(nn.Module):
-    """out_BK of the mean of the wanted vectors."""
+    """Maps the mean of the wanted vectors to out_BK."""
 
     def __init__(self, width: int, outputs: int, layers: int, dropout: float) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width)  # a trunk's vectors may be of any size: what norms them is in its own head
+        self.norm = nn.LayerNorm(width)  # a trunk's vectors may have any scale: its norm is in its own head
         self.dropout = nn.Dropout(dropout)
         self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
         self.output = nn.Linear(width, outputs)

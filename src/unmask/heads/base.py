@@ -24,15 +24,17 @@ class Head(ABC):
     def build(self, *, width: int, outputs: int, causal: bool) -> nn.Module:
         """The module, freshly initialised: out_BK = module(h_BLD, wanted_BL), K = `outputs`.
 
-        h_BLD are the trunk's vectors where wanted_BL holds, zeros elsewhere. causal: h at a position knows only the
-        tokens before it, so that of a row's first position knows nothing, that of its last one all but itself. Where
-        both strands of DNA are read in one pass the module is called for each, with that strand's vectors in its order.
+        h_BLD holds the trunk's vectors where wanted_BL is True, zeros elsewhere. causal: the vector at a position
+        depends only on the tokens before it, so that at a row's first position it depends on none, and at the last one
+        on all but the last token. If both strands of DNA are read in one pass, the module is called once per strand,
+        with that strand's vectors in its order.
         """
 
     def wanted(self, valid_BL: Tensor, text_BL: Tensor, *, causal: bool) -> Tensor:
-        """The positions whose vectors are asked for: all of the text. A trunk may save what nobody wants.
+        """The positions whose vectors the head needs: the whole text. The trunk may skip the others.
 
-        valid_BL: what is no padding, from a row's first position on. text_BL: of that, what is no frame around the row.
+        valid_BL: not padding, which is always at the end of a row. text_BL: of these, the positions that are not
+        anchors.
         """
         return text_BL
 

@@ -22,9 +22,9 @@ Pool = Literal["mean", "first", "last"]
 class Pooled(Head):
     """Vectors are normalised, pooled and, after `layers` hidden layers of their width, mapped to the outputs.
 
-    pool: mean: of the text. first: of the row, a token before the text where rows have one, such as [CLS]. last: of the
-    text, its end-of-text. auto: the mean where a position sees both sides; where it sees only what stands before it the
-    last one, which has read the whole text.
+    pool: mean: of the text's vectors. first: of the row, a token before the text if rows have one, such as [CLS]. last:
+    of the text, its end-of-text. auto: the mean if positions see both sides; in a causal network the last one, which
+    has read the whole text.
     """
 
     pool: Literal["auto", "mean", "first", "last"] = "auto"
@@ -39,7 +39,7 @@ class Pooled(Head):
             raise UsageError(f"dropout must lie in [0, 1), got {self.dropout}")
 
     def pool_of(self, causal: bool) -> Pool:
-        """What `auto` means for a network.
+        """What `auto` selects for a network.
 
         >>> Pooled().pool_of(causal=False), Pooled().pool_of(causal=True)
         ('mean', 'last')

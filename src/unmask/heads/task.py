@@ -1,4 +1,4 @@
-"""What a fine-tuned network answers, and how a text and its pair become a row that it reads."""
+"""The task of a fine-tuned network, and how a text and its pair become a row of ids."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MAX_LABELS, MAX_WORD = 10_000, 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Classes by their words, or a number; of single texts or of pairs. Written to model folders.
+    """A task: classes named by words, or a number; for single texts or pairs. Stored in model folders.
 
-    length: of a row in tokens. between: the text between those of a pair; empty: an end-of-text token. mean, scale: of
-    a number; the network's output counts from the mean in units of the scale. text, pair, label: the columns of the
-    files that it was trained on. complement: of each id the one that it is on the other strand of DNA; where it is
-    given the answers are conjoined, the same for a sequence and its reverse complement.
+    length: of a row in tokens. between: the text between the two of a pair; empty: an end-of-text token. mean, scale:
+    of a regression; the network's output is relative to the mean, in units of the scale. text, pair, label: the columns
+    of the files that it was trained on. complement: the complement of each id on the other strand of DNA; if set,
+    answers are conjoined: the same for a sequence and its reverse complement.
     """
 
     kind: Kind = "classification"
@@ -66,7 +66,7 @@ class Task:
         return bool(self.complement)
 
     def joins_vectors(self, network: Network) -> bool:
-        """Whether a conjoined head reads both strands in the vectors of one pass, and not in two rows.
+        """Whether a conjoined head reads both strands from the vectors of one pass, instead of from two rows.
 
         >>> import unmask
         >>> Task(labels=("no", "yes"), length=16).joins_vectors(unmask.denoisers.DiT().build(num_ids=5, mask_id=4))
@@ -75,11 +75,11 @@ class Task:
         return self.conjoined and network.strand_width > 0
 
     def width(self, network: Network) -> int:
-        """Of the vectors that the head reads."""
+        """The width of the vectors that the head reads."""
         return network.strand_width if self.joins_vectors(network) else network.width
 
     def attach(self, network: Network) -> None:
-        """Make the head and register it as `network.task`, so that optimizer, average and model folder have it.
+        """Build the head and register it as `network.task`, so that optimizer, average and model folder include it.
 
         >>> import unmask
         >>> network = unmask.denoisers.DiT(hidden=8, blocks=1, heads=2).build(num_ids=5, mask_id=4)
@@ -101,7 +101,7 @@ class Task:
 
 
 def check_words(labels: Sequence[str]) -> None:
-    """Refuse classes that are too few, too many, empty or named twice.
+    """Refuse too few or too many classes, and empty or repeated names.
 
     >>> check_words(["yes"])
     Traceback (most recent call last):
@@ -117,11 +117,11 @@ def check_words(labels: Sequence[str]) -> None:
 
 
 def task_outputs(task: Task, network: Network, ids_BL: Tensor, valid_BL: Tensor, text_BL: Tensor) -> Tensor:
-    """out_BK in float32: the head's answer to rows of ids, which may still be on the host.
+    """out_BK in float32: the head's outputs for rows of ids, which may still be on the host.
 
-    valid_BL: what is not padding. text_BL: of that, what is no frame around the row. Where the network's vectors are
-    those of both strands, a conjoined head reads each strand from its own begin to its end, and both answers are
-    averaged; rows are then sequences alone.
+    valid_BL: not padding. text_BL: of these, not anchors. If the network's vectors describe both strands, a conjoined
+    head reads each strand from its own start to its end, and the two outputs are averaged; rows then contain only the
+    sequence.
     """
     import torch
 
@@ -145,7 +145,7 @@ def task_outputs(task: Task, network: Network, ids_BL: Tensor, valid_BL: Tensor,
     outs: list[Tensor] = []
     for lo in range(0, h_BLD.shape[-1] if both else width, width):
         part_BLD = h_BLD[..., lo : lo + width]
-        if lo:  # the other strand's vectors stand at the places of the first, which it is read from the end
+        if lo:  # the other strand's vectors are at the positions of the first; it is read from the end
             part_BLD = part_BLD.gather(1, put(places_BL, device).unsqueeze(-1).expand(-1, -1, width))
         outs.append(network.task(part_BLD * wanted_BL.unsqueeze(-1) if both else part_BLD, wanted_BL).float())
     return torch.stack(outs).mean(dim=0)

@@ -20,21 +20,19 @@ class Metric(ABC):
     """What `unmask.evaluate` and `unmask eval --metric` measure. A plug-in is a frozen dataclass of its options."""
 
     room: ClassVar[Room] = room
-    best_is: ClassVar[Literal["least", "most"] | None] = (
-        None  # which of its values is the better one, where it is known
-    )
+    best_is: ClassVar[Literal["least", "most"] | None] = None  # which values are better, if known
 
     @abstractmethod
     def measure(self, model: Model, data: Rows, *, seed: int) -> Measurement:
-        """The number. data: packed rows, which say what of them is valid, prompt and text (`make_batch`).
+        """The measurement. data: packed rows, which define which tokens are valid, prompt and text (`make_batch`).
 
-        Everything random follows from (seed, row number), so that the number does not depend on how rows are batched.
-        The measurement's protocol says how it was measured; `unmask.evaluate` adds on what.
+        Everything random follows from (seed, row number), so that the value does not depend on how rows are batched.
+        The measurement's protocol describes the method; `unmask.evaluate` adds the data.
         """
 
 
 def metric_names(metrics: Sequence[Metric]) -> list[str]:
-    """What metrics are called side by side: by their plug-ins' names, a second one of a kind with a number.
+    """Names for several metrics: those of their plug-ins, with a number for further ones of the same kind.
 
     >>> from unmask.metrics import MaskedAccuracy, Perplexity
     >>> metric_names([MaskedAccuracy(rate=0.1), Perplexity(), MaskedAccuracy(rate=0.5)])

@@ -62,7 +62,7 @@ class MaskedAccuracy(Metric):
         )
 
     def _count(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Of each row: tokens whose argmax is right, and tokens that were masked."""
+        """For each row: the number of tokens whose argmax is correct, and the number of masked tokens."""
         import torch
 
         from unmask.data.batch import DRAW_MASK

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from unmask.model import Model
     from unmask.objectives.draws import Draws
 
-MOST_DRAWS = 4096  # of a row, however fine a precision is asked for
+MOST_DRAWS = 4096  # maximum draws per row, for any precision
 BELIEVED = (
     30  # degrees of freedom: an interval from fewer is narrow by chance now and then, and stops the draws too soon
 )
 
 
 class Estimate(Protocol):
-    """What draws make narrower: a bound, or how far two are apart."""
+    """What further draws make more precise: a bound, or a difference of two."""
 
     @property
     def draws_half(self) -> float: ...
@@ -45,7 +45,8 @@ E = TypeVar("E", bound=Estimate)
 
 @dataclass(frozen=True)
 class Reading:
-    """Rows as a model reads them: how many, by which estimator, and their bound at any draws. once: none are drawn."""
+    """Rows as a model reads them: their number, the estimator, and their bound for any draws. once: nothing
+    is drawn."""
 
     rows: int
     estimator: str
@@ -57,8 +58,8 @@ class Reading:
 class Perplexity(Metric):
     """estimator: None: the objective's own. max_rows: rows spread evenly over the data; None: all.
 
-    precision: draws go on until the 95% interval of nats per token given the texts reaches no farther than this to each
-    side; num_samples, or 8 where that is less, is what it begins with. See `until_narrow`.
+    precision: draw until the half-width of the 95% interval of nats per token given the texts is at most this; starts
+    with num_samples draws, or 8 if that is less. See `until_narrow`.
     """
 
     best_is: ClassVar[Literal["least", "most"]] = "least"
@@ -87,9 +88,9 @@ class Perplexity(Metric):
         world: World | None = None,
         progress: Progress | None = None,
     ) -> Measurement:
-        """The perplexity; `Measurement.bound` has nats per token and bits per byte, too.
+        """The perplexity; `Measurement.bound` also has nats per token and bits per byte.
 
-        world: several processes share the batches, and each gets the number that one process gives.
+        world: several processes share the batches, and each receives the same value as a single process would.
         """
         from unmask.objectives.draws import Draws
 
@@ -104,7 +105,7 @@ class Perplexity(Metric):
     def reading(
         self, model: Model, data: Rows, *, seed: int, world: World | None = None, progress: Progress | None = None
     ) -> Reading:
-        """What this metric measures of a model on rows, before it is known how many draws it takes."""
+        """What this metric measures of a model on rows, before the number of draws is known."""
         from unmask.evaluation.evaluate import chosen_rows, evaluate_rows
 
         estimator = self.estimator or model.objective.estimator(model.denoiser)
@@ -118,7 +119,8 @@ class Perplexity(Metric):
         return Reading(len(chosen_rows(data, self.max_rows)), estimator, once, bound)
 
     def measured(self, reading: Reading, bound: Bound, draws: Draws, half: float, of: str = "") -> Measurement:
-        """The perplexity that these draws gave. half: what `precision` is of, if not of this bound's own: `of` what."""
+        """The perplexity from these draws. half: the half-width that `precision` limits, if it is not the bound's own:
+        that `of`."""
         drawn = 1 if reading.once else draws.num
         about: dict[str, Any] = {"rows": reading.rows, "estimator": reading.estimator, "draws_per_row": drawn}
         if self.precision is not None:
@@ -129,10 +131,11 @@ class Perplexity(Metric):
 
 
 def until_narrow(measure: Callable[[Draws], E], rows: int, precision: float, *, at_least: int = 8) -> tuple[E, Draws]:
-    """Draw until the interval given the texts is narrow enough; the bound, or whatever is estimated, and its draws.
+    """Draw until the interval given the texts is narrow enough; returns the bound (or other estimate) and its draws.
 
-    As few groups as their spread can be believed from, for they are the larger then: two where there are many rows.
-    They double while that helps most, keeping the draws that are there; then come as many further groups as seem due.
+    Draws form as few groups as allow a reliable estimate of their spread, because fewer groups are larger: two if there
+    are many rows. Groups double while that helps most, keeping the existing draws; then further groups are added as
+    needed.
     """
     from unmask.objectives.draws import LARGEST, Draws
 
@@ -141,7 +144,7 @@ def until_narrow(measure: Callable[[Draws], E], rows: int, precision: float, *, 
         size *= 2
     draws = Draws(max(groups, math.ceil(at_least / size)), size)
     bound = measure(draws)
-    while precision < bound.draws_half < math.inf and draws.num < MOST_DRAWS:  # of no finite number nothing gets better
+    while precision < bound.draws_half < math.inf and draws.num < MOST_DRAWS:  # an infinite value does not improve
         if draws.size < LARGEST:
             draws = draws.doubled()
             bound = bound.with_larger(measure(draws))
@@ -153,7 +156,7 @@ def until_narrow(measure: Callable[[Draws], E], rows: int, precision: float, *, 
 
 
 def measured_of(bound: Bound, protocol: Mapping[str, Any]) -> Measurement:
-    """The perplexity of a bound, called what it is."""
+    """The perplexity of a bound, named according to its kind."""
     from unmask.evaluation.measurement import Measurement
 
     return Measurement(

@@ -1,4 +1,4 @@
-"""Models of others: what a transformers folder, a hub name or a GGUF file holds, as a denoiser with its weights."""
+"""Third-party models: a transformers folder, a hub name or a GGUF file as a denoiser with its weights."""
 
 from __future__ import annotations
 

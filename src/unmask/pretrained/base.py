@@ -1,4 +1,4 @@
-"""What a pretrained model is before (`Source`) and after (`Pretrained`) a family has read it."""
+"""A pretrained model before (`Source`) and after (`Pretrained`) a family has read it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from unmask.data.tokenizers import Tokenizer
     from unmask.denoisers import Denoiser
 
-PREFIX = "hf:"  # before a path or a hub name, where a model of ours may be named, too
+PREFIX = "hf:"  # prefix of a path or a hub name, in places where one of our models may also be named
 
 
 class Source(ABC):
-    """A model as others have saved it; nothing in it is executed, and no number is read before somebody asks.
+    """A model as a third party has saved it; nothing in it is executed, and no tensor is read before it is requested.
 
-    where: how messages name it. config: its config.json, parsed, as transformers names things. special: the spellings
-    of its special tokens by role (`mask_token`, `cls_token`, `sep_token`, `bos_token`, `eos_token`, `pad_token`,
-    `unk_token`), as far as it says them.
+    where: its name in messages. config: its config.json, parsed, with transformers' keys. special: the spellings of its
+    special tokens by role (`mask_token`, `cls_token`, `sep_token`, `bos_token`, `eos_token`, `pad_token`, `unk_token`),
+    as far as they are given.
     """
 
     where: str
@@ -36,15 +36,15 @@ class Source(ABC):
     @property
     @abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:
-        """Its tensors by their names there, each read when it is asked for."""
+        """Its tensors by their original names, each read when requested."""
 
     @abstractmethod
     def shapes(self) -> dict[str, Tensor]:
-        """The same without the numbers, on the meta device."""
+        """The tensors on the meta device, without data."""
 
     @abstractmethod
     def tokenizer(self) -> tokenizers.Tokenizer:
-        """Its vocabulary as it is; which ids are mask, begin and end is for the family to say (`Roles`)."""
+        """Its vocabulary unchanged; the family decides which ids are mask, begin and end (`Roles`)."""
 
     @property
     @abstractmethod
@@ -53,11 +53,11 @@ class Source(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrained:
-    """A model of others as one of ours.
+    """A third-party model converted to ours.
 
-    denoiser: the description, from which `build` makes the network without the source. state: a function that reads the
-    weights, named as that network names them; called once. tokenizer: with its roles and its width, `num_ids`. length:
-    the most positions that the network knows.
+    denoiser: the description, whose `build` creates the network without the source. state: a function that reads the
+    weights under the network's names; called once. tokenizer: with roles and `num_ids`. length: the maximum number of
+    positions of the network.
     """
 
     denoiser: Denoiser

@@ -1,4 +1,4 @@
-"""Caduceus-Ph and -PS as their authors save them: config and tensors as those of `denoisers.caduceus`."""
+"""Caduceus-Ph and -PS in their authors' format: config and tensors converted to `denoisers.caduceus`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unmask.pretrained.renaming import Renamed, Their, as_it_is, check_ordinary,
 MODEL_TYPES = ("caduceus",)
 DENOISER = "caduceus"
 
-LENGTH = 1 << 17  # of the longest rows that one was trained on; it has no positions
+LENGTH = 1 << 17  # the longest rows used in its training; it has no position embeddings
 ORDINARY = {
     "bidirectional": (True,),
     "bidirectional_strategy": ("add", None),
@@ -31,7 +31,7 @@ ORDINARY_MIXER = {"bias": (False,), "conv_bias": (True,)}
 
 
 def read(source: Source) -> Pretrained:
-    """A masked language model of both strands (PS), or one to be used on the average of both (Ph).
+    """A masked language model of both strands (PS), or one whose outputs for both are to be averaged (Ph).
 
     >>> from unmask.pretrained import read_pretrained
     >>> read_pretrained("models/caduceus-ps").denoiser.equivariance  # doctest: +SKIP
@@ -47,7 +47,7 @@ def read(source: Source) -> Pretrained:
     rcps, blocks = config.get("rcps") is True, whole(source, config, "n_layer")
     exchanging = rcps and _exchanges(source, config)
     last_exchanged = exchanging and blocks % 2 == 1
-    shared = rcps or tied_or_own("lm_head.weight", known, source)  # both strands' head is always the embedding
+    shared = rcps or tied_or_own("lm_head.weight", known, source)  # the head of both strands is always the embedding
     tied = shared and not last_exchanged
     denoiser = Caduceus(
         hidden=whole(source, config, "d_model"),
@@ -80,7 +80,7 @@ def read(source: Source) -> Pretrained:
 
 
 def _plain(name: str) -> str:
-    """Without the wrappers in which what is read on both strands stands.
+    """A tensor's name without those of the wrappers that apply a module to both strands.
 
     >>> _plain("caduceus.backbone.layers.0.mixer.submodule.mamba_fwd.D")
     'backbone.layers.0.mixer.mamba_fwd.D'
@@ -91,12 +91,12 @@ def _plain(name: str) -> str:
 
 
 def _exchanges(source: Source, config: Mapping[str, Any]) -> bool:
-    """Whether the strands change places in each block, as they do where its sum and norm are one kernel.
+    """Whether the strands are exchanged in each block, as they are if its sum and norm are one fused kernel.
 
-    That kernel's branch reads the first strand's half of the channels where the other branch reads the second's. What
-    is learned is another function, equivariant as well: both strands, each reversed in length and channels, enter each
-    other's place. Two blocks undo it, so a model of ours computes the same with every second block's weights turned:
-    channels from last to first, and what reads ahead reading back.
+    That kernel's code path reads the first strand's half of the channels where the other path reads the second's. The
+    learned function is a different one, but also equivariant: each strand, reversed in length and channels, takes the
+    other's place. Two blocks undo the exchange, so our model computes the same with the weights of every second block
+    reversed: channels from last to first, and the two reading directions swapped.
     """
     fused = config.get("fused_add_norm", True)
     if not isinstance(fused, bool):
@@ -109,12 +109,12 @@ def _flipped(dim: int) -> Callable[[Tensor], Tensor]:
 
 
 def _head_of_others(weight_ID: Tensor, complement: tuple[int, ...]) -> Tensor:
-    """The head on vectors that stand in each other's place: of the complements, with the channels turned."""
+    """The head for exchanged vectors: that of the complements, with reversed channels."""
     return weight_ID[list(complement)].flip(1)
 
 
 def _block(ours: str, theirs: str, *, exchanged: bool) -> Iterator[tuple[str, Their]]:
-    """Both directions have the same projections, of which a file may hold one or both."""
+    """Both directions share their projections, of which a file may contain one copy or both."""
     yield f"{ours}norm.weight", Their(f"{theirs}norm.weight", _flipped(0) if exchanged else as_it_is)
     for own, other, dim in (("into", "in_proj", 1), ("out", "out_proj", 0)):
         ahead, back = (f"{theirs}mixer.mamba_{way}.{other}.weight" for way in ("fwd", "rev"))
@@ -125,7 +125,7 @@ def _block(ours: str, theirs: str, *, exchanged: bool) -> Iterator[tuple[str, Th
 
 
 def _complement(source: Source, config: Mapping[str, Any], num_ids: int) -> tuple[int, ...]:
-    """As the config says; what it does not name is its own."""
+    """The complement according to the config; ids that it does not mention are their own."""
     said = config.get("complement_map") or {"7": 10, "8": 9, "9": 8, "10": 7}
     if not isinstance(said, dict) or any(type(id) is not int for id in said.values()):
         raise ModelFolderError(f"{source.where}: complement_map of config.json is no table of ids")

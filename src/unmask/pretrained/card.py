@@ -1,4 +1,4 @@
-"""A model's card for the hub: metadata and Markdown of what the model itself says, and of nothing else."""
+"""A model's card for the hub: metadata and Markdown, based only on what the model itself records."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Layout = Literal["unmask", "hf"]
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A number somebody has measured. name: as people call it; type: the hub's word for it; of: what it was measured
-    on; sign: "≤" where it is a bound."""
+    """A measured value. name: for display; type: the hub's identifier; of: what it was measured on; sign: "≤" for a
+    bound."""
 
     name: str
     type: str
@@ -37,7 +37,7 @@ def card_of(
     measured: Sequence[Measured] = (),
     text: str = "",
 ) -> str:
-    """README.md of a repository. text: what there is to say besides, Markdown, in the place of what the card does not
+    """The README.md of a repository. text: additional Markdown, which replaces the hints about what the card does not
     know.
 
     >>> card_of(unmask.load("stories"), "me/stories").splitlines()[0]  # doctest: +SKIP
@@ -56,7 +56,7 @@ _UNKNOWN = (
 
 
 def _names(model: Model) -> tuple[str, str]:
-    """Of the objective and the denoiser, as recipes call them."""
+    """The names of objective and denoiser in recipes."""
     objective, denoiser = type(model.objective), type(model.denoiser.config)
     return objective.__name__, denoiser.__name__
 
@@ -73,7 +73,7 @@ def _metadata(
     said = ["---", f"library_name: {'transformers' if layout == 'hf' else 'unmask'}"]
     said += [] if license is None else [f"license: {json.dumps(license)}"]
     said += [f"pipeline_tag: {pipeline}", "tags:", *(f"- {tag}" for tag in tags)]
-    if measured:  # JSON is YAML, too
+    if measured:  # JSON is valid YAML
         results = [
             {
                 "task": {"type": pipeline},

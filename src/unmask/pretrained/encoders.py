@@ -1,4 +1,4 @@
-"""Masked language models of transformers as denoisers: config, names of tensors, and which tokens are special."""
+"""Masked language models of transformers as denoisers: config, tensor names and special tokens."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 MODEL_TYPES = tuple(SETTINGS)
 DENOISER = "encoder"
 
-INSIDE = "encoder."  # before transformers' names in ours
-# Role: the keys of a tokenizer's config that may name it, and spellings where none does.
+INSIDE = "encoder."  # prefix of transformers' names in ours
+# Role: the keys of a tokenizer's config that may name it, and the spellings to try otherwise.
 PARTS = {
     "mask": (("mask_token",), MASKS),
     "begin": (("cls_token", "bos_token"), (*BOSES, "<cls>")),
@@ -60,7 +60,7 @@ def read(source: Source) -> Pretrained:
 
 
 class State(Mapping[str, Tensor]):
-    """The tensors of a source under our names, in float32, each read when it is asked for."""
+    """The tensors of a source under our names, in float32, each read when requested."""
 
     def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
         self._tensors, self._names = tensors, names
@@ -90,7 +90,7 @@ def _settings(family: str, config: Mapping[str, Any], shapes: Mapping[str, Tenso
         kinds = given.get("pos_att_type", [])
         if isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds):
             given["pos_att_type"] = "|".join(kinds)
-        given["legacy"] = "lm_predictions.lm_head.bias" not in shapes  # the authors' own checkpoints do not say
+        given["legacy"] = "lm_predictions.lm_head.bias" not in shapes  # missing in the authors' own checkpoints
     if family == "esm":
         if config.get("is_folding_model"):
             raise UsageError("it folds proteins (is_folding_model): use the masked language model that it is built on")
@@ -103,7 +103,7 @@ def _settings(family: str, config: Mapping[str, Any], shapes: Mapping[str, Tenso
 
 
 def _modernbert(config: Mapping[str, Any]) -> dict[str, Any]:
-    """How often a layer sees everything, and the rotary bases, in today's spelling or the one before it."""
+    """How often a layer attends globally, and the rotary bases, in the current or the previous notation."""
     given: dict[str, Any] = {}
     layers, every = config.get("layer_types"), config.get("global_attn_every_n_layers", 3)
     if isinstance(layers, list):
@@ -133,7 +133,7 @@ def _num_ids(source: Source) -> int:
 
 
 def _roles(source: Source, inner: tokenizers.Tokenizer, num_ids: int) -> Roles:
-    """Mask, begin and end; all that the tokenizer calls special, and ids that it does not name, are fixed."""
+    """Mask, begin and end; all tokens that the tokenizer marks as special, and ids without a token, are fixed."""
     vocab = inner.get_vocab(with_added_tokens=True)
     ids = {part: _id_of(source.special, vocab, *known) for part, known in PARTS.items()}
     if ids["mask"] is None:
@@ -165,7 +165,7 @@ def _id_of(special: Mapping[str, str], vocab: Mapping[str, int], keys: Iterable[
 
 
 def _names(source: Source, network: Network, shapes: Mapping[str, Tensor]) -> dict[str, str]:
-    """Ours → theirs. What only other tasks need (poolers, next sentences, contacts) is left there."""
+    """Ours → theirs. Tensors used only by other tasks (poolers, next sentences, contacts) are ignored."""
     names: dict[str, str] = {}
     wanted, optional = unshared(network), network.begins_anew()
     for ours in wanted:
@@ -185,7 +185,8 @@ def _names(source: Source, network: Network, shapes: Mapping[str, Tensor]) -> di
 
 
 def _spellings(name: str) -> list[str]:
-    """The names a tensor goes by: of norms an older one, of the decoder's bias two, of rotary tables one a layer."""
+    """The possible names of a tensor: norms have an older one, the decoder's bias has two, rotary tables one
+    per layer."""
     found = [name]
     if "norm" in name.lower():
         found += [name.replace(".weight", ".gamma"), name.replace(".bias", ".beta")]

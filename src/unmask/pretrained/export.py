@@ -1,4 +1,5 @@
-"""A model of ours as a folder of transformers': in an architecture that it has, else in those of `unmask.hf`."""
+"""Export of our models to transformers' layout: as one of its own architectures if possible, otherwise as
+`unmask.hf`'s."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ from unmask.storage.tensor_file import write_tensors
 
 
 def write_transformers(model: Model, folder: Path) -> str:
-    """config.json, model.safetensors and the tokenizer's files, such that transformers' classes load them.
+    """Write config.json, model.safetensors and the tokenizer's files, so that transformers' classes can load them.
 
-    `folder` must be new or empty. An encoder goes out as the masked language model that it is: of how it was trained,
-    of its noise and of which tokens it never predicts such a folder says nothing. Autoregression in a `llama` goes out
-    as one of transformers' own causal models (`native`). All others take the classes that `import unmask.hf` registers.
-    The folders of both say everything. A sentence comes back: what class it is, and what else one must know.
+    `folder` must be new or empty. An encoder is exported as a plain masked language model: such a folder does not
+    record its training, its noise or which tokens it never predicts. Autoregression in a `llama` is exported as one of
+    transformers' own causal models (`native`). All others use the classes that `import unmask.hf` registers. The
+    folders of the last two are complete. Returns a sentence with the class and anything else that users must know.
 
     >>> write_transformers(unmask.load("runs/bert"), Path("bert-mdlm"))  # doctest: +SKIP
     """
@@ -67,12 +68,12 @@ def _of_ours(model: Model, folder: Path) -> str:
 
 
 def _tensors(described: Encoder, weights: dict[str, Tensor], mask_id: int) -> dict[str, Tensor]:
-    """The weights by their names there, and what is there besides."""
+    """The weights under transformers' names, and the other tensors that it expects."""
     tensors = {name.removeprefix(INSIDE): t.detach() for name, t in weights.items()}
     if described.family != "esm":
         return tensors
     settings = described.all_settings
-    if not settings["mask_embedding"]:  # there masks read as nothing only if their embedding is nothing
+    if not settings["mask_embedding"]:  # there, masks contribute nothing only if their embedding is zero
         name = "esm.embeddings.word_embeddings.weight"
         tensors[name] = tensors[name].clone()
         tensors[name][mask_id] = 0
@@ -82,7 +83,7 @@ def _tensors(described: Encoder, weights: dict[str, Tensor], mask_id: int) -> di
 
 
 def _tokenizer(tokenizer: Subwords, described: Encoder) -> tuple[str, dict[str, Any]]:
-    """tokenizer.json, which frames each text as rows here are, and what its config says."""
+    """tokenizer.json, which adds the anchors to each text, and the content of its config."""
     inner = tokenizers.Tokenizer.from_str(tokenizer.to_vocabulary())
     ids = {"mask_token": tokenizer.mask_id, "cls_token": tokenizer.bos_id, "sep_token": tokenizer.eot_id}
     ids["pad_token"] = described.all_settings["pad_token_id"]

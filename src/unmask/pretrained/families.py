@@ -1,6 +1,6 @@
 """Which family reads a model, by the `model_type` of its config.
 
-A family is a module with `MODEL_TYPES`, the types that it knows, `DENOISER`, the name of what they become, and
+A family is a module with `MODEL_TYPES`, the types that it reads, `DENOISER`, the name of the resulting denoiser, and
 `read(source) -> Pretrained`.
 """
 
@@ -20,14 +20,14 @@ DECODERS = ("falcon", "gemma", "gpt2", "gpt_neox", "mistral", "opt", "phi")
 
 
 def read_pretrained(source: str | Source) -> Pretrained:
-    """A model of others, read by its family; `source` is a path, a hub name, or what `open_source` has opened.
+    """Read a third-party model with its family; `source` is a path, a hub name, or the result of `open_source`.
 
     >>> read_pretrained("bert-base-uncased").length  # doctest: +SKIP
     512
     """
     source = open_source(source) if isinstance(source, str) else source
     families = _families()
-    kind = "unmask" if is_ours(source) else source.model_type  # ours may go as a class of theirs, or say no type
+    kind = "unmask" if is_ours(source) else source.model_type  # ours may use one of their classes, or have no type
     if kind in families:
         made: Pretrained = families[kind].read(source)
         return made
@@ -45,7 +45,7 @@ def read_pretrained(source: str | Source) -> Pretrained:
 
 
 def denoiser_of(source: Source) -> str:
-    """The name of the denoiser that a source becomes, "" where nobody reads it; nothing but its config is looked at.
+    """The name of the denoiser that a source becomes, "" if no family reads it; only its config is read.
 
     >>> denoiser_of(open_source("hf:bert-base-uncased"))  # doctest: +SKIP
     'encoder'

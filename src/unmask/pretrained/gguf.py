@@ -1,4 +1,4 @@
-"""GGUF files of the Llama family, read with the package `gguf`: all that they hold as transformers names it."""
+"""GGUF files of the Llama family, read with the package `gguf` and presented under transformers' names."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def open_gguf(path: Path) -> Source:
 
 
 class GGUF(Source):
-    """A file in the GGUF format. Numbers that it holds in few bits are read as float32."""
+    """A file in the GGUF format. Quantised tensors are converted to float32."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -87,7 +87,7 @@ class GGUF(Source):
             self._names = self._renamed()
             self.config = self._config()
 
-    # --- what it says ---
+    # --- metadata ---
 
     def _field(self, key: str) -> Any:
         field = self._reader.fields.get(key)
@@ -138,10 +138,10 @@ class GGUF(Source):
                 said[{"padding": "pad", "unknown": "unk"}.get(role, role) + "_token"] = str(tokens[id])
         return said
 
-    # --- what it holds ---
+    # --- tensors ---
 
     def _renamed(self) -> dict[str, str]:
-        """transformers' name of each tensor: the file's. One without such a name keeps its own."""
+        """transformers' name of each tensor → the file's. A tensor without such a name keeps its own."""
         names = {}
         for name in self._tensors:
             head, _, rest = name.partition(".")
@@ -154,7 +154,7 @@ class GGUF(Source):
         return names
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        return tuple(int(n) for n in reversed(self._tensors[name].shape))  # the file names the fastest axis first
+        return tuple(int(n) for n in reversed(self._tensors[name].shape))  # the file lists the fastest axis first
 
     def shapes(self) -> dict[str, Tensor]:
         return {name: torch.empty(self._shape(own), device="meta") for name, own in self._names.items()}
@@ -216,7 +216,7 @@ class GGUF(Source):
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """What the reader makes of a damaged file is of many kinds, none of them ours to tell apart."""
+        """The reader raises many kinds of exceptions for damaged files; all are reported alike."""
         try:
             yield
         except (UnmaskError, MemoryError):
@@ -241,8 +241,10 @@ class _Tensors(Mapping[str, Tensor]):
 
 
 def unpermuted(weight: Tensor, heads: int) -> Tensor:
-    """Rows of queries or keys as transformers has them. The files of this architecture hold the two numbers that turn
-    together beside each other, transformers half a head apart.
+    """Rows of queries or keys in transformers' order.
+
+    GGUF files of this architecture store the two components that rotate together next to each other, transformers half
+    a head apart.
 
     >>> unpermuted(torch.arange(4), heads=1)
     tensor([0, 2, 1, 3])
@@ -250,7 +252,7 @@ def unpermuted(weight: Tensor, heads: int) -> Tensor:
     return weight.reshape(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
-# How each kind of vocabulary cuts a text before its merges, as these tokenizers are published.
+# How each kind of vocabulary splits a text before its merges, as published with these tokenizers.
 _LLAMA_3 = "|".join(
     (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
@@ -273,7 +275,7 @@ SPLITS: dict[str, str | None] = {
 
 
 def byte_level_bpe(tokens: list[str], merges: list[str], types: list[int], pre: str) -> tokenizers.Tokenizer:
-    """GPT-2's kind of vocabulary: each token is spelled with one character a byte.
+    """GPT-2's kind of vocabulary: each token is spelled with one character per byte.
 
     >>> byte_level_bpe(["<|endoftext|>", "a", "b", "ab"], ["a b"], [3, 1, 1, 1], "gpt-2").encode("ab").ids
     [3]
@@ -294,7 +296,7 @@ def byte_level_bpe(tokens: list[str], merges: list[str], types: list[int], pre: 
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split == "digits" else []
     if split not in (None, "digits"):
         steps.append(pre_tokenizers.Split(Regex(split or ""), behavior="isolated"))
-    own = bool(split) and split != "digits"  # an expression of its own takes the place of GPT-2's
+    own = bool(split) and split != "digits"  # its own expression replaces GPT-2's
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not own))
     inner.pre_tokenizer = pre_tokenizers.Sequence(steps)
     inner.decoder = decoders.ByteLevel()

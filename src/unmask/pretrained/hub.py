@@ -1,4 +1,4 @@
-"""A model of ours onto the Hugging Face hub. What comes from there is read by `source` and `registered`."""
+"""Upload of our models to the Hugging Face hub; `source` and `registered` read models from there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CARD = "README.md"
 
 
 def check_repo(repo: str) -> None:
-    """Refuse what the hub would not take for a name.
+    """Refuse what is not a valid repository name on the hub.
 
     >>> check_repo("me/a model")
     Traceback (most recent call last):
@@ -43,10 +43,10 @@ def push(
     layout: Layout = "unmask",
     message: str = "",
 ) -> str:
-    """Put a model's folder and its card into a repository, which is made if it is not there; the address comes back.
+    """Upload a model's folder and its card to a repository, which is created if necessary; returns its address.
 
-    card: README.md of a repository of that name. One that stands there already is somebody's work and stays. private:
-    make it a private one; one that is there and public is refused.
+    card: creates the README.md for a repository of that name; an existing one is somebody's work and is kept. private:
+    create a private repository; an existing public one is refused.
 
     >>> push(unmask.load("runs/demo"), "me/demo", lambda name: f"# {name}")  # doctest: +SKIP
     'https://huggingface.co/me/demo'
@@ -70,7 +70,7 @@ def push(
         try:
             api = hub.HfApi()
             made = api.create_repo(repo, repo_type="model", private=private or None, exist_ok=True)
-            name = str(getattr(made, "repo_id", repo))  # with the user's own name before it
+            name = str(getattr(made, "repo_id", repo))  # including the user's name
             if private and not api.repo_info(name, repo_type="model").private:
                 raise UsageError(
                     f"{name} is there already and public: make it private on the hub, or leave out --private"

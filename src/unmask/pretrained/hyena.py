@@ -1,4 +1,4 @@
-"""HyenaDNA as its authors save it: config and tensors as those of `denoisers.hyena`."""
+"""HyenaDNA in its authors' format: config and tensors converted to `denoisers.hyena`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DENOISER = "hyena"
 ORDINARY = {
     "hyena_order": (2,),
     "num_inner_mlps": (2,),
-    "short_filter_order": (3,),  # they pad by 2 for any: of more taps some would look ahead
+    "short_filter_order": (3,),  # they always pad by 2: longer filters would see future tokens
     "train_freq": (True,),
     "use_bias": (True,),
     "layer_norm_epsilon": (1e-5,),
@@ -40,7 +40,7 @@ MIXER = {
     "out.weight": "out_proj.weight",
     "out.bias": "out_proj.bias",
 }
-MADE = ("pos_emb.z", "pos_emb.t", "modulation.deltas")  # of each filter_fn: what we compute from the sizes
+MADE = ("pos_emb.z", "pos_emb.t", "modulation.deltas")  # tensors of each filter_fn that we compute from the sizes
 
 
 def read(source: Source) -> Pretrained:
@@ -95,7 +95,7 @@ def _block(ours: str, theirs: str) -> Iterator[tuple[str, Their]]:
         yield f"{ours}0.layer.{own}", Their(f"{theirs}mixer.{other}")
     squeezed = partial(Tensor.squeeze, dim=1)
     yield f"{ours}0.layer.conv_weight", Their(f"{theirs}mixer.short_filter.weight", squeezed)
-    # One activation stands after every layer of the filter's network, under as many names.
+    # One activation follows every layer of the filter's network, stored under as many names.
     first, *others = (f"{theirs}mixer.filter_fn.implicit_filter.{i}.freq" for i in (1, 3, 5))
     yield f"{ours}0.layer.filter.frequency", Their(first, Tensor.flatten, tuple(others))
     for own, other in (("mlp_in", "fc1"), ("mlp_out", "fc2")):
@@ -105,7 +105,7 @@ def _block(ours: str, theirs: str) -> Iterator[tuple[str, Their]]:
 
 
 def _check_made(source: Source, denoiser: Hyena, known: dict[str, str]) -> None:
-    """What the file holds of places and rates is what we compute; a model with others is another kind."""
+    """Check that stored positions and rates equal what we compute; otherwise the model is of another kind."""
     from unmask.denoisers.hyena import Filter
 
     own = Filter(denoiser)

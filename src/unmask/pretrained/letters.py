@@ -1,6 +1,6 @@
 """The vocabulary of Caduceus and HyenaDNA: seven special tokens, then A, C, G, T and N.
 
-Their folders bring it as code, which is not run; it is the same in all of them.
+Their folders define it by code, which is not executed; it is identical in all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ END, MASK = SPECIAL.index("[SEP]"), SPECIAL.index("[MASK]")
 
 
 def letters(source: Source) -> Tokenizer:
-    """A token a letter, with as many ids as the embedding has rows: it is padded to a round number."""
+    """One token per letter, with as many ids as the embedding has rows, which is padded to a round number."""
     size = whole(source, source.config, "vocab_size")
     multiple = whole(source, source.config, "pad_vocab_size_multiple", 8)
     num_ids = -(-size // multiple) * multiple

@@ -1,4 +1,4 @@
-"""Llama, SmolLM2, Qwen2, Qwen2.5 and Qwen3: their configs and tensors as those of `unmask.denoisers.llama`."""
+"""Llama, SmolLM2, Qwen2, Qwen2.5 and Qwen3: configs and tensors converted to `unmask.denoisers.llama`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
 DENOISER = "llama"
 
-# Keys that change what the network computes, each with the values that leave it as we compute it.
+# Keys that change what the network computes, each with the values that we support.
 ORDINARY: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "use_sliding_window": (False, None),
@@ -44,13 +44,13 @@ ORDINARY: dict[str, tuple[Any, ...]] = {
 }
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-LEAST_END = "<|endoftext|>"  # where a vocabulary has it, documents stood after it in pretraining
+LEAST_END = "<|endoftext|>"  # if a vocabulary has it, documents followed it in pretraining
 
 
 def read(source: Source) -> Pretrained:
-    """An autoregressive model: what the source says and holds, checked name by name before a number is read.
+    """An autoregressive model; config and tensor names are checked before any tensor is read.
 
-    The tokenizer gets a mask where it has none, and the network a row for it: the mean of all others.
+    If the tokenizer has no mask, one is added, and a row for it in the network: the mean of all others.
 
     >>> from unmask.pretrained import read_pretrained
     >>> read_pretrained("models/SmolLM2-135M").denoiser.dims.groups  # doctest: +SKIP
@@ -68,7 +68,7 @@ def read(source: Source) -> Pretrained:
 
 
 def weights_of(source: Source, num_ids: int) -> Weights:
-    """The tensors of such a folder under our names, where somebody else says what network they are of.
+    """The tensors of such a folder under our names, if the network is described elsewhere.
 
     >>> weights_of(open_source("smollm2-hf"), 49153).shapes["norm.weight"].shape  # doctest: +SKIP
     torch.Size([576])
@@ -89,23 +89,24 @@ def weights_of(source: Source, num_ids: int) -> Weights:
 
 
 def _held(source: Source) -> tuple[Llama, str, dict[str, Tensor]]:
-    """What network it is, what stands before its tensors' names, and their shapes, which are those of the network."""
+    """The network's description, the prefix of its tensors' names, and their shapes, checked against the network."""
     config = _checked(source)
     described = _described(source, config)
     shapes = {name: t for name, t in source.shapes().items() if not name.endswith("rotary_emb.inv_freq")}
     prefix = "" if "embed_tokens.weight" in shapes else "model."
-    if described.dims.blocks > len(shapes):  # no list is made as long as a config says
+    if described.dims.blocks > len(shapes):  # never build a list as long as a config claims
         raise ModelFolderError(
             f"{source.where}: config.json says {described.dims.blocks:,} layers, the weights are {len(shapes)} tensors"
         )
     wanted = dict(_names(described, config["vocab_size"], prefix))
     if described.tied:
-        shapes.pop("lm_head.weight", None)  # some folders hold the head all the same; nobody reads it
+        shapes.pop("lm_head.weight", None)  # some folders contain the head anyway; it is not used
     _check_names(source, shapes, wanted)
     return described, prefix, shapes
 
 
-# --- what the config says ---------------------------------------------------------------------------------------------
+# --- the config
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _checked(source: Source) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def _checked(source: Source) -> dict[str, Any]:
 
 
 def _described(source: Source, config: Mapping[str, Any]) -> Llama:
-    """The denoiser in our words, with what a family leaves unsaid as that family means it."""
+    """Our description of the denoiser, with the family's defaults for missing keys."""
     kind, heads = source.model_type, config["num_attention_heads"]
     theta, scaling = _rope(source, config)
     bias = config.get("attention_bias") is True
@@ -226,7 +227,7 @@ def layer_tensors(described: Llama) -> dict[str, tuple[tuple[str, ...], list[tup
 
 
 def _names(described: Llama, rows: int, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor that the config promises, with its shape."""
+    """Every tensor that the config implies, with its shape."""
     hidden = described.dims.hidden
     yield f"{prefix}embed_tokens.weight", (rows, hidden)
     for n in range(described.dims.blocks):
@@ -270,7 +271,7 @@ def _state(source: Source, described: Llama, prefix: str, num_ids: int) -> dict[
 
 
 def _assembled(take: Callable[..., Tensor], described: Llama, prefix: str, num_ids: int) -> dict[str, Tensor]:
-    """Our tensors out of theirs, of which `take` gives one, or several one after another."""
+    """Our tensors from theirs; `take` returns one tensor, or several concatenated."""
     state = {"embed.weight": with_rows(take(f"{prefix}embed_tokens.weight"), num_ids)}
     for n in range(described.dims.blocks):
         for ours, (theirs, _) in layer_tensors(described).items():
@@ -282,7 +283,7 @@ def _assembled(take: Callable[..., Tensor], described: Llama, prefix: str, num_i
 
 
 def with_rows(weight_ID: Tensor, num_ids: int) -> Tensor:
-    """One row for each id: those that the weights lack (a mask) are the mean of all others.
+    """One row for each id; missing ones (the mask's) are the mean of all others.
 
     >>> with_rows(torch.tensor([[1.0], [3.0]]), 3).flatten()
     tensor([1., 3., 2.])
@@ -297,8 +298,8 @@ def with_rows(weight_ID: Tensor, num_ids: int) -> Tensor:
 def _vocabulary(source: Source, rows: int) -> tuple[Tokenizer, int]:
     """A tokenizer with a mask and as many ids as there are rows, or one more; and the id that begins a text.
 
-    Weights often have rows that no word uses, so that their number is round. They count in the softmax, and so that a
-    text's probability is what it is elsewhere, they are ids here, too: special ones, which nothing generates.
+    Weights often have unused rows that make their number round. These count in the softmax, so to keep probabilities
+    equal to those elsewhere they are ids here too: special ones, which are never generated.
     """
     from unmask.data.subwords import Subwords
 
@@ -317,7 +318,7 @@ def _vocabulary(source: Source, rows: int) -> tuple[Tokenizer, int]:
 
 
 def _fill(inner: tokenizers.Tokenizer, rows: int) -> None:
-    """Special tokens that no text spells, for ids without a word."""
+    """Special tokens that no text produces, for ids without a token."""
     from tokenizers import AddedToken
 
     missing = rows - inner.get_vocab_size(with_added_tokens=True)
@@ -326,7 +327,7 @@ def _fill(inner: tokenizers.Tokenizer, rows: int) -> None:
 
 
 def _begin(source: Source, inner: tokenizers.Tokenizer) -> int | None:
-    """The token after which texts stood in pretraining; None: that which ends them."""
+    """The token that preceded texts in pretraining; None: the one that ends them."""
     end = inner.token_to_id(LEAST_END)
     if end is not None:
         return int(end)

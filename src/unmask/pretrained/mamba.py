@@ -1,4 +1,4 @@
-"""Mamba as transformers saves it, such as mamba-130m-hf: config and tensors as those of `denoisers.mamba`."""
+"""Mamba in transformers' format, such as mamba-130m-hf: config and tensors converted to `denoisers.mamba`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unmask.pretrained.renaming import Renamed, Their, check_ordinary, tied_or_o
 MODEL_TYPES = ("mamba",)
 DENOISER = "mamba"
 
-LENGTH = 2048  # of the rows it was trained on; it has no positions, and reads longer ones, too
+LENGTH = 2048  # of the rows in its training; it has no position embeddings and also reads longer ones
 ORDINARY = {
     "use_bias": (False,),
     "use_conv_bias": (True,),
@@ -35,7 +35,7 @@ DIRECTION = {
 
 
 def read(source: Source) -> Pretrained:
-    """An autoregressive model, with its vocabulary and a mask beside it.
+    """An autoregressive model, with its vocabulary plus a mask.
 
     >>> from unmask.pretrained import read_pretrained
     >>> read_pretrained("models/mamba-130m-hf").denoiser.hidden  # doctest: +SKIP
@@ -79,7 +79,7 @@ def _block(ours: str, theirs: str) -> Iterator[tuple[str, Their]]:
 
 
 def direction(ours: str, theirs: str) -> Iterator[tuple[str, Their]]:
-    """What stands between the projections, in one direction."""
+    """The tensors between the projections, for one direction."""
     turned: dict[str, Callable[[Tensor], Tensor]]
     turned = {"log_rates": Tensor.flatten, "conv_weight": partial(Tensor.squeeze, dim=1)}
     for own, other in DIRECTION.items():

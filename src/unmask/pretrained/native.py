@@ -1,8 +1,8 @@
-"""Autoregression in our Llama goes out as LlamaForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM, whichever fits it.
+"""Export of our autoregressive Llama as LlamaForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM, whichever fits.
 
-Ours reads a begin and then the row without its last token, theirs what they are given: so there the begin stands before
-each text as the token `bos`, which the tokenizer puts there. The mask, which autoregression neither reads nor writes,
-has no row there, unless it is what begins a text.
+Our network reads a begin token followed by the row without its last token; theirs reads its input as given. So in the
+export the begin token precedes each text as the token `bos`, which the tokenizer adds. The mask, which autoregression
+neither reads nor writes, has no row in the export, unless it is the begin token.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from unmask.storage.atomic import atomic_folder
 from unmask.storage.tensor_file import write_tensors
 
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-PREFIX = "model."  # of their tensors' names, save the head's
-ROWS = ("embed.weight", "output.weight")  # of ours with a row for each id
+PREFIX = "model."  # of their tensors' names, except the head's
+ROWS = ("embed.weight", "output.weight")  # our tensors with one row per id
 
 
 @dataclass(frozen=True)
 class Native:
-    """model_type: of the class that fits; "": none does, and `why` says in half a sentence what it lacks."""
+    """model_type: of the matching class; "": there is none, and `why` says in half a sentence what is missing."""
 
     model_type: str
     why: str = ""
 
 
 def native_of(model: Model) -> Native:
-    """Which class of transformers' own computes what this model predicts.
+    """Which of transformers' own classes computes the predictions of this model.
 
     >>> native_of(unmask.load("stories")).why  # doctest: +SKIP
     'its denoiser is no llama'
@@ -77,8 +77,10 @@ def _fitting(config: Llama) -> Native:
 
 
 def write_native(model: Model, folder: Path) -> str:
-    """A new folder that `AutoModelForCausalLM`, `AutoTokenizer` and `pipeline("text-generation")` read without unmask;
-    what happens to the begin comes back as a sentence.
+    """Write a new folder that `AutoModelForCausalLM`, `AutoTokenizer` and `pipeline("text-generation")` read without
+    unmask.
+
+    Returns a sentence on how the begin token is handled.
 
     >>> write_native(unmask.load("runs/ar"), Path("ar-hf"))  # doctest: +SKIP
     """
@@ -113,7 +115,7 @@ def write_native(model: Model, folder: Path) -> str:
 
 
 def _config(config: Llama, kind: str, rows: int, model: Model) -> dict[str, Any]:
-    """config.json, in transformers' names."""
+    """The content of config.json, with transformers' keys."""
     dims, scaling = config.dims, config.scaling
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.theta}
     if scaling is not None:
@@ -154,7 +156,7 @@ def _ids(model: Model, begin: int | None) -> dict[str, int]:
 
 
 def _generation(model: Model, begin: int, rows: int) -> dict[str, Any]:
-    """generation_config.json: the law that `unmask generate` draws from, as far as it has a name there."""
+    """generation_config.json: the sampling options of `unmask generate`, as far as transformers has them."""
     drawing = model.drawing
     never = [*model.tokenizer.never_ids(), *model.denoiser.fixed_ids, model.tokenizer.mask_id]
     said: dict[str, Any] = _ids(model, begin)
@@ -166,7 +168,8 @@ def _generation(model: Model, begin: int, rows: int) -> dict[str, Any]:
 
 
 def _tokenizer(model: Model, begin: int) -> tuple[str, dict[str, Any]]:
-    """tokenizer.json, which puts the begin before each text and nothing after it, and what its config says."""
+    """tokenizer.json, which adds the begin token before each text and nothing after it, and the content of
+    its config."""
     vocabulary, about = tokenizer_files(model)
     data = json.loads(vocabulary)
     spelling = vocabulary_of(model.tokenizer).id_to_token
@@ -175,7 +178,7 @@ def _tokenizer(model: Model, begin: int) -> tuple[str, dict[str, Any]]:
 
 
 def _without_mask(model: Model, begin: int, vocabulary: str) -> str | None:
-    """tokenizer.json without a mask that is the last id and that no text begins with; None where it must stay."""
+    """tokenizer.json without the mask, if that is the last id and not the begin token; None if it must stay."""
     tokenizer = model.tokenizer
     mask, data = tokenizer.mask_id, json.loads(vocabulary)
     if mask in (begin, *model.begin) or mask != tokenizer.num_ids - 1 or not isinstance(tokenizer, Subwords):
@@ -189,7 +192,7 @@ def _without_mask(model: Model, begin: int, vocabulary: str) -> str | None:
 
 
 def _theirs(config: Llama, tensors: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """The weights by their names there."""
+    """The weights under transformers' names."""
     state = {
         f"{PREFIX}embed_tokens.weight": tensors["embed.weight"][:rows],
         f"{PREFIX}norm.weight": tensors["norm.weight"],

@@ -1,7 +1,7 @@
-"""Models of ours in transformers' layout, for the classes of `unmask.hf`; and back, the same to the last weight.
+"""Our models in transformers' layout, for the classes of `unmask.hf`; reading them back gives identical weights.
 
-config.json holds what our model folder's says, as plain data under "unmask", and what a `tokenizer.json` of others
-cannot say of our tokenizer under "unmask_tokenizer". Tensors have our names after "network.".
+config.json contains that of our model folder, as plain data under "unmask", and under "unmask_tokenizer" whatever a
+standard `tokenizer.json` cannot express about our tokenizer. Tensors have our names after "network.".
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from unmask.storage.untrusted import printable
 from unmask.text.prompts import spaces_lead
 
 MODEL_TYPES = ("unmask",)
-PREFIX = "network."  # of our tensors' names there
+PREFIX = "network."  # prefix of our tensors' names
 MASK_ROWS = "unmask.safetensors"  # beside a class of theirs: what our mask's rows hold, each [D] by its matrix's name
 MASKED, CAUSAL = "UnmaskForMaskedLM", "UnmaskForCausalLM"
 
 
 def architecture_of(model: Model) -> str:
-    """Which of our classes computes what this model predicts; a model that predicts neither masks nor next tokens is
+    """Which of our classes computes this model's predictions; a model that predicts neither masks nor next tokens is
     refused.
 
     >>> architecture_of(unmask.load("stories"))  # doctest: +SKIP
@@ -54,8 +54,9 @@ def architecture_of(model: Model) -> str:
 
 
 def write_registered(model: Model, folder: Path) -> None:
-    """A new folder that `AutoModelForMaskedLM` (of an autoregressive model `AutoModelForCausalLM`) and `AutoTokenizer`
-    read after `import unmask.hf`.
+    """Write a new folder that transformers' Auto classes can read after `import unmask.hf`.
+
+    They are `AutoTokenizer` and `AutoModelForMaskedLM`, or `AutoModelForCausalLM` for an autoregressive model.
 
     >>> write_registered(unmask.load("stories"), Path("stories-hf"))  # doctest: +SKIP
     """
@@ -69,7 +70,7 @@ def write_registered(model: Model, folder: Path) -> None:
 
 
 def config_of(model: Model) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What config.json says, and the tensors by their names there.
+    """The content of config.json, and the tensors under their exported names.
 
     >>> config_of(unmask.load("stories"))[0]["model_type"]  # doctest: +SKIP
     'unmask'
@@ -86,7 +87,7 @@ def config_of(model: Model) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "bos_token_id": tokenizer.bos_id,
         "eos_token_id": tokenizer.eot_id,
         "pad_token_id": tokenizer.eot_id,
-        "tie_word_embeddings": False,  # what is shared, our network shares itself
+        "tie_word_embeddings": False,  # our network ties its own weights
         "unmask": described,
         "unmask_tokenizer": about_tokenizer(tokenizer),
     }
@@ -95,7 +96,7 @@ def config_of(model: Model) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def about_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What a `tokenizer.json` of others does not say of ours.
+    """What a standard `tokenizer.json` cannot express about our tokenizer.
 
     >>> about_tokenizer(unmask.load_tokenizer("bytes"))  # doctest: +SKIP
     {'unmask': 'bytes'}
@@ -109,7 +110,7 @@ def about_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _lstrip(inner: dict[str, Any], mask_id: int | None) -> list[int]:
-    """The ids of the special tokens that take the space before them. mask_id: this one does from now on, too."""
+    """The ids of special tokens that absorb the space before them; makes mask_id one of them."""
     taking = []
     for token in inner.get("added_tokens") or ():
         token["lstrip"] = bool(token["lstrip"]) or token["id"] == mask_id
@@ -118,7 +119,7 @@ def _lstrip(inner: dict[str, Any], mask_id: int | None) -> list[int]:
 
 
 def tokenizer_files(model: Model) -> tuple[str, dict[str, Any]]:
-    """tokenizer.json, which frames a text as this model's rows are, and what its config says.
+    """tokenizer.json, which adds this model's anchors to a text, and the content of its config.
 
     >>> tokenizer_files(unmask.load("stories"))[1]["mask_token"]  # doctest: +SKIP
     '[MASK]'
@@ -145,7 +146,7 @@ def tokenizer_files(model: Model) -> tuple[str, dict[str, Any]]:
 
 
 def frame(spelling: Any, begin: list[int], end: list[int]) -> dict[str, Any] | None:
-    """What stands around every row, in the language of `tokenizers`. spelling: that of an id.
+    """The anchors of every row as a template of `tokenizers`. spelling: maps an id to its token.
 
     >>> frame({7: "<s>"}.get, [7], [])["single"][0]
     {'SpecialToken': {'id': '<s>', 'type_id': 0}}
@@ -165,7 +166,8 @@ def frame(spelling: Any, begin: list[int], end: list[int]) -> dict[str, Any] | N
 
 
 def is_ours(source: Source) -> bool:
-    """Whether a source holds a model of ours: in transformers' layout (also in a class of theirs), or our own folder.
+    """Whether a source holds one of our models: in transformers' layout (possibly in one of its classes), or our own
+    folder.
 
     >>> is_ours(open_source("hf:models/bert-base-uncased"))  # doctest: +SKIP
     False
@@ -175,7 +177,7 @@ def is_ours(source: Source) -> bool:
 
 
 def read_ours(name: str) -> model_folder.Folder:
-    """A model of ours from `hf:NAME` or `hf:DIR`; nothing in it is executed.
+    """Read our model from `hf:NAME` or `hf:DIR`; nothing in it is executed.
 
     >>> read_ours("hf:somebody/stories").length  # doctest: +SKIP
     """
@@ -190,7 +192,7 @@ def read_ours(name: str) -> model_folder.Folder:
 
 
 def read_source(source: Source) -> model_folder.Folder:
-    """The same from what `open_source` has opened.
+    """Read our model from the result of `open_source`.
 
     >>> read_source(open_source("hf:stories-hf")).length  # doctest: +SKIP
     """
@@ -211,7 +213,8 @@ def read_source(source: Source) -> model_folder.Folder:
 
 
 def native_weights(source: Source, tokenizer: Tokenizer) -> Weights:
-    """Those of `native.write_native`: the mask's rows, which a class of theirs has no use for, lie in a file of ours.
+    """The weights of an export by `native.write_native`; the mask's rows, which their class cannot hold, are in our own
+    file.
 
     >>> native_weights(open_source("stories-hf"), tokenizer).shapes["embed.weight"].shape  # doctest: +SKIP
     """
@@ -247,7 +250,7 @@ def _tokenizer(source: Source, said: str) -> Tokenizer:
 
 
 def read(source: Source) -> Pretrained:
-    """As any pretrained model: network, weights, tokenizer and window, for a recipe to go on with."""
+    """Read it as any pretrained model: network, weights, tokenizer and window, to continue from in a recipe."""
     stored = read_source(source)
     if stored.task is not None:
         raise UsageError(

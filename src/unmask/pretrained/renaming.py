@@ -1,4 +1,4 @@
-"""Tensors of a source under our names: which of theirs each is, and how it is turned into ours."""
+"""Tensors of a source under our names: which of theirs each one is, and how it is converted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def as_it_is(tensor: Tensor) -> Tensor:
 
 
 class Their(NamedTuple):
-    """The tensor of that name, turned into ours. equals: other names that may hold it as well, as shared weights do."""
+    """Their tensor of that name, converted to ours. equals: other names that may hold the same tensor, if it
+    is shared."""
 
     name: str
     turned: Callable[[Tensor], Tensor] = as_it_is
@@ -31,10 +32,10 @@ class Their(NamedTuple):
 
 
 class Renamed(Mapping[str, Tensor]):
-    """The weights of a network, in float32, each read when it is asked for. Names and shapes are checked before.
+    """The weights of a network, in float32, each read when requested. Names and shapes are checked first.
 
-    known: how the source calls each of the names in `theirs`, where it has several ways; what is neither named there
-    nor in `unused` is refused.
+    known: the source's spelling of each name in `theirs`, if there are several; tensors neither listed there nor in
+    `unused` are refused.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Renamed(Mapping[str, Tensor]):
                 own = unshared(denoiser.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id))
         except UsageError as e:
             raise ModelFolderError(f"{source.where}: config.json describes no network: {e}") from None
-        except (RuntimeError, OverflowError, TypeError):  # sizes whose product no machine counts
+        except (RuntimeError, OverflowError, TypeError):  # the product of the sizes overflows
             raise ModelFolderError(f"{source.where}: the sizes of config.json are beyond any network") from None
         assert own.keys() == theirs.keys(), own.keys() ^ theirs.keys()
         for ours, their in theirs.items():
@@ -107,7 +108,7 @@ class Renamed(Mapping[str, Tensor]):
 
 
 def whole(source: Source, config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A size that the config says."""
+    """A whole number from the config."""
     value = config.get(key, default)
     if value is None:
         raise ModelFolderError(f"{source.where}: config.json does not say {key}")
@@ -119,7 +120,7 @@ def whole(source: Source, config: Mapping[str, Any], key: str, default: int | No
 
 
 def check_ordinary(source: Source, config: Mapping[str, Any], ordinary: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse keys that change what the network computes; each has the values that leave it as we compute it."""
+    """Refuse keys that change what the network computes; each is given with the values that we support."""
     for key, values in ordinary.items():
         if key in config and config[key] not in values:
             said = printable(repr(config[key]), 60)
@@ -129,5 +130,5 @@ def check_ordinary(source: Source, config: Mapping[str, Any], ordinary: Mapping[
 
 
 def tied_or_own(head: str, known: Mapping[str, str], source: Source) -> bool:
-    """Whether the head is the embedding: said by the config, or because there is no other."""
+    """Whether the head is the embedding: because the config says so, or because there is no other."""
     return source.config.get("tie_word_embeddings", True) is not False or head not in known

@@ -1,7 +1,7 @@
 """A SentencePiece file (`spm.model`, `tokenizer.model`) as a vocabulary of `tokenizers`; unigram and BPE.
 
-The file is a protobuf message from anywhere. Of its wire format as much is read as such a file needs, every length
-against what is left, and what would split a text otherwise than `tokenizers` can is refused by name.
+The file is an untrusted protobuf message. Only the parts of the wire format that such files use are parsed, with every
+length checked against what is left. Options under which `tokenizers` would split texts differently are refused by name.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from unmask.data.subwords import guard, special_token
 from unmask.errors import ModelFolderError
 from unmask.storage.untrusted import first_repeat, printable, read_bytes
 
-MAX_FILE = 1 << 24  # bytes; those of a quarter of a million pieces take 5 million
+MAX_FILE = 1 << 24  # bytes; a quarter of a million pieces take 5 million
 MAX_PIECE = 256  # characters
-MAX_MERGES = 1 << 21  # two halves of a piece that are pieces, too; of a quarter of a million pieces half a million
-MAX_REPLACED = 256  # bytes that a character may become when a text is normalized; the longest known has 33
+MAX_MERGES = 1 << 21  # pairs of pieces that form a piece; a quarter of a million pieces have half a million
+MAX_REPLACED = 256  # maximum bytes for one normalized character; the longest known has 33
 SPACE = "▁"
 UNIGRAM, BPE = 1, 2
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -40,7 +40,7 @@ class Piece:
 
 @dataclass
 class SpmFile:
-    """What such a file says that changes how a text is split; the defaults are the format's."""
+    """The settings in such a file that affect how a text is split; the defaults are those of the format."""
 
     pieces: list[Piece] = field(default_factory=list)
     algorithm: int = UNIGRAM
@@ -54,7 +54,7 @@ class SpmFile:
 
 
 def sentence_pieces(path: Path, *, lower: bool = False) -> tokenizers.Tokenizer:
-    """The vocabulary in the file: a text has the same ids as there. lower: it is lower-cased first.
+    """The vocabulary in the file, with the same ids for a text as SentencePiece. lower: lower-case the text first.
 
     >>> sentence_pieces(Path("deberta-v3-base/spm.model")).get_vocab_size()  # doctest: +SKIP
     128000
@@ -67,7 +67,7 @@ def sentence_pieces(path: Path, *, lower: bool = False) -> tokenizers.Tokenizer:
 
 
 def vocabulary_of(said: SpmFile, *, lower: bool = False) -> tokenizers.Tokenizer:
-    """The vocabulary of what such a file says, of which nothing is believed.
+    """Build the vocabulary from the untrusted content of such a file.
 
     >>> pieces = [Piece("<unk>", kind=UNKNOWN), Piece("\u2581a"), Piece("a", -1.0), Piece("\u2581", -1.0)]
     >>> vocabulary_of(SpmFile(pieces)).encode("a aa").ids
@@ -76,7 +76,7 @@ def vocabulary_of(said: SpmFile, *, lower: bool = False) -> tokenizers.Tokenizer
     _check(said)
     with guard(ModelFolderError, "its pieces make no vocabulary"):
         inner = _tokenizer(said, lower)
-        inner.encode(string.printable)  # a table that leads nowhere is found out here
+        inner.encode(string.printable)  # detects an invalid table
         return inner
 
 
@@ -84,7 +84,7 @@ def vocabulary_of(said: SpmFile, *, lower: bool = False) -> tokenizers.Tokenizer
 
 
 def read_spm(data: bytes) -> SpmFile:
-    """The message, field by field.
+    """Parse the message, field by field.
 
     >>> read_spm(b"not a message")
     Traceback (most recent call last):
@@ -143,7 +143,7 @@ def _normalized(said: SpmFile, data: bytes) -> None:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field of a message: a whole number, or bytes."""
+    """The number and value of each field of a message: a whole number, or bytes."""
     at, value = 0, b""
     while at < len(data):
         key, at = _varint(data, at)
@@ -165,7 +165,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A whole number, seven bits a byte, the lowest first; and where it ends."""
+    """Decode a whole number, seven bits per byte, lowest first; returns it and where it ends."""
     value = 0
     for k in range(10):
         if at + k >= len(data):
@@ -220,7 +220,7 @@ def _check(said: SpmFile) -> None:
 
 
 def _check_charsmap(table: bytes) -> None:
-    """A tree's size, the tree, and what its leaves say, each text with a 0 after it."""
+    """Check the normalization table: the trie's size, the trie, and its values, each a text followed by a 0."""
     size = int.from_bytes(table[:4], "little")
     if not 0 < size <= len(table) - 4 or size % 4:
         raise ModelFolderError("the table that normalizes a text is damaged (precompiled_charsmap)")
@@ -238,9 +238,7 @@ def _tokenizer(said: SpmFile, lower: bool) -> tokenizers.Tokenizer:
         how = {"unk_token": said.pieces[unknown].text, "fuse_unk": True, "byte_fallback": said.byte_fallback}
         inner = tokenizers.Tokenizer(models.BPE(ids, _merges(said.pieces), **how))
     inner.normalizer = normalizers.Sequence(_normalizers(said, lower))
-    if not any(
-        SPACE in piece.text[1:] for piece in said.pieces
-    ):  # no piece reaches over a space: words are split alone
+    if not any(SPACE in piece.text[1:] for piece in said.pieces):  # no piece spans a space: words are split separately
         inner.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     inner.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if said.space_first else [])])
@@ -259,7 +257,7 @@ def _normalizers(said: SpmFile, lower: bool) -> list[normalizers.Normalizer]:
 
 
 def _merges(pieces: list[Piece]) -> list[tuple[str, str]]:
-    """Which two neighbours become one, the best first: those whose piece has the highest score, whatever its halves."""
+    """Which two neighbours to merge, best first: by the score of the resulting piece, whatever its halves."""
     scores = {piece.text: piece.score for piece in pieces if piece.kind == NORMAL}
     found = (
         (score, text[:k], text[k:])

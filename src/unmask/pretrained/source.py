@@ -1,6 +1,6 @@
 """Opening a pretrained model: a local folder, a name on the Hugging Face hub, or a GGUF file.
 
-A folder is untrusted input: plain files alone are opened, JSON and safetensors, never a pickle; nothing is executed.
+A folder is untrusted: only regular files with JSON or safetensors are opened, never a pickle; nothing is executed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 MAX_CONFIG = 1 << 20
-MAX_FILES = 1 << 12  # weight files that an index may name
+MAX_FILES = 1 << 12  # maximum number of weight files in an index
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack", "*.ckpt.index")
 WANTED = ("config.json", "*.safetensors", INDEX, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -32,7 +32,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?(@[\w./-]{1,96})
 
 
 def open_source(name: str) -> Source:
-    """The model of a local folder, a .gguf file, or a name on the hub (NAME or NAME@REVISION); `hf:` before it is fine.
+    """Open a local folder, a .gguf file, or a name on the hub (NAME or NAME@REVISION); the prefix `hf:` is optional.
 
     >>> open_source("no/such/folder/anywhere")
     Traceback (most recent call last):
@@ -53,7 +53,7 @@ def open_source(name: str) -> Source:
 
 
 class Folder(Source):
-    """A folder as transformers writes it. linked: its files are links into the cache of the hub's client."""
+    """A folder in transformers' layout. linked: its files are links into the cache of the hub's client."""
 
     def __init__(self, path: Path, where: str | None = None, *, linked: bool = False) -> None:
         self.path, self.where, self.linked = path, where or str(path), linked
@@ -69,7 +69,7 @@ class Folder(Source):
         return {name: t for path in sorted(set(placed.values())) for name, t in read_shapes(path).items()}
 
     def _placed(self) -> dict[str, Path]:
-        """The file of each tensor."""
+        """Tensor name → file."""
         if self._files is None:
             self._files = {}
             for path in _weight_files(self.path):
@@ -144,7 +144,7 @@ def _from_hub(name: str) -> Path:
         raise MissingExtraError("huggingface-hub", "hf", what) from None
     repo, _, revision = name.partition("@")
     try:
-        # Safetensors and plain text alone: what can run code is not even fetched.
+        # Only safetensors and plain text: files that can run code are not even downloaded.
         return Path(hub.snapshot_download(repo, revision=revision or None, allow_patterns=[*WANTED, *VOCABULARIES]))
     except Exception as e:  # the hub's client raises what its many layers do; none of it is ours to tell apart
         reason = printable((str(e).strip() or type(e).__name__).splitlines()[0], 200)

@@ -1,4 +1,4 @@
-"""The vocabulary of a pretrained model: a tokenizer.json, else what its older files say."""
+"""The vocabulary of a pretrained model: its tokenizer.json, otherwise the older files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 ADDED = "added_tokens.json"
-PIECES = {"deberta-v2": ("spm.model",), "llama": ("tokenizer.model",)}  # where a piece's place is its id
+PIECES = {"deberta-v2": ("spm.model",), "llama": ("tokenizer.model",)}  # files in which the index of a piece is its id
 
 
 def read_vocabulary(folder: Path, model_type: str, special: dict[str, str]) -> tokenizers.Tokenizer:
@@ -62,7 +62,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _sentence_pieces(file: Path, model_type: str, special: dict[str, str]) -> tokenizers.Tokenizer:
-    """The pieces, and after them what the folder has added: at least DeBERTa's mask, which its pieces do not hold."""
+    """The pieces, followed by the folder's added tokens: at least DeBERTa's mask, which is not a piece."""
     if _config(file.parent).get("split_by_punct"):
         raise ModelFolderError(
             f"{file} is split at punctuation first (split_by_punct in tokenizer_config.json), which is not read: make "
@@ -85,7 +85,7 @@ def _sentence_pieces(file: Path, model_type: str, special: dict[str, str]) -> to
 
 
 def _added(folder: Path) -> dict[int, str]:
-    """Tokens that a folder has beside its pieces, by id, in both files that may say so."""
+    """Tokens that a folder adds to its pieces, by id, from both files that may list them."""
     plain = read_json(folder / ADDED) if (folder / ADDED).exists() else {}
     table = _config(folder).get("added_tokens_decoder", {})
     said: list[tuple[Any, Any]] = [(id, text) for text, id in plain.items()]
@@ -98,5 +98,5 @@ def _added(folder: Path) -> dict[int, str]:
 
 
 def _id(key: str) -> int | str:
-    """The number that a key spells; one that is far too long stays a word, which is no id."""
+    """The number that a key spells; a far too long one stays a string, which is not a valid id."""
     return int(key) if key.isdecimal() and len(key) <= len(str(MAX_IDS)) else key

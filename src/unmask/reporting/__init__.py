@@ -1,1 +1,1 @@
-"""Reports: what runs have written down, as a page for people."""
+"""Reports: readable pages from what runs have recorded."""

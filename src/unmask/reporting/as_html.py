@@ -1,4 +1,4 @@
-"""A report as one HTML file: nothing is loaded from anywhere, and no script runs but the replay's own."""
+"""A report as one HTML file: it loads nothing, and runs no script except the replay's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def as_html(document: Document) -> str:
 
 
 def _policy(style: str, blocks: Sequence[Block]) -> str:
-    """A replay stands in a frame, which is bound by this policy as well as by its own: its parts are named here."""
+    """The page's policy also applies to a replay's frame, in addition to the replay's own, so it names the replay's
+    parts."""
     replays = [block.html for block in blocks if isinstance(block, Replay)]
     inside = {tag: dict.fromkeys(hash_source(_inside(html, tag)) for html in replays) for tag in ("script", "style")}
     scripts = " ".join(inside["script"]) or "'none'"

@@ -1,4 +1,4 @@
-"""A report as Markdown; its curves are a picture beside it."""
+"""A report as Markdown; its curves are in a separate picture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIGNS = re.compile(r"([\\`*_{}\[\]#|!~$])")
 
 
 def as_markdown(document: Document, picture: str) -> str:
-    """The text. picture: the file's name that `picture_of` is written to.
+    """The Markdown text. picture: the file name to which `picture_of` is written.
 
     >>> as_markdown(Document("a_b", [Text("<b>")]), "a.svg")
     '# a\\\\_b\\n\\n&lt;b&gt;\\n'
@@ -28,7 +28,7 @@ def as_markdown(document: Document, picture: str) -> str:
 
 
 def picture_of(document: Document) -> str | None:
-    """All panels as one SVG; None: there are none."""
+    """All panels as one SVG; None if there are none."""
     figures = [block for block in document.blocks if isinstance(block, Figure)]
     return sheet([one.panels for one in figures], figures[0].names) if figures else None
 
@@ -49,12 +49,12 @@ def _block(block: Block) -> str:
 
 
 def _fenced(text: str) -> str:
-    """No text can end a fence that is longer than any of its own."""
+    """Fence a text with more backticks than it contains, so that it cannot end the fence."""
     fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", text)), default=0))
     return f"{fence}text\n{text}\n{fence}"
 
 
 def _line(text: str) -> str:
-    """In one line, and with nothing in it that Markdown or HTML would take for its own."""
+    """The text in one line, with everything that Markdown or HTML would interpret escaped."""
     text = " ".join(printable(text).split())
     return _SIGNS.sub(r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))

@@ -1,4 +1,4 @@
-"""Scores base by base as an SVG, a panel a region: bits over positions, readable in black and white."""
+"""Scores base by base as an SVG, one panel per region: bits over positions, readable in black and white."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from itertools import pairwise
 from unmask.axes import ticks
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, GAP = 860, 150, 60, 24, 58, 66
-SINGLE = 430  # bases of a region at most that have a bar each; of more a bar is the mean of several
-LETTERS = 110  # bases at most whose letters stand below the bars
-MOST = 12  # panels
+SINGLE = 430  # maximum bases of a region with one bar each; beyond that a bar is the mean of several
+LETTERS = 110  # maximum bases with letters below the bars
+MOST = 12  # maximum number of panels
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328; }
   .page { fill: #ffffff; } .note { fill: #57606a; font-size: 12px; }
@@ -30,7 +30,7 @@ STYLE = """
 
 @dataclass(frozen=True)
 class Panel:
-    """A region. first: where its first base stands; step: 1, or -1 along the other strand. bits: NaN where unknown."""
+    """A region. first: position of its first base; step: 1, or -1 along the other strand. bits: NaN where unknown."""
 
     name: str
     first: int
@@ -40,7 +40,7 @@ class Panel:
 
 
 def draw(panels: Sequence[Panel], *, said: str) -> str:
-    """The picture. said: what the bits are of.
+    """The figure as SVG. said: a description of the bits.
 
     >>> draw([Panel("a:1-2", 1, 1, "AN", [1.5, math.nan])], said="each base given all others")[:4]
     '<svg'
@@ -98,7 +98,7 @@ def _panel(panel: Panel, top: int) -> list[str]:
 
 
 def _below(panel: Panel, bottom: int, per_base: float) -> list[str]:
-    """Letters, where there is room, and positions."""
+    """Letters, if there is room, and positions."""
     body, under = [], bottom
     if len(panel.text) <= LETTERS:
         under += 12
@@ -116,7 +116,7 @@ def _below(panel: Panel, bottom: int, per_base: float) -> list[str]:
 
 
 def binned(bits: Sequence[float], most: int) -> list[tuple[int, int, float]]:
-    """At most so many bars: from which base to which, and the mean of what is known there; NaN: nothing is.
+    """At most `most` bars: start and end, and the mean of the known values there; NaN if there are none.
 
     >>> binned([1.0, 3.0, math.nan, math.nan], 2)
     [(0, 2, 2.0), (2, 4, nan)]

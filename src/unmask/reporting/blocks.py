@@ -1,6 +1,6 @@
-"""What a report consists of, whatever it is written as: `as_html.py` and `as_markdown.py` write the same blocks.
+"""The blocks of a report, independent of its format: `as_html.py` and `as_markdown.py` write the same blocks.
 
-All text in them is plain, and nobody vouches for it: names of files, what a model wrote. The writers escape it.
+All text in them is plain and untrusted, such as file names and model output. The writers escape it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Title:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph. warning: of something that is missing or damaged."""
+    """A paragraph. warning: whether it reports something missing or damaged."""
 
     text: str
     warning: bool = False
@@ -25,7 +25,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Table:
-    """quoted: the rows that nobody measured here. caption: what the cells mean."""
+    """quoted: the rows that were not measured here. caption: the meaning of the cells."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -35,7 +35,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Code:
-    """Text as it is. folded: behind its title until it is asked for, where a page can do that."""
+    """Verbatim text. folded: collapsed under its title, in formats that support it."""
 
     text: str
     title: str = ""
@@ -44,7 +44,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels side by side, each an SVG element by `curves.py`; names: the runs, for the key."""
+    """Panels side by side, each an SVG element by `curves.py`; names: the runs, for the legend."""
 
     caption: str
     panels: Sequence[str]
@@ -69,7 +69,7 @@ class Document:
 
 
 def printable(text: str) -> str:
-    """What can stand in a page: control characters and halves of characters, which cannot, become U+FFFD.
+    """The text with control characters and surrogates, which a page cannot contain, replaced by U+FFFD.
 
     >>> printable("a\\x00b\\ud800\\n")
     'a�b�\\n'

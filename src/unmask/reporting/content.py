@@ -1,4 +1,5 @@
-"""What a report says, block by block: bests beside the paper's figures, curves, suites, samples, protocol, commands."""
+"""The content of a report, block by block: best results beside the paper's figures, curves, suites, samples, protocol,
+commands."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ FIGURES = (
 
 
 def report_of(runs: Sequence[Run], left: Sequence[str], words: Sequence[str]) -> Document:
-    """The whole report. left: what is to be said of results that are of no run. words: the command that made it."""
+    """The whole report. left: remarks on results that belong to no run. words: the command that made the report."""
     names = ", ".join(run.name for run in runs)
     blocks: list[Block] = [Text(f"Written by unmask {commit()}.")]
     blocks += [Text(f"{run.name}: {damage}", warning=True) for run in runs for damage in run.damage]
@@ -114,7 +115,7 @@ def _suites(runs: Sequence[Run], left: Sequence[str]) -> list[Block]:
 
 
 def _suite(run: Run, results: Results, names: Mapping[str, str]) -> list[Block]:
-    """names: of the runs of the report, by the hash of their weights."""
+    """names: the report's run names, by the hash of their weights."""
     blocks: list[Block] = [Title(f"{run.name}: {results.suite.name}, from {results.folder}", 3)]
     if not results.same_model:
         blocks.append(Text("These results are of other weights than the run's model has now.", warning=True))
@@ -122,7 +123,7 @@ def _suite(run: Run, results: Results, names: Mapping[str, str]) -> list[Block]:
     for name, one in results.suite.sets.items():
         if name in results.numbers:
             outcome = Outcome(set=one, numbers=results.numbers[name])
-            try:  # what is damaged shows when it is laid out
+            try:  # damage only shows when the results are laid out
                 layout.columns_and_rows(results.suite, [outcome])
                 layout.notes(results.suite, [outcome])
                 layout.protocol_line(results.numbers[name])
@@ -143,7 +144,7 @@ def _suite(run: Run, results: Results, names: Mapping[str, str]) -> list[Block]:
 
 
 def _other(outcome: Outcome) -> str:
-    """The hash of the weights that a set was measured against, or nothing."""
+    """The hash of the weights that a set was compared with, or an empty string."""
     if outcome.numbers is None or "differences" not in outcome.numbers:
         return ""
     return str(outcome.numbers["identity"]["against"]["model"])
@@ -244,11 +245,11 @@ def _commands(runs: Sequence[Run], words: Sequence[str]) -> list[Block]:
 
 
 def _suite_command(run: Run, results: Results, names: Mapping[str, str]) -> list[str]:
-    """names: of the models, by the hash of their weights."""
+    """names: model names, by the hash of their weights."""
     words = ["unmask", "eval", run.given, "--suite", results.suite.name, "--sets", *results.numbers]
     identity = next(iter(results.numbers.values())).get("identity")
     kept = identity if isinstance(identity, dict) else {}
-    flags = {"asked": "sampler", "draws": "num_samples"}  # what a suite of written texts calls them
+    flags = {"asked": "sampler", "draws": "num_samples"}  # the names used by suites of generated texts
     for key in ("length", "estimator", "num_samples", "precision", "max_rows", *flags, "guidance", "lengths", "seed"):
         if kept.get(key) is not None:
             words += [f"--{flags.get(key, key).replace('_', '-')}", str(kept[key])]

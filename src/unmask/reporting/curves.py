@@ -1,6 +1,6 @@
-"""Learning curves of several runs as SVG elements, for a page that has their style: `STYLE`.
+"""Learning curves of several runs as SVG elements, for a page that includes their style: `STYLE`.
 
-Runs differ by dashes and marks as well as by colours, so that a picture tells them apart in black and white.
+Runs differ in dashes and marks as well as in colour, so that they can be told apart in black and white.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ STYLE = """
 }
 """
 Place = Callable[[float, float], tuple[float, float]]
-_numbers = count()  # of clip paths: a page has one space of names
+_numbers = count()  # ids of clip paths, which must be unique on a page
 
 
 @dataclass(frozen=True)
 class Series:
-    """One run's points in a panel. bars: where the intervals lie, (x, low, high). marked: each point has its mark."""
+    """One run's points in a panel. bars: intervals as (x, low, high). marked: whether each point has a mark."""
 
-    number: int  # of the run: its colour, dashes and mark
+    number: int  # index of the run, which determines its colour, dashes and mark
     points: Points
     bars: list[tuple[float, float, float]] = field(default_factory=list)
     marked: bool = False
@@ -71,7 +71,7 @@ def series_of(number: int, points: Sequence[Point], what: str, across: str) -> S
 
 
 def panel(series: Sequence[Series], *, across: str, up: str, names: Sequence[str]) -> str:
-    """The SVG element, or nothing where there is nothing to draw: no points, or nothing that is counted across.
+    """The SVG element; empty if there is nothing to draw: no points, or no values for the x axis.
 
     >>> panel([Series(0, [(0.0, 3.0), (9.0, 2.0)])], across="steps", up="nats per token", names=["a"])[:4]
     '<svg'
@@ -94,7 +94,7 @@ def panel(series: Sequence[Series], *, across: str, up: str, names: Sequence[str
         body.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         body.append(f'<text class="note" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_spelled(tick)}</text>')
     marks = ticks(0.0, x_hi / divisor)
-    for tick in marks[:: 2 if across == "tokens" and len(marks) > 5 else 1]:  # their numbers are long
+    for tick in marks[:: 2 if across == "tokens" and len(marks) > 5 else 1]:  # token counts are long
         x = place(tick * divisor, low)[0]
         body.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
         body.append(f'<text class="note" x="{x:.1f}" y="{bottom + 17}" text-anchor="middle">{short(tick)}</text>')
@@ -120,7 +120,7 @@ def key(number: int) -> str:
 
 
 def sheet(figures: Sequence[Sequence[str]], names: Sequence[str]) -> str:
-    """Panels of several figures, a line each, as a picture of its own: for what cannot hold them inside.
+    """Panels of several figures, one line per figure, as a separate picture, for formats that cannot embed them.
 
     >>> sheet([], ["a"])[:4]
     '<svg'
@@ -162,7 +162,7 @@ def _lines(one: Series, place: Place) -> list[str]:
 
 
 def _mark(number: int, x: float, y: float) -> str:
-    """A circle, square, triangle or diamond; of every second four runs hollow."""
+    """A circle, square, triangle or diamond; hollow for every second group of four runs."""
     shape = (
         f"M{x - 4:.1f} {y:.1f}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",
         f"M{x - 3.5:.1f} {y - 3.5:.1f}h7v7h-7z",
@@ -182,8 +182,11 @@ def _spelled(value: float) -> str:
 
 
 def _reach(series: Sequence[Series], x_hi: float) -> tuple[float, float]:
-    """The ends of the axis upwards. How far a run falls at first would flatten all that follows: of the first part
-    only what lies within reach of the rest is drawn, and the curve comes in from above."""
+    """The limits of the y axis.
+
+    A run's initial fall would flatten the rest, so the first part is shown only within reach of the rest, and the curve
+    enters from above.
+    """
     points = [p for one in series for p in one.points]
     points += [(x, y) for one in series for x, low, high in one.bars for y in (low, high)]
     later = [y for x, y in points if x >= 0.05 * x_hi] or [y for _, y in points]

@@ -1,4 +1,4 @@
-"""The machine and the version that write a report."""
+"""The machine and the version with which a report is written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import unmask
 
 
 def machine() -> str:
-    """Processor, GPU and versions, in a line."""
+    """Processor, GPU and versions, in one line."""
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     processor = f"{platform.machine()}, {os.cpu_count()} cores"
     parts = [
@@ -27,7 +27,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The version, and the commit where the package is a checkout.
+    """The version, and the commit if the package is a checkout.
 
     >>> commit().startswith(unmask.__version__)
     True
@@ -43,6 +43,6 @@ def commit() -> str:
             timeout=10,
             check=True,
         )
-    except (OSError, subprocess.SubprocessError):  # no git, or not ours to read
+    except (OSError, subprocess.SubprocessError):  # no git, or no permission
         return unmask.__version__
     return f"{unmask.__version__}, commit {said.stdout.strip()}"

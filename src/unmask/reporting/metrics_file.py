@@ -1,4 +1,4 @@
-"""What a run's metrics.jsonl tells: a line a logged step, validation, note or sample. `MetricsFile` writes it."""
+"""Reads a run's metrics.jsonl: one line per logged step, validation, note or sample. `MetricsFile` writes it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from unmask.errors import DataError
 
 METRICS = "metrics.jsonl"
-_MOST = 1 << 53  # steps, tokens and seconds beyond are none: such a line was not written by a run
+_MOST = 1 << 53  # larger steps, tokens or seconds are invalid: no run has written such a line
 
 
 @dataclass
 class Point:
-    """A logged step, or a validation. tokens: trained on so far, from the logged steps; 0 where they do not say."""
+    """A logged step, or a validation. tokens: trained on so far, according to the logged steps; 0 if unknown."""
 
     run: str
     step: int
@@ -34,10 +34,10 @@ class Point:
 
 @dataclass
 class Metrics:
-    """All of the file, in its order.
+    """The content of the file, in order.
 
-    validations: all that each said. notes: what was odd about a step, as the run said it. damage: what is wrong with
-    the file, in sentences.
+    validations: the content of each. notes: remarks of the run on unusual steps. damage: what is wrong with the file,
+    in sentences.
     """
 
     points: list[Point] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Metrics:
 
 
 def read_metrics(where: Path, name: str) -> Metrics:
-    """What a run has written down; lines that cannot be read are left out and told of.
+    """What a run has recorded; lines that cannot be read are skipped and reported.
 
     >>> read_metrics(Path("runs/demo"), "demo").points[-1].valid  # doctest: +SKIP
     """
@@ -78,7 +78,7 @@ def read_metrics(where: Path, name: str) -> Metrics:
 
 def _read_points(found: Metrics, records: list[dict[str, Any]], name: str) -> None:
     last = Point(name, 0)
-    before = 0.0  # seconds of the processes before this one: each counts from 0
+    before = 0.0  # seconds of earlier processes: each counts from 0
     for record in records:
         step: int = record["step"]
         if "loss" in record:
@@ -104,7 +104,7 @@ def _read_points(found: Metrics, records: list[dict[str, Any]], name: str) -> No
 def _parsed(line: str) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):  # cut off by a kill, or being written
+    except (ValueError, RecursionError):  # truncated by a kill, or being written
         return None
     good = isinstance(record, dict) and type(record.get("step")) is int and 0 <= record["step"] < _MOST
     return record if good else None

@@ -1,4 +1,4 @@
-"""What pictures of curves share: less noise, no more points than a screen has, and the unit of what is across."""
+"""Common parts of curve figures: smoothing, thinning, and the unit of the x axis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Points = list[tuple[float, float]]
 
 
 def smoothed(points: Points) -> Points:
-    """Each point's mean with its neighbours on both sides: without the lag of a running mean.
+    """Each point's mean with its neighbours on both sides, which avoids the lag of a running mean.
 
     >>> smoothed([(1.0, 3.0), (2.0, 2.0)])
     [(1.0, 3.0), (2.0, 2.0)]
@@ -18,14 +18,14 @@ def smoothed(points: Points) -> Points:
     sums = [0.0, *accumulate(y for _, y in points)]
     out = []
     for i, (x, _) in enumerate(points):
-        half = min(reach, i)  # at the steep begin as few before as after
+        half = min(reach, i)  # symmetric also at the steep beginning
         low, high = i - half, min(i + half + 1, len(points))
         out.append((x, (sums[high] - sums[low]) / (high - low)))
     return out
 
 
 def thinned(points: Points) -> Points:
-    """At most BUCKETS points, each the mean of its neighbours; first and last stay.
+    """At most BUCKETS points, each the mean of its neighbours; the first and last points are kept.
 
     >>> len(thinned([(float(i), 1.0) for i in range(10_000)]))
     402
@@ -39,7 +39,7 @@ def thinned(points: Points) -> Points:
 
 
 def unit_of(across: str, most: float) -> tuple[str, float]:
-    """What stands below, and what its numbers are divided by.
+    """The label of the axis, and the divisor of its numbers.
 
     >>> unit_of("seconds", 7000.0), unit_of("steps", 9.0)
     (('minutes', 60.0), ('steps', 1.0))

@@ -1,4 +1,4 @@
-"""A page that replays the denoising: one file with data, style and script inside; nothing is loaded from anywhere."""
+"""A page that replays the denoising: a single file with data, style and script, which loads nothing else."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from unmask.storage.atomic import atomic_text
 
 
 class Page:
-    """Remembers every step of every row, and writes the page."""
+    """Records every step of every row, and writes the page."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.rows: list[list[int]] = []  # before anything was written
         self.steps: list[dict[str, Any]] = []
         self.before_BL = torch.empty(0)
-        self.chosen: list[int] = []  # rows that became the result, where several were tried
+        self.chosen: list[int] = []  # rows that became the result, if several candidates were tried
 
     def __call__(self, step: Step) -> None:
         if not self.rows:
@@ -42,7 +42,7 @@ class Page:
             lists.append([_prob(x) for x in step.others.prob_N.tolist()])
             lists.append([[[t, _prob(p)] for t, p in zip(*pair, strict=True)] for pair in pairs])
         opened = [list(one) for one in zip(*lists, strict=True)]
-        # Where a row has ended, the masks after its end are closed: nobody asked the network about them.
+        # The masks after the end of a row are closed: the network is not asked about them.
         closed_BL = (self.before_BL == self.tokenizer.mask_id) & (step.tokens_BL != self.tokenizer.mask_id)
         closed_BL[step.row_N, step.position_N] = False
         for row, position in closed_BL.nonzero().tolist():
@@ -68,7 +68,7 @@ class Page:
         return data | {"chosen": self.chosen}
 
     def html(self) -> str:
-        """The page. Text reaches it as data alone, and its policy lets no script run but its own."""
+        """The page. Text is included only as data, and the policy allows no script but the page's own."""
         page = files("unmask.reporting").joinpath("replay.html").read_text(encoding="utf-8")
         script, style = (re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)[0] for tag in ("script", "style"))
         policy = (
@@ -83,13 +83,13 @@ class Page:
 
 
 def _for_script(data: Any) -> str:
-    """JSON that may stand inside a script element: nothing in it can close the element or open a comment."""
+    """JSON for a script element: nothing in it can close the element or start a comment."""
     text = json.dumps(data, separators=(",", ":"))  # ASCII: no line separators either
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def hash_source(content: str) -> str:
-    """How a Content-Security-Policy names an inline script or style."""
+    """The hash of an inline script or style in the notation of Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
@@ -98,7 +98,7 @@ def _prob(p: float) -> float | None:
 
 
 def _without_padding(row: list[int], eot_id: int) -> list[int]:
-    """A shorter row is filled up with end-of-text, which is no part of it."""
+    """Remove the end-of-text padding of a shorter row, which is not part of it."""
     end = len(row)
     while end and row[end - 1] == eot_id:
         end -= 1

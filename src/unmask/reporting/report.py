@@ -1,4 +1,4 @@
-"""A report of runs: read, laid out, written."""
+"""A report on runs: read, laid out, written."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def make_report(
     device: str | None = None,
     words: Sequence[str] = (),
 ) -> Document:
-    """What is to be said of the runs. results: folders of suites. samples: texts that each model writes, 0 to 4.
+    """Build the report on the runs. results: folders of suites. samples: number of texts that each model writes, 0 to
+    4.
 
-    words: the command line that asks for it, to be quoted.
+    words: the command line that requested the report, quoted in it.
 
     >>> make_report(["runs/demo"], samples=0).title  # doctest: +SKIP
     'Report: demo'
@@ -50,7 +51,7 @@ def make_report(
 
 
 def write_report(document: Document, folder: Path, form: Format) -> list[Path]:
-    """Write it, each file whole or not at all; their paths."""
+    """Write the report, each file atomically; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     if form in ("html", "both"):

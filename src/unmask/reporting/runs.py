@@ -1,4 +1,4 @@
-"""What is known of a run from its folder. What is missing or damaged is a sentence, never an error."""
+"""Reads what is known of a run from its folder. Missing or damaged parts become a sentence, never an error."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from unmask.training.checkpoint.files import candidates
 if TYPE_CHECKING:
     from unmask.model import Model
 
-RUNNERS_UP = 3  # of each token in a replay
+RUNNERS_UP = 3  # runners-up per token in a replay
 
 
 @dataclass
 class Samples:
-    """What is written for the report. command: the words that write the same texts again."""
+    """Texts written for the report. command: the command that writes the same texts again."""
 
     texts: list[str]
     replay: str
@@ -37,7 +37,7 @@ class Samples:
 
 @dataclass
 class Results:
-    """What a suite's folder holds. same_model: whether it is of the weights that are in the run now."""
+    """The content of a suite's folder. same_model: whether it was measured with the run's current weights."""
 
     suite: Suite
     folder: Path
@@ -47,7 +47,7 @@ class Results:
 
 @dataclass
 class Run:
-    """damage: of recipe and metrics; model_damage: why nothing is said of the model, or nothing written by it."""
+    """damage: of recipe and metrics; model_damage: why there is no information on the model, or no sample."""
 
     name: str
     given: str
@@ -64,17 +64,17 @@ class Run:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The validation with the least nats per token."""
+        """The validation with the lowest nats per token."""
         good = [one for one in self.metrics.validations if _finite(one.get("valid_nats_per_token"))]
         return min(good, key=lambda one: float(one["valid_nats_per_token"]), default=None)
 
     def tokens_at(self, step: int) -> int:
-        """Tokens trained on up to a step; 0 where the run does not say."""
+        """Tokens trained on up to a step; 0 if the run does not record them."""
         return max((p.tokens for p in self.metrics.points if p.step <= step), default=0)
 
 
 def check_runs(given: Sequence[str]) -> None:
-    """Refuse what is no training run's folder, before anything is read or written."""
+    """Refuse anything that is not a training run's folder, before reading or writing."""
     for one in given:
         folder = Path(one)
         if not folder.is_dir():
@@ -84,7 +84,7 @@ def check_runs(given: Sequence[str]) -> None:
 
 
 def read_run(given: str, name: str) -> Run:
-    """The recipe, the metrics and what the newest checkpoint says of the data.
+    """The recipe, the metrics, and what the newest checkpoint records about the data.
 
     >>> read_run("runs/demo", "demo").best  # doctest: +SKIP
     """
@@ -115,7 +115,7 @@ def read_run(given: str, name: str) -> Run:
 
 
 def read_model(run: Run, *, num: int, length: int | None, seed: int, device: str | None) -> None:
-    """What is known of the run's model, and `num` texts that it writes."""
+    """The description of the run's model, and `num` texts that it writes."""
     try:
         model = load(run.given, device=device)
     except UnmaskError as e:
@@ -131,9 +131,9 @@ def read_model(run: Run, *, num: int, length: int | None, seed: int, device: str
 
 
 def read_results(runs: Sequence[Run], folders: Sequence[str]) -> list[str]:
-    """Give each run the results in its own folder, and those of the folders given that are of its weights.
+    """Assign to each run the results in its own folder, and those of the given folders that are of its weights.
 
-    What comes back: a sentence for each folder that is of no run here.
+    Returns a sentence for each folder that belongs to no run here.
     """
     left = []
     for run in runs:

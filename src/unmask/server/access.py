@@ -1,4 +1,4 @@
-"""The middleware before every route: hosts, origins and keys that are allowed, and how large a body may be."""
+"""The middleware before every route: allowed hosts, origins and keys, and limits on the body."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from unmask.server.limits import MAX_BODY
 from unmask.server.sign_in import SIGN_IN, SIGN_IN_HEADERS, is_opened, is_page
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-OPEN = "/health"  # the one route that needs no key
+OPEN = "/health"  # the only route without a key
 COOKIE = "unmask-page"
-PARSED = "unmask.parsed"  # the key of a scope under which its body is, as data
+PARSED = "unmask.parsed"  # key in a scope for its parsed body
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -42,7 +42,7 @@ HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there.
+    """Whether an address is reachable only from this machine.
 
     >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
     (True, False)
@@ -57,11 +57,12 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Who may call. hosts: names that a Host header may have besides this machine's own. any_address: also every bare
-    address, which no foreign name can be made to point to. origins: pages of other sites that may call.
+    """Who may call the server.
 
-    A browser sends no header with what a page is made of. So whoever has opened the page with the key gets a cookie, a
-    random word of this process, that opens the page's own files (`is_page`) and nothing else.
+    hosts: allowed names in a Host header, besides this machine's own. any_address: also allow every plain IP address,
+    which an attacker's name cannot resolve to. origins: other sites whose pages may call. Browsers send no key when
+    they load the parts of a page. So whoever opens the page with the key gets a cookie, a random word of this process,
+    that gives access to the page's own files (`is_page`) and nothing else.
     """
 
     key: str | None = None
@@ -84,12 +85,12 @@ class Access:
             if len(origin) > 1 or origin[0].lower() not in self.origins:
                 raise HTTPError(403, "pages of other sites may not call this server: see --allow-origin", "origin")
             foreign = origin[0]
-        preflight = method == "OPTIONS" and foreign is not None  # carries no key and learns nothing
-        reads = method in ("GET", "HEAD")  # whatever else may bring a body, which is read after this check
+        preflight = method == "OPTIONS" and foreign is not None  # carries no key and reveals nothing
+        reads = method in ("GET", "HEAD")  # all other methods may have a body, which is read after this check
         if (path == OPEN and reads) or preflight or self._has_key(fields.get("authorization", [])):
             return foreign
         if not (is_page(path) and reads and self._has_cookie(fields.get("cookie", []))):
-            # No browser has a dialog of its own for this kind: who opens a page gets ours, see sign_in.py.
+            # Browsers show no dialog for this scheme, so whoever opens a page gets ours, see sign_in.py.
             ask = {"www-authenticate": 'Bearer realm="unmask"'}
             raise HTTPError(401, "an API key is needed: send it as Authorization: Bearer KEY", "no_key", ask)
         return foreign
@@ -123,7 +124,7 @@ def _offered(header: str) -> str:
 
 
 def _equal(offered: str, wanted: str) -> bool:
-    # Of equal length whatever was sent, so that the time of the comparison tells nothing.
+    # Hashed to equal length, so that the time of the comparison reveals nothing.
     return hmac.compare_digest(_digest(offered), _digest(wanted))
 
 
@@ -132,7 +133,7 @@ def _digest(text: str) -> bytes:
 
 
 def _name(host: str) -> str | None:
-    """The name in a Host header, without its port; None where the header is malformed.
+    """The host name in a Host header, without its port; None if the header is malformed.
 
     >>> _name("LocalHost:8000"), _name("[::1]:80"), _name("a@b")
     ('localhost', '::1', None)
@@ -168,7 +169,7 @@ def _same(origin: str, host: str) -> bool:
 
 
 class AccessMiddleware:
-    """Headers and key first, then the body, read whole within its limits and parsed, then the app."""
+    """Checks headers and key, then reads the whole body within its limits and parses it, then calls the app."""
 
     def __init__(self, app: ASGIApp, *, jobs: Jobs, access: Access) -> None:
         self.app, self.jobs, self.access = app, jobs, access
@@ -183,7 +184,7 @@ class AccessMiddleware:
         status, begun = 500, False
         foreign: str | None = None
         if bare := scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # what GET would answer, without its body
+            scope = {**scope, "method": "GET"}  # answered like GET, without the body
 
         async def answer(message: Message) -> None:
             nonlocal status, begun
@@ -208,7 +209,7 @@ class AccessMiddleware:
                 await _send_json(answer, 204, None, {})
                 return
             if scope["method"] == "POST":
-                self.jobs.check_room()  # also after the body; here a full server refuses at little cost
+                self.jobs.check_room()  # checked again after the body; here a full server refuses at little cost
                 receive = await self._body(scope, receive)
             await self.app(scope, receive, answer)
         except HTTPError as e:
@@ -226,7 +227,7 @@ class AccessMiddleware:
             self.metrics.answered(route, status, time.perf_counter() - began)
 
     async def _body(self, scope: Scope, receive: Receive) -> Receive:
-        """Read the body whole and parse it, into `scope`; what comes back receives it again."""
+        """Read and parse the whole body into `scope`; returns a `receive` that yields it again."""
         headers = {name.lower(): value for name, value in scope["headers"]}
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != b"application/json":
@@ -256,7 +257,7 @@ class AccessMiddleware:
         async def again() -> Message:
             nonlocal replayed
             if replayed:
-                return await receive()  # from now on: when the client disconnects
+                return await receive()  # from now on, this reports the client's disconnection
             replayed = True
             return {"type": "http.request", "body": whole, "more_body": False}
 
@@ -264,8 +265,11 @@ class AccessMiddleware:
 
 
 def _check_framing(scope: Scope) -> None:
-    """Refuse a body with two ends. A proxy in front may believe the one and we the other: what lies between would be a
-    request of its own to one of us. HTTP/1.0 knows no transfer-encoding: there the other end is the connection's."""
+    """Refuse a body with two conflicting lengths.
+
+    A proxy might use one and we the other, and the bytes in between would be a request of their own (request
+    smuggling). HTTP/1.0 has no transfer-encoding: there the other end is the connection's.
+    """
     names = {name.lower() for name, _ in scope["headers"]}
     if b"transfer-encoding" in names and (b"content-length" in names or scope["http_version"] == "1.0"):
         message = "content-length and transfer-encoding exclude each other: send one of them"

@@ -1,4 +1,4 @@
-"""The routes, put together: OpenAI's and our own, the page, the metrics."""
+"""The app with all routes: OpenAI's and our own, the page, the metrics."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_app(
     limits: Limits = Limits(),
     max_batch: int = 64,
 ) -> AccessMiddleware:
-    """The ASGI app around a model. It owns an engine, which ends with the app's lifespan.
+    """The ASGI app for a model. It owns an engine, which stops with the app's lifespan.
 
     >>> app = make_app(unmask.load("runs/demo"))  # doctest: +SKIP
     """
@@ -75,7 +75,7 @@ def make_app(
     app.add_exception_handler(UnmaskError, _error_response)
     app.add_exception_handler(RequestValidationError, _error_response)
     app.add_exception_handler(HTTPException, _error_response)
-    app.add_exception_handler(Exception, _error_response)  # raised again after the answer, for the server to log
+    app.add_exception_handler(Exception, _error_response)  # re-raised after the answer, so that the server logs it
     _openai_routes(app, jobs)
     _native_routes(app, jobs)
     _other_routes(app, jobs)
@@ -211,7 +211,7 @@ def _other_routes(app: FastAPI, jobs: Jobs) -> None:
     async def metrics() -> Response:
         return PlainTextResponse(jobs.metrics.text(), media_type=MEDIA_TYPE)
 
-    samplers = cache(jobs.model.sampler_names)  # it takes long to look at every sampler
+    samplers = cache(jobs.model.sampler_names)  # inspecting every sampler is slow
 
     @app.get(
         "/info", tags=["server"], summary="Model and limits, as the page knows them", response_model=responses.Info
@@ -234,7 +234,7 @@ def _other_routes(app: FastAPI, jobs: Jobs) -> None:
         }
         return JSONResponse(about)
 
-    @cache  # made once: it would keep the event loop busy
+    @cache  # computed once, because it would block the event loop
     def described() -> tuple[bytes, bytes]:
         return json.dumps(app.openapi()).encode(), docs_page(app.openapi()).encode()
 
@@ -260,18 +260,21 @@ def _other_routes(app: FastAPI, jobs: Jobs) -> None:
 
 
 async def _sse(request: Request, events: AsyncGenerator[str]) -> Response:
-    """Server-sent events. The first is awaited before the answer begins, so that what is refused has its status."""
+    """Server-sent events.
+
+    The first event is awaited before the response starts, so that a refused request gets its status.
+    """
     waiting, left = asyncio.ensure_future(anext(events, None)), asyncio.ensure_future(disconnected(request))
     try:
         await asyncio.wait({waiting, left}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         left.cancel()
         if not waiting.done():
-            waiting.cancel()  # which ends the work
+            waiting.cancel()  # this cancels the work
     try:
         first = await waiting
     except asyncio.CancelledError:
-        raise HTTPError(499, "the client has gone", "cancelled") from None  # nobody reads it
+        raise HTTPError(499, "the client has gone", "cancelled") from None  # this answer is never read
 
     async def lines() -> AsyncIterator[str]:
         try:
@@ -279,7 +282,7 @@ async def _sse(request: Request, events: AsyncGenerator[str]) -> Response:
                 yield first
             async for event in events:
                 yield event
-        except HTTPError as e:  # the answer has begun: the error is its last event
+        except HTTPError as e:  # the response has started, so the error is its last event
             yield _event("error", e.body)
         finally:
             await events.aclose()

@@ -1,8 +1,8 @@
-"""Questions of many requests in one network call, so that no row's answer depends on what stands beside it.
+"""Queries of many requests in one network call, such that no row's answer depends on the other rows.
 
-On a CPU a matrix product of few rows takes other ways than one of many, and sums in another order; from four rows on a
-row's result is the same bits, as measured, in any batch, with AVX-512 after `ask_for_same_bits`. So a row is padded to
-a length that its own length decides, never its neighbours', and every call asks about several positions at least.
+On a CPU a matrix product of few rows uses other kernels than one of many, and sums in another order. From four rows on,
+measurements show bitwise equal results in any batch; with AVX-512 after `ask_for_same_bits`. So a row is padded to a
+length that depends only on its own length, and every call asks for several positions at least.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from unmask.sampling.predictor import MAX_ANSWER, Predictor, Query
 
-LEAST = 8  # positions asked of a row, and lines answered in a call
-MAX_POSITIONS = 1 << 15  # rows × length of one call
+LEAST = 8  # minimum positions per row, and lines per call
+MAX_POSITIONS = 1 << 15  # maximum rows × length per call
 
 
 def bucket(length: int) -> int:
@@ -29,8 +29,8 @@ def bucket(length: int) -> int:
 
 
 def groups(lengths: Sequence[int], wanted: Sequence[int], num_ids: int, *, padded: bool) -> Iterator[list[int]]:
-    """Which questions share a call: those of one bucket (of one length, where a network takes no padding), cut so that
-    a call fits into memory.
+    """Which queries share a call: those of one bucket (of one length, for networks without padding), split to fit in
+    memory.
 
     >>> list(groups([5, 30, 9], [1, 1, 1], 100, padded=True))
     [[0, 2], [1]]
@@ -52,12 +52,12 @@ def groups(lengths: Sequence[int], wanted: Sequence[int], num_ids: int, *, padde
 
 
 def answer(predictor: Predictor, queries: Sequence[Query], device: torch.device, *, padded: bool) -> list[Tensor]:
-    """One call for questions about a row each; every answer lies where its question does."""
+    """Answer queries of one row each in a single call; answers are in the order of the queries."""
     rows = [_Row(query) for query in queries]
     length = max(len(row.z_L) for row in rows)
     length = bucket(length) if padded else length
     counts = [len(row.at_N) for row in rows]
-    # The last row is asked for more where there are few: what it answers to that stands at the end and is dropped.
+    # If there are few positions, the last row is asked for more; these answers come last and are dropped.
     extra = max(0, LEAST - sum(counts))
     width = -(-max(*counts, counts[-1] + extra, LEAST) // LEAST) * LEAST
     z_BL = torch.zeros(len(rows), length, dtype=torch.long)
@@ -85,7 +85,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], device: torch.device,
 
 
 class _Row:
-    """A question about one row, on the host."""
+    """A query about one row, on the host."""
 
     def __init__(self, query: Query) -> None:
         assert len(query.at_RK) == 1
@@ -94,13 +94,13 @@ class _Row:
 
 
 def _latents(queries: Sequence[Query], device: torch.device) -> Tensor | None:
-    """The states of all lines, where states are vectors."""
+    """The states of all rows, for processes whose states are vectors."""
     lines = [query.latent_NE for query in queries if query.latent_NE is not None]
     return torch.cat(lines).to(device) if lines else None
 
 
 def _labels(queries: Sequence[Query], device: torch.device) -> Tensor | None:
-    """The rows' classes, where the model has any; -1 for a row without."""
+    """The rows' classes, if the model has any; -1 for a row without one."""
     labels = [query.label_R for query in queries]
     if all(label is None for label in labels):
         return None

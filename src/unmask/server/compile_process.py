@@ -1,8 +1,8 @@
-"""The process in which constraints of strangers are compiled: each in a process of its own, which ends with its task.
+"""The process that compiles untrusted constraints: each in a forked child, which ends with its task.
 
-The process that the server starts does no work itself. It waits for a constraint, forks, which is quick as everything
-is imported, and ends what it has forked, with all that this has started, when the result is there, the time is over,
-nobody wants it any more, or the server is gone, however it went: then the pipe between them is closed.
+The process that the server starts does no work itself. It waits for a constraint and forks, which is fast because
+everything is already imported. It kills the child, with everything that the child has started, when the result is
+there, the time is over, nobody waits any more, or the server is gone: then the pipe between them is closed.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from unmask.constraints.automaton import Automaton, compile_constraints
 from unmask.data.tokenizers import Tokenizer, tokenizer_from_json
 from unmask.errors import UnmaskError, UsageError
 
-MEMORY = 2 << 30  # that compiling may take besides what is there before it
+MEMORY = 2 << 30  # memory that compiling may use in addition to what is already in use
 MAX_RESULT = 1 << 27  # bytes of an automaton
-PATIENCE = 3.0  # times its seconds of the processor that a constraint may take by the clock, on a busy machine
-NICENESS = 5  # whoever is written for goes first
+PATIENCE = 3.0  # wall-clock limit as a multiple of the CPU seconds, for a busy machine
+NICENESS = 5  # generation has priority
 
-Task = tuple[int, tuple[Constraint, ...] | None, bool]  # its number, what to compile (None: no more of it), may_end
+Task = tuple[int, tuple[Constraint, ...] | None, bool]  # number, what to compile (None: cancel), may_end
 Outcome = Automaton | UsageError
 
 
 def too_costly() -> UsageError:
-    """What is said of a constraint that was not compiled within its limits."""
+    """The error for a constraint that was not compiled within its limits."""
     return UsageError("the constraint takes too long or too much memory to prepare: use a simpler one")
 
 
 def serve(handle: int, seconds: float) -> None:
-    """Compile one constraint after another, each within so many seconds of a processor, until the other end of the pipe
-    is closed."""
+    """Compile one constraint after another, each within `seconds` of CPU time, until the other end of the pipe is
+    closed."""
     server = Connection(handle)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server stops this process itself
     os.nice(NICENESS)
-    with suppress(EOFError, OSError):  # nobody is there any more
+    with suppress(EOFError, OSError):  # the server is gone
         tokenizer = tokenizer_from_json(server.recv())
         server.send("ready")
         while True:
             task: Task = server.recv()
             if task[1] is not None:
                 _attend(server, task, tokenizer, seconds)
-    os._exit(0)  # at once: there is nothing to put away
+    os._exit(0)  # immediately: there is nothing to clean up
 
 
 def _attend(server: Connection, task: Task, tokenizer: Tokenizer, seconds: float) -> None:
-    """One task: its result is passed on, or that there is none."""
+    """Run one task and send its result, or the information that there is none."""
     ours, theirs = Pipe(duplex=False)
     child = os.fork()
     if child == 0:
@@ -62,16 +62,16 @@ def _attend(server: Connection, task: Task, tokenizer: Tokenizer, seconds: float
         _work(theirs, task, tokenizer, seconds)
     theirs.close()
     with suppress(OSError):
-        os.setpgid(child, child)  # both do it: whoever is first
+        os.setpgid(child, child)  # parent and child both do this, to avoid a race
     result: bytes | None = None
     wanted = True
     try:
         ready = wait([server, ours], timeout=PATIENCE * seconds)
         if ours in ready:
-            with suppress(EOFError, OSError):  # it died, for want of memory as a rule, or has made too much
+            with suppress(EOFError, OSError):  # it died, usually out of memory, or its result is too large
                 result = ours.recv_bytes(MAX_RESULT)
         elif server in ready:
-            server.recv()  # the one word that can come now: nobody waits any more
+            server.recv()  # only a cancellation can arrive here
             wanted = False
     finally:
         _end(child)
@@ -85,14 +85,14 @@ def _attend(server: Connection, task: Task, tokenizer: Tokenizer, seconds: float
 
 
 def _end(child: int) -> None:
-    """The child and all that it has started."""
+    """Kill the child and everything that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
 
 def _work(pipe: Connection, task: Task, tokenizer: Tokenizer, seconds: float) -> NoReturn:
-    """In the child: it never comes back."""
+    """Runs in the child and never returns."""
     try:
         os.setpgid(0, 0)
         die_with_parent()
@@ -107,7 +107,7 @@ def _work(pipe: Connection, task: Task, tokenizer: Tokenizer, seconds: float) ->
             outcome = UsageError("{reason}", reason=e)
         except MemoryError:
             outcome = too_costly()
-        except Exception as e:  # it must be logged, but a client cannot fill the log with it
+        except Exception as e:  # must be logged, but a client must not be able to fill the log
             place = traceback.extract_tb(e.__traceback__)[-1]
             cause = f"{type(e).__name__} in {place.name}, line {place.lineno}"
             print(f"unmask: a constraint could not be prepared: {cause}", file=sys.stderr, flush=True)
@@ -118,9 +118,11 @@ def _work(pipe: Connection, task: Task, tokenizer: Tokenizer, seconds: float) ->
 
 
 def limit(memory: int, seconds: int) -> None:
-    """An end to this process's memory and CPU time, and to those of whatever it starts. A limit that holds already is
-    never raised, which the super-user could do."""
-    with suppress(ImportError):  # not on every system: there whoever waits is the only limit
+    """Limit this process's memory and CPU time, and that of its children.
+
+    An existing lower limit is never raised, although root could.
+    """
+    with suppress(ImportError):  # not available everywhere: there only the waiting process enforces a limit
         import resource
 
         for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, seconds)):
@@ -131,7 +133,7 @@ def limit(memory: int, seconds: int) -> None:
 
 
 def die_with_parent() -> None:
-    """Linux ends this process as soon as the thread that started it ends; elsewhere nothing happens."""
+    """Make Linux kill this process as soon as the thread that started it ends; no effect elsewhere."""
     if sys.platform == "linux":
         import ctypes
 
@@ -140,7 +142,7 @@ def die_with_parent() -> None:
 
 
 def _address_space() -> int:
-    """Bytes that this process has mapped, libraries included: a limit below would leave it none. 0: not known here."""
+    """Bytes mapped by this process, including libraries, as the base for a limit. 0: unknown on this system."""
     with suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     return 0

@@ -1,7 +1,7 @@
-"""Constraints of requests are compiled in a process of their own, with an end to its time and memory.
+"""Constraints of requests are compiled in a separate process, with limits on time and memory.
 
-A short pattern can ask for an automaton of millions of states; whoever waits for it must not be the server. What has
-been compiled, or refused, is remembered; of what has not, one is compiled at a time and a few wait.
+A short pattern can require an automaton of millions of states, which must not block the server. Results and refusals
+are cached; anything else is compiled one at a time, while a few wait.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from unmask.data.tokenizers import Tokenizer
 from unmask.errors import Public, UnmaskError, UsageError
 from unmask.server.compile_process import PATIENCE, Outcome, too_costly
 
-SECONDS = 10.0  # of a processor, for each constraint
-START_SECONDS = 60.0  # for their process to begin
-END_SECONDS = 5.0  # for it to end by itself
-MEMORY = 1 << 29  # bytes of all automata that are there: in use, or remembered
-REFUSALS = 256  # that are remembered,
-REFUSED_SECONDS = 600.0  # for so long: a machine that was busy may have more time by then
-QUEUE = 8  # constraints that wait while another is compiled
-LOOK = 0.1  # seconds between two looks whether somebody still waits
+SECONDS = 10.0  # CPU seconds per constraint
+START_SECONDS = 60.0  # for the process to start
+END_SECONDS = 5.0  # for it to stop by itself
+MEMORY = 1 << 29  # bytes of all automata, in use or cached
+REFUSALS = 256  # refusals to cache
+REFUSED_SECONDS = 600.0  # for this long: a busy machine may have more time later
+QUEUE = 8  # constraints that may wait while another one is compiled
+LOOK = 0.1  # seconds between checks whether the client still waits
 
 
 class Busy(UnmaskError):
-    """Too many ask for the same at once; later it may be possible."""
+    """Too many requests at once; a later attempt may succeed."""
 
 
 class Compiler:
@@ -52,10 +52,10 @@ class Compiler:
 
     def __init__(self, tokenizer: Tokenizer, *, seconds: float = SECONDS) -> None:
         self.tokenizer, self.seconds = tokenizer, seconds
-        self._lock = threading.Lock()  # whose constraint is being compiled
-        self._memory = threading.Lock()  # of what is remembered; nobody holds it for long
+        self._lock = threading.Lock()  # held while compiling
+        self._memory = threading.Lock()  # for the cache; never held for long
         self._alive: WeakValueDictionary[bytes, Automaton] = WeakValueDictionary()
-        self._kept: OrderedDict[bytes, Automaton] = OrderedDict()  # of them those that stay when nobody uses them
+        self._kept: OrderedDict[bytes, Automaton] = OrderedDict()  # cached automata that are kept even if unused
         self._refused: OrderedDict[bytes, tuple[UsageError, float]] = OrderedDict()
         self._waiting = 0
         self._numbers = itertools.count(1)
@@ -70,17 +70,17 @@ class Compiler:
         may_end: bool,
         check: Callable[[], None] = lambda: None,
     ) -> Automaton:
-        """check: asked now and then while others are served; it raises when nobody waits for this one any more."""
+        """check: called now and then while waiting; it raises if nobody waits for this result any more."""
         several = (constraints,) if isinstance(constraints, Constraint) else tuple(constraints)
         for constraint in several:
             _check_importable(type(constraint))
-        # Every option is in it, also one that cannot be a key itself; of long ones a digest is kept.
+        # Contains every option, also unhashable ones; long keys are replaced by a digest.
         key = hashlib.sha256(repr((several, may_end)).encode("utf-8", "surrogatepass")).digest()
         check()
         if (known := self._known(key)) is not None:
             return known
         with self._turn(check):
-            if (known := self._known(key)) is not None:  # another one asked for the same
+            if (known := self._known(key)) is not None:  # another request asked for the same
                 return known
             try:
                 automaton = self._compile(several, may_end, check)
@@ -90,7 +90,7 @@ class Compiler:
             self._keep(key, automaton)
             return automaton
 
-    # --- what is remembered ---
+    # --- cache ---
 
     def _known(self, key: bytes) -> Automaton | None:
         with self._memory:
@@ -104,7 +104,7 @@ class Compiler:
             return automaton
 
     def _keep(self, key: bytes, automaton: Automaton) -> None:
-        """There is room for so many bytes: those that nobody has asked for of late go first, if nobody uses them."""
+        """Cache an automaton within the memory limit: the least recently requested unused ones are dropped first."""
         size = automaton.cost(1).shared_bytes
         if size > MEMORY:
             raise too_costly()
@@ -125,12 +125,12 @@ class Compiler:
             while len(self._refused) > REFUSALS:
                 self._refused.popitem(last=False)
 
-    # --- whose turn it is ---
+    # --- queue ---
 
     @contextmanager
     def _turn(self, check: Callable[[], None]) -> Iterator[None]:
         with self._memory:
-            if self._waiting > QUEUE:  # one of them is being compiled
+            if self._waiting > QUEUE:  # one of them is being compiled, not waiting
                 raise Busy("too many constraints wait to be prepared: try again later")
             self._waiting += 1
         try:
@@ -161,7 +161,7 @@ class Compiler:
             self._pipe.send((number, several, may_end))
             outcome: Outcome | None = None
             while self._answer(PATIENCE * self.seconds + END_SECONDS, check):
-                answered = self._pipe.recv()  # of an earlier one, that nobody waited for, the number is another
+                answered = self._pipe.recv()  # an abandoned earlier task has another number
                 outcome = self._pipe.recv()
                 if answered == number:
                     break
@@ -180,7 +180,7 @@ class Compiler:
         return outcome
 
     def _answer(self, seconds: float, check: Callable[[], None]) -> bool:
-        """Whether something comes within so many seconds."""
+        """Whether an answer arrives within `seconds`."""
         assert self._pipe is not None
         until = time.monotonic() + seconds
         while not self._pipe.poll(min(LOOK, seconds)):
@@ -192,16 +192,16 @@ class Compiler:
     def _start(self) -> None:
         self._end()
         self._pipe, theirs = Pipe()
-        code = f"import sys; sys.path[:] = {sys.path!r}; "  # it finds what this one has found
+        code = f"import sys; sys.path[:] = {sys.path!r}; "  # it gets the same import path
         code += f"from unmask.plugin_modules import load_plugins; load_plugins({plugin_modules.loaded!r}); "
         code += f"from unmask.server.compile_process import serve; serve({theirs.fileno()}, {self.seconds})"
-        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # it forks
+        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # because it forks
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=os.environ | one_thread,
-            start_new_session=True,  # signals to the server's group are the server's affair
+            start_new_session=True,  # signals to the server's group are handled by the server
         )
         theirs.close()
         ready: Any = False
@@ -209,12 +209,12 @@ class Compiler:
             self._pipe.send(self.tokenizer.to_json())
             ready = self._answer(START_SECONDS, lambda: None) and self._pipe.recv()
         if not ready:
-            self._process.kill()  # it has begun nothing
+            self._process.kill()  # it has not started anything
             self._end()
             raise Busy("constraints cannot be prepared now: try again later")
 
     def _end(self) -> None:
-        """The process ends by itself, with what it has begun, when the pipe is closed."""
+        """Close the pipe, upon which the process stops with everything it has started."""
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
@@ -227,14 +227,14 @@ class Compiler:
             self._process = None
 
     def close(self) -> None:
-        """End the process. Whoever waits gets an error."""
+        """Stop the process. Waiting calls get an error."""
         self._closed = True
         with self._lock:
             self._end()
 
 
 def _check_importable(cls: type[Constraint]) -> None:
-    """Refuse a class that the other process cannot import: one of a notebook, a script or a function."""
+    """Refuse a class that the other process cannot import: one defined in a notebook, a script or a function."""
     if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
         raise UsageError(
             "the constraint {name} is in no module: put its class into a file, and give it to the server by --plugin",

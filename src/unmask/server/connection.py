@@ -1,4 +1,4 @@
-"""One client's connection: it is dropped when nobody reads what it is sent, or when its request never comes."""
+"""A client's connection: dropped if the client does not read its answer, or if its request never arrives."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from unmask.server.limits import Limits
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection with an end to waiting. Between server and system no more than one message is kept for a
-    client; the next one waits until that is gone (`set_write_buffer_limits`).
+    """uvicorn's connection with timeouts.
+
+    At most one message is buffered per client between server and system; the next one waits until it is sent
+    (`set_write_buffer_limits`).
 
     >>> uvicorn.Config(app, http=connections(Limits(write_seconds=10)))  # doctest: +SKIP
     """
 
     limits: Limits
-    _left = 0  # bytes that were unsent at the last look
-    _reading: asyncio.TimerHandle | None = None  # runs while something is unsent
-    _head: asyncio.TimerHandle | None = None  # runs while a request's head is incomplete
+    _left = 0  # unsent bytes at the last check
+    _reading: asyncio.TimerHandle | None = None  # timer while something is unsent
+    _head: asyncio.TimerHandle | None = None  # timer while a request's head is incomplete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -51,7 +53,7 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def _look(self) -> None:
-        """Again and again while something is unsent: a slow reader is waited for, one that reads nothing is not."""
+        """Check repeatedly while something is unsent: a slow reader is tolerated, one that reads nothing is dropped."""
         self._left = self._unsent()
         self._reading = self.loop.call_later(self.limits.write_seconds, self._look_again)
 
@@ -59,11 +61,14 @@ class Connection(H11Protocol):
         if self._unsent() < self._left:
             self._look()
         else:
-            self.transport.abort()  # which ends its work as any other disconnection
+            self.transport.abort()  # this cancels its work like any other disconnection
 
     def _unsent(self) -> int:
-        """Bytes that have not reached the client. Also those that the system keeps: it takes new ones only when a good
-        part of its buffer is free, which a slow reader may not bring about in time."""
+        """Bytes that have not reached the client, including those in the system's buffer.
+
+        Those count because the system accepts new data only when much of its buffer is free, which a slow reader may
+        not achieve in time.
+        """
         unsent = self.transport.get_write_buffer_size()
         with suppress(ImportError, OSError):  # where the system does not tell
             import fcntl
@@ -83,5 +88,5 @@ class Connection(H11Protocol):
 
 
 def connections(limits: Limits) -> type[Connection]:
-    """The class of a server's connections, as uvicorn makes them itself."""
+    """The connection class with these limits, in the form that uvicorn instantiates."""
     return type("Connection", (Connection,), {"limits": limits})

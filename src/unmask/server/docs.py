@@ -1,4 +1,4 @@
-"""The routes described: openapi.json, and the same as a plain page that loads nothing from elsewhere."""
+"""The documentation of the routes: openapi.json, and a plain page that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic.json_schema import models_json_schema
 from unmask.server import responses
 
 REFS = "#/components/schemas/"
-# Of server-sent events OpenAPI knows no more than that they are text: what each event holds stands beside it.
+# OpenAPI can only describe server-sent events as text, so the schema of each event is given beside it.
 TRACE_EVENTS = {
     "start": {"$ref": f"{REFS}TraceStart"},
     "step": {"$ref": f"{REFS}TraceStep"},
@@ -27,7 +27,7 @@ _MOST = {"maximum": "at most {}", "maxLength": "at most {} characters", "maxItem
 
 
 def openapi(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI schema, with errors and events as we send them."""
+    """The OpenAPI schema, with our error bodies and events."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         content = {"application/json": {"schema": {"$ref": f"{REFS}Error"}}}
@@ -46,7 +46,7 @@ def openapi(app: FastAPI) -> dict[str, Any]:
 
 
 def docs_page(schema: dict[str, Any]) -> str:
-    """The routes as a page: what each takes, an example to send, what it answers.
+    """The routes as a page: the fields of each request, an example, the answer.
 
     >>> "Routes" in docs_page({"paths": {}, "components": {"schemas": {}}})
     True
@@ -112,7 +112,7 @@ def _shape(schema: dict[str, Any]) -> str:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """What a value may be, with links to the parts that have fields of their own.
+    """The type of a value, with links to parts that have fields of their own.
 
     >>> _kind({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]})
     'list of integer or null'
@@ -130,11 +130,11 @@ def _kind(schema: dict[str, Any]) -> str:
 
 
 def _about(field: dict[str, Any], *, needed: bool) -> str:
-    """What a field means, what it may be at most and what it is when left out."""
+    """The meaning of a field, its limits and its default."""
     notes = [field["description"]] if "description" in field else []
     for one in (field, *field.get("anyOf", ())):
         limits = [(text, one[key]) for key, text in (_LEAST | _MOST).items() if key in one]
-        # A seed's limits say nothing.
+        # A seed's limits are not informative.
         notes += [text.format(f"{limit:.15g}") for text, limit in limits if abs(limit) < 1 << 53]
     if field.get("default") not in (None, "", [], {}):
         notes.append(f"{json.dumps(field['default'])} if left out")
@@ -144,7 +144,7 @@ def _about(field: dict[str, Any], *, needed: bool) -> str:
 
 
 def _inner(routes: list[tuple[str, str, dict[str, Any]]], shelf: dict[str, Any]) -> list[str]:
-    """The parts that a printed table links to, in the order in which they are met."""
+    """The parts that a printed table links to, in order of appearance."""
     names: dict[str, None] = {}
     waiting: list[Any] = []
     for _, _, about in routes:

@@ -1,8 +1,8 @@
-"""Continuous batching for diffusion: one thread, one network, rows that join and leave at any step.
+"""Continuous batching for diffusion: one thread, one network, and rows that join and leave at any step.
 
-At each step the engine takes rows of the requests by their shares of its work (see fair_queue.py), calls the network
-once for each bucket of lengths, and gives every row its own answer. A row knows no other, so its text does not depend
-on what else is being written; an error in a row's step ends its request and nothing else.
+At each step the engine selects rows of the requests by fair shares of its work (see fair_queue.py), calls the network
+once for each bucket of lengths, and gives every row its own answer. Rows are independent, so a text does not depend on
+what else is being generated; an error in a row's step ends only its request.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from unmask.server.next_tokens import NextQuery, answer_next, next_groups
 from unmask.server.rows import Work, Writing, draw_together
 
 T = TypeVar("T")
-LOOK = 0.1  # seconds between two checks whether somebody still waits
-NICENESS = 5  # of the thread beside the engine's
-Progress = list[tuple[int, Step | None]]  # which of a request's rows took a step, and what it wrote
+LOOK = 0.1  # seconds between checks whether the client still waits
+NICENESS = 5  # niceness of the second thread, beside the engine's
+Progress = list[tuple[int, Step | None]]  # (index of a row that took a step, what was written)
 
 
 class Cancelled(UnmaskError):
@@ -47,20 +47,20 @@ class Closed(UnmaskError):
 
 
 class Call:
-    """One request in the engine: what it has cost so far, and the way to end it. It may have work several times."""
+    """One request in the engine: its cost so far, and a way to cancel it. It may run several works."""
 
     def __init__(self) -> None:
         self.cancelled = False
         self.steps = 0  # engine steps that it took part in
-        self.steps_reported = 0  # of them up to the last one that its owner has received
-        self.steps_at_end: int | None = None  # of them before it was cancelled
+        self.steps_reported = 0  # of these, the steps up to the last reported one
+        self.steps_at_end: int | None = None  # of these, the steps before it was cancelled
         self.tokens = 0
-        self.spent = 0.0  # of the engine's work, from a beginning that all requests share
+        self.spent = 0.0  # share of the engine's work, relative to an origin common to all requests
         self._ticket: _Ticket | None = None
         self._lock = threading.Lock()
 
     def cancel(self) -> None:
-        """From any thread. Whoever waits for the work gets Cancelled at once."""
+        """May be called from any thread. Waiting callers get Cancelled at once."""
         with self._lock:
             if self.cancelled:
                 return
@@ -69,7 +69,7 @@ class Call:
                 self._ticket.events.put(Cancelled("the request was cancelled"))
 
     def check(self) -> None:
-        """Raises when it is cancelled."""
+        """Raise Cancelled if the request is cancelled."""
         if self.cancelled:
             raise Cancelled("the request was cancelled")
 
@@ -79,20 +79,20 @@ class Call:
             self._ticket = ticket
 
     def detach(self) -> None:
-        """Drop the rows, so that they are freed with their last user, not whenever Python collects cycles."""
+        """Drop the rows, so that they are freed with their last user rather than by Python's cycle collector."""
         with self._lock:
             self._ticket = None
 
 
 @dataclass
 class _Ticket:
-    """A request's rows, those that wait for their next step in order, and the events that its owner gets."""
+    """A request's rows, the queue of those that wait for their next step, and the events for its owner."""
 
     call: Call
     works: Sequence[Work]
     waiting: deque[int]
-    left: int  # rows that are not done
-    quiet: bool  # its owner waits for the end alone
+    left: int  # number of unfinished rows
+    quiet: bool  # its owner only waits for the end
     over: bool = False  # failed, or its owner has left
     events: queue.SimpleQueue[tuple[Progress, int] | BaseException | None] = field(default_factory=queue.SimpleQueue)
 
@@ -112,7 +112,7 @@ class _Ticket:
         return self.waiting.popleft()
 
     def drop_stopped(self) -> None:
-        """Remove rows that their owner has stopped; where none is left the owner gets the end."""
+        """Remove rows that their owner has stopped; if none is left, the owner is notified of the end."""
         kept = deque(i for i in self.waiting if not self.works[i].stopped)
         if len(kept) < len(self.waiting):
             self.left -= len(self.waiting) - len(kept)
@@ -126,14 +126,14 @@ def _num_tokens(progress: Progress) -> int:
 
 
 def _lower_priority() -> None:
-    """On Linux a thread may have a niceness of its own; elsewhere nothing happens."""
+    """Lower this thread's priority; only possible on Linux, no effect elsewhere."""
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 class Engine:
-    """The one thread that calls the network.
+    """The only thread that calls the network.
 
     >>> engine = Engine(model, max_batch=32)  # doctest: +SKIP
     >>> for progress in engine.run(works, Call()):  # doctest: +SKIP
@@ -145,19 +145,19 @@ class Engine:
         self.metrics = metrics or Metrics()
         self.predictor = model.objective.predictor(model.denoiser)
         self._ring: deque[_Ticket] = deque()
-        self._work = 0  # of the step that is being made
+        self._work = 0  # work of the current step
         self._shares = Shares(model.denoiser.num_ids)
         self._wake = threading.Condition()
         self._closed = False
-        # What takes a row long with its answers, and what takes long before its first question: one at a time, so that
-        # it takes memory once, and no more of the processor than the engine.
+        # Runs lengthy work after a row's answers or before its first query, one at a time, so that it
+        # needs memory once, and no more CPU time than the engine.
         self.beside = ThreadPoolExecutor(1, thread_name_prefix="unmask-beside", initializer=_lower_priority)
         self._beside_is_free = True
         self._thread = threading.Thread(target=self._loop, name="unmask-engine", daemon=True)
         self._thread.start()
 
     def run(self, works: Sequence[Work], call: Call, *, quiet: bool = False) -> Iterator[Progress]:
-        """Do the works; yields after each engine step what it did for them, or nothing if `quiet`. It blocks."""
+        """Run the works; yields after each engine step what it did for them, or nothing if `quiet`. Blocks."""
         unfinished = [i for i, work in enumerate(works) if not work.done]
         if not unfinished:
             return
@@ -183,7 +183,7 @@ class Engine:
             event = None  # an error that this frame refers to would refer to this frame, and its rows
 
     def do_beside(self, job: Callable[[], T], call: Call) -> T:
-        """Something that takes long and asks no network, in the thread beside the engine's. It blocks."""
+        """Run a lengthy job that does not call the network in the second thread. Blocks."""
         with self._wake:
             if self._closed:
                 raise Closed("the server is stopping")
@@ -201,7 +201,7 @@ class Engine:
                 raise
 
     def close(self) -> None:
-        """Stop; whoever still waits gets Closed."""
+        """Stop the engine; waiting callers get Closed."""
         with self._wake:
             self._closed = True
             self._wake.notify()
@@ -210,7 +210,7 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Rows in the engine."""
+        """The number of rows in the engine."""
         with self._wake:
             return sum(ticket.left for ticket in self._ring)
 
@@ -228,10 +228,10 @@ class Engine:
                     return
             try:
                 self._step(batch)
-            except Exception as e:  # nothing that a request brings may end the engine
+            except Exception as e:  # no request may stop the engine
                 for ticket in {id(t): t for t, _ in batch}.values():
                     self._fail(ticket, e)
-            batch = []  # a thread that waits refers to no rows, nor their caches
+            batch = []  # a waiting thread must not keep references to rows and their caches
 
     def _pick(self) -> list[tuple[_Ticket, int]]:
         self._sweep()
@@ -239,7 +239,7 @@ class Engine:
         return batch
 
     def _sweep(self) -> None:
-        """Drop what is done, failed or cancelled."""
+        """Remove finished, failed and cancelled requests."""
         for _ in range(len(self._ring)):
             ticket = self._ring.popleft()
             ticket.drop_stopped()
@@ -259,7 +259,7 @@ class Engine:
         )
         for k, ((ticket, i), predictions) in enumerate(zip(batch, answers, strict=True)):
             if ticket.over:
-                continue  # another of its rows has failed in this step
+                continue  # another row of the request has failed in this step
             try:
                 if isinstance(predictions, Exception):
                     raise predictions
@@ -282,14 +282,14 @@ class Engine:
         seconds = time.perf_counter() - began
         self._shares.took(self._work, seconds)
         written = sum(_num_tokens(event) for _, event in progress.values())
-        # Counted first: whoever has its answer finds its steps in the metrics.
+        # Counted first, so that metrics include the steps of every answer already received.
         self.metrics.stepped(rows=len(batch), room=self.max_batch, tokens=written, seconds=seconds)
         with self._wake:
             for ticket, event in progress.values():
                 self._report(ticket, event)
 
     def _take_beside(self, ticket: _Ticket, i: int, predictions: list[Tensor]) -> None:
-        """In the other thread: what takes long. The row waits for its next step afterwards."""
+        """In the second thread: lengthy work after an answer. Then the row waits for its next step."""
         error: Exception | None = None
         step: Step | None = None
         try:
@@ -307,7 +307,7 @@ class Engine:
             self._wake.notify()
 
     def _report(self, ticket: _Ticket, progress: Progress) -> None:
-        """Report to the owner of rows that took a step; they wait for the next one."""
+        """Notify the owner of rows that took a step; they then wait for the next one."""
         ticket.call.tokens += _num_tokens(progress)
         ticket.call.steps += 1
         for i, _ in progress:
@@ -325,7 +325,7 @@ class Engine:
         ticket.events.put(error)
 
     def _answers(self, batch: list[tuple[_Ticket, int]]) -> list[list[Tensor] | Exception | None]:
-        """For each row its predictions; None where it must be alone with the network, or what went wrong."""
+        """Each row's predictions; None if it needs the network alone, or the error."""
         queries = [(k, query) for k, (ticket, i) in enumerate(batch) for query in ticket.works[i].questions]
         answers: list[list[Tensor] | Exception | None] = [
             [] if ticket.works[i].questions else None for ticket, i in batch
@@ -343,7 +343,7 @@ class Engine:
         return answers
 
     def _parts(self, queries: list[Query]) -> Iterator[list[int]]:
-        """Which of them share a call."""
+        """Which queries share a call."""
         denoiser = self.model.denoiser
         steps = [j for j, query in enumerate(queries) if isinstance(query, NextQuery)]
         for part in next_groups([queries[j] for j in steps], denoiser):
@@ -365,5 +365,5 @@ class Engine:
         except Exception as e:
             if len(queries) == 1:
                 return [e]
-            # One of them is to blame: each by itself shows which.
+            # One of them failed: running each by itself shows which.
             return [self._ask([query])[0] for query in queries]

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: one short sentence, never the request's own words. Bodies are parsed strictly."""
+"""Errors as HTTP answers: one short sentence, without the request's own words; and strict parsing of bodies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unmask.errors import DataError, NonFiniteError, UnmaskError, UsageError, di
 from unmask.server.limits import MAX_DIGITS, MAX_PARTS, MAX_VALUES
 
 MAX_MESSAGE = 300  # characters
-_SENTENCES: dict[type[UnmaskError], str] = {  # of errors without a template, the first kind that fits
+_SENTENCES: dict[type[UnmaskError], str] = {  # for errors without a template; the first matching class counts
     UsageError: "the request cannot be met: see /docs for what may be asked",
     DataError: "the text cannot be read by this model's tokenizer: change it",
     UnmaskError: "the model cannot do this: ask for something else",
@@ -21,7 +21,7 @@ _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 class HTTPError(Exception):
-    """An error with the answer that tells it: its status, its message and its code."""
+    """An error with its HTTP answer: status, message and code."""
 
     def __init__(self, status: int, message: str, code: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class HTTPError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """As OpenAI's clients read it.
+        """The body in the form that OpenAI's clients read.
 
         >>> HTTPError(404, "no such route", "not_found").body["error"]["type"]
         'invalid_request_error'
@@ -39,12 +39,12 @@ class HTTPError(Exception):
 
 
 def internal() -> HTTPError:
-    """A fault of the server itself; its details are for the log alone."""
+    """An internal error of the server; its details are only logged."""
     return HTTPError(500, "something went wrong inside the server", "internal")
 
 
 def from_error(error: UnmaskError) -> HTTPError:
-    """The library's own sentence without its values, which may be the request's; see `unmask.errors`.
+    """The error's sentence without its values, which may come from the request; see `unmask.errors`.
 
     >>> from unmask.errors import UsageError
     >>> from_error(UsageError("no gap in {text!r}: write [MASK]", text="once upon a time")).message
@@ -56,7 +56,7 @@ def from_error(error: UnmaskError) -> HTTPError:
 
 
 def public_message(error: UnmaskError) -> str:
-    """What anybody may read of an error; of one without a template, what kind it is.
+    """The part of an error that may be shown to anyone; for an error without a template, its kind.
 
     >>> from unmask.errors import UsageError
     >>> public_message(UsageError(f"no gap in {'a secret'!r}"))
@@ -69,7 +69,7 @@ def public_message(error: UnmaskError) -> str:
 
 
 def from_validation(errors: Sequence[Any], fields: Collection[str]) -> HTTPError:
-    """What a field must be; fields that are not known are not repeated."""
+    """What is required of a field; unknown field names are not repeated."""
     first = errors[0]
     where = [str(part) for part in first.get("loc", ()) if part in fields or isinstance(part, int)]
     if first["type"] == "extra_forbidden":
@@ -88,7 +88,7 @@ def from_validation(errors: Sequence[Any], fields: Collection[str]) -> HTTPError
 
 
 def parse_json(body: bytes) -> Any:
-    """Strict JSON: no NaN, no infinity however it is spelled, no half characters, no depth beyond reason.
+    """Strict JSON: no NaN, no infinity in any spelling, no lone surrogates, limited nesting.
 
     >>> parse_json(b'{"a": 1}')
     {'a': 1}
@@ -97,7 +97,7 @@ def parse_json(body: bytes) -> Any:
     try:
         data = json.loads(body.decode("utf-8"), parse_constant=_no_number, parse_int=_whole, parse_float=_finite)
         if b"\\ud" in body.lower():
-            json.dumps(data, ensure_ascii=False).encode("utf-8")  # half a character has no bytes
+            json.dumps(data, ensure_ascii=False).encode("utf-8")  # lone surrogates cannot be encoded
     except (ValueError, RecursionError):  # UnicodeError and JSONDecodeError are ValueErrors
         raise HTTPError(400, "the body is not valid JSON", "invalid_json") from None
     if _depth(data) > 64:
@@ -106,7 +106,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def _check_parts(body: bytes) -> None:
-    """Refuse, before it is parsed, what the event loop could not do beside its other work."""
+    """Refuse, before parsing, bodies that would block the event loop."""
     if _are_few(body):
         return
     bare, texts = _STRINGS.subn(b"", body, MAX_VALUES + MAX_PARTS)  # inside texts the signs say nothing
@@ -136,7 +136,7 @@ def _finite(spelled: str) -> float:
 
 
 def _depth(data: Any) -> int:
-    """How deeply it is nested, without recursion."""
+    """The depth of nesting, without recursion."""
     level, depth = [data], 0
     while level:
         depth += 1

@@ -1,9 +1,9 @@
-"""Whose rows go a step next: every request gets the same share of the engine's work, however many rows it brings.
+"""Which rows take the next step: every request gets an equal share of the engine's work, however many rows it has.
 
-Work is counted in tokens that the network reads, so a row of 256 tokens takes as much of its request's share as sixteen
-rows of 16. The request that has had least goes first; another joins the step as long as it has had no more than any
-beside it. So a short row takes many steps while a long one takes one, and rows that cost alike all go together. (This
-is start-time fair queueing; a request that comes begins at the share of the one that has had least, not at zero.)
+Work is counted in tokens that the network reads, so a row of 256 tokens uses as much of its request's share as sixteen
+rows of 16. The request with the least work so far goes first; another one joins the step if it has had no more work
+than any in it. So a short row takes many steps while a long one takes one, and rows of equal cost go together. (This is
+start-time fair queueing; a new request starts at the share of the one with the least, not at zero.)
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from unmask.server.limits import CELLS
 from unmask.server.next_tokens import NextQuery
 from unmask.server.rows import Work
 
-LEAST_WORK = 16  # of a row's step: what the shortest row is padded to
-LEAST_ROOM = 256  # work of a step at least, however slow the network is
+LEAST_WORK = 16  # minimum work of a row's step: the padded length of the shortest row
+LEAST_ROOM = 256  # minimum work of a step, however slow the network is
 MOST_ROOM = 1 << 15
-STEP_SECONDS = 0.05  # that a step should take at most: whoever comes waits for the end of one
+STEP_SECONDS = 0.05  # target duration of a step: a new request waits for the current one to end
 
 
 class Sharer(Protocol):
-    """A request in the engine: what it has had, and its rows that wait."""
+    """A request in the engine: the work it has had, and its waiting rows."""
 
     spent: float
 
     @property
     def next_work(self) -> Work | None:
-        """The row that is next; None where none waits."""
+        """The next row; None if none waits."""
 
     def take_next(self) -> int:
-        """The number of that row, which waits no more."""
+        """Remove that row from the queue; returns its number."""
 
 
 T = TypeVar("T", bound=Sharer)
 
 
 class Shares:
-    """What a step may cost, and whose rows are in it.
+    """Decides how much work a step may do, and which rows are in it.
 
     >>> Shares(num_ids=258).room
     256
@@ -51,26 +51,28 @@ class Shares:
 
     def __init__(self, num_ids: int) -> None:
         self.num_ids, self.room = num_ids, LEAST_ROOM
-        self._now = 0.0  # what the request that has had least has had
+        self._now = 0.0  # work of the request that has had the least
 
     def joins(self, sharer: Sharer) -> None:
-        """A request that comes, or comes again, has had as much as the one here that has had least."""
+        """A request that joins, or rejoins, starts with the work of the one here that has had the least."""
         sharer.spent = max(sharer.spent, self._now)
 
     def took(self, work: int, seconds: float) -> None:
-        """A step has been measured: the next may have about as much work as fits the time that a step should take. What
-        a small one took tells little of a large one, save that it was slow."""
+        """Record a step's duration: the next step gets about the work that fits the target duration.
+
+        A small step says little about a large one, unless it was slow.
+        """
         if 2 * work >= self.room or seconds > STEP_SECONDS:
             fits = work * STEP_SECONDS / max(seconds, 1e-9)
             fits = min(max(fits, self.room / 2), self.room * 2)
             self.room = int(min(max(fits, LEAST_ROOM), MOST_ROOM))
 
     def pick(self, sharers: Iterable[T], most: int, *, beside: bool = True) -> tuple[list[tuple[T, int]], int]:
-        """The rows of the next step, at most so many, and what work they are for the engine's thread. beside: whether
-        the thread beside it is free for what takes one of them long afterwards.
+        """The rows of the next step, at most `most`, and their work for the engine's thread.
 
-        Of rows that must be alone with the network there is only one, as everybody waits for it, and one of those that
-        take long afterwards. The rest of them hold nobody up.
+        beside: whether the second thread is free for a row with lengthy work after its answers. At most one row that
+        needs the network alone is taken, because everybody waits for it, and one with lengthy work afterwards. Further
+        rows of these kinds delay nobody.
         """
         kinds: dict[str, list[T]] = {"together": [], "alone": [], "beside": []}
         for sharer in sharers:
@@ -104,7 +106,7 @@ class Shares:
         return batch, total
 
     def price(self, work: Work) -> int:
-        """What a row's next step costs: tokens read, lines of the vocabulary answered, and what it does with them."""
+        """The cost of a row's next step: tokens read, lines of logits, and its own work on them."""
         lines = sum(query.at_RK.numel() for query in work.questions)
         read = sum(map(_tokens, work.questions)) + lines * self.num_ids // CELLS
         return max(LEAST_WORK, read + work.extra)
@@ -115,12 +117,12 @@ def _spent(sharer: Sharer) -> float:
 
 
 def _kind(work: Work) -> str:
-    """With whom its next step can be."""
+    """Which rows its next step can be batched with."""
     return "alone" if not work.questions else "beside" if work.beside else "together"
 
 
 def _tokens(query: Query) -> int:
-    """What the network reads of a question: the padded row, or what its cache does not yet hold."""
+    """The number of tokens that the network reads for a query: the padded row, or what is not cached yet."""
     if isinstance(query, NextQuery):
         return query.reach - query.cache.length
     return bucket(query.tokens_BL.shape[1])

@@ -1,4 +1,4 @@
-"""Requests as jobs between the event loop and the engine: one thread each, cancelled when its client disconnects."""
+"""Requests as jobs between event loop and engine: one thread each, cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Emit = Callable[[str], None]
 
 
 class Jobs:
-    """What the routes share: the engine, and a thread for each request that it has admitted."""
+    """State shared by the routes: the engine, and one thread for each admitted request."""
 
     def __init__(self, model: Model, name: str, limits: Limits, *, max_batch: int = 64) -> None:
         self.model, self.name, self.limits = model, name, limits
@@ -43,20 +43,20 @@ class Jobs:
         add_gauge("unmask_tasks", "Tasks of the event loop; it is read in one.", lambda: len(asyncio.all_tasks()))
 
     def close(self) -> None:
-        """Stop; jobs that still run end with an error."""
+        """Stop; running jobs end with an error."""
         self.engine.close()
         self.compiler.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def check_room(self) -> None:
-        """Raise 429 where as many jobs run as are allowed."""
+        """Raise 429 if the maximum number of jobs is running."""
         if self.active >= self.limits.requests:
             raise HTTPError(
                 429, "the server is busy: try again later", "busy", {"retry-after": str(self._retry_seconds())}
             )
 
     def _retry_seconds(self) -> int:
-        """Seconds in which a job may end: half of what a request took on average, at least one."""
+        """An estimate of when a job will end: half the mean duration of requests, at least one second."""
         return max(1, min(60, round(self.metrics.mean_seconds / 2)))
 
     async def run(self, request: Request, job: Job[T]) -> T:
@@ -71,10 +71,10 @@ class Jobs:
         return cast(T, _result(work))
 
     async def stream(self, request: Request, job: Callable[[Served, Emit], str]) -> AsyncGenerator[str]:
-        """What the job emits, as it comes; the job's own result comes last. Closing it cancels the job.
+        """Yield what the job emits, followed by its result. Closing the iterator cancels the job.
 
-        The job does not wait for its reader. What is not read yet is buffered, `limits.unread` bytes at most: a reader
-        who is slower gets these and then an error.
+        The job does not wait for its reader. Unread events are buffered up to `limits.unread` bytes; a slower reader
+        receives these and then an error.
         """
         loop = asyncio.get_running_loop()
         lines: asyncio.Queue[str | None] = asyncio.Queue()
@@ -106,7 +106,10 @@ class Jobs:
             await _end(call, work)
 
     def _begin(self, request: Request, job: Job[Any]) -> tuple[Call, asyncio.Future[Any]]:
-        """Start the job, or raise 429. It counts as active until it is done, however long its answer is being read."""
+        """Start the job, or raise 429.
+
+        It counts as active until it is done, however long its answer takes to be read.
+        """
         self.check_room()
         call = Call()
         served = Served(self.engine, self.compiler, self.limits, call, self._turns)
@@ -130,12 +133,14 @@ async def _end(call: Call, work: asyncio.Future[Any]) -> None:
 
 
 def _outcome(served: Served, job: Job[Any]) -> Any:
-    """The job's result, or the error that answers it. What was raised ends here, in the job's own thread, with the rows
-    that its frames refer to."""
+    """The job's result, or the error to answer with.
+
+    Exceptions end here, in the job's own thread, so that the rows in their frames are freed.
+    """
     try:
         return served.in_turn(job)
     except Cancelled:
-        error = HTTPError(499, "the client has gone", "cancelled")  # nobody reads it
+        error = HTTPError(499, "the client has gone", "cancelled")  # this answer is never read
     except Closed:
         error = HTTPError(503, "the server is stopping", "stopping", {"retry-after": "5"})
     except Busy as e:

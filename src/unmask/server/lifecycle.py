@@ -1,4 +1,4 @@
-"""`unmask serve`: the socket first, then the model, then the server until a signal stops it."""
+"""`unmask serve`: opens the socket, loads the model, then serves until a signal."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from unmask.server.connection import connections
 from unmask.server.limits import Limits
 
 LEAST_KEY = 16  # characters
-SEND_BUFFER = 1 << 18  # bytes that the system keeps for a client that does not read; by itself it would keep megabytes
+SEND_BUFFER = 1 << 18  # bytes that the system buffers for a client that does not read; its default would be megabytes
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Run until SIGTERM or Ctrl-C; both finish what is being written."""
+    """Run until SIGTERM or Ctrl-C; both complete running requests."""
     access = _access(args)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # this process is the server's
-    sys.setswitchinterval(0.001)  # the event loop gets its turn sooner beside threads that compute
+    sys.setswitchinterval(0.001)  # the event loop is scheduled sooner among computing threads
     limits = Limits(
         budget=_at_least_one(args.budget, "--budget"),
         requests=_at_least_one(args.max_requests, "--max-requests"),
@@ -53,14 +53,14 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def configure(app: AccessMiddleware, *, drain: int) -> uvicorn.Config:
-    """How uvicorn serves the app; drain: seconds to finish what is being written at the end.
+    """The uvicorn configuration for the app; drain: seconds to complete running requests at the end.
 
     >>> uvicorn.Server(configure(make_app(model), drain=20)).run(sockets=[listener])  # doctest: +SKIP
     """
     return uvicorn.Config(
         app,
         http=connections(app.limits),
-        log_level="error",  # what a client does wrong is answered, not logged
+        log_level="error",  # client errors are answered, not logged
         access_log=False,
         server_header=False,
         date_header=False,
@@ -99,7 +99,7 @@ def _at_least_one(number: int, name: str) -> int:
 
 @contextmanager
 def listen(host: str, port: int) -> Iterator[socket.socket]:
-    """The socket that clients come to; port 0: any that is free.
+    """The listening socket; port 0: any free one.
 
     >>> with listen("127.0.0.1", 0) as listener:
     ...     listener.getsockname()[0]
@@ -108,12 +108,12 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
     if not 0 <= port < 65536:
         raise UsageError(f"--port must lie in 0..65535, got {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # TCP by name: of a socket without a protocol asyncio does not know that it may send small answers at once
-    # (TCP_NODELAY), and each would wait for the client's acknowledgement of the one before.
+    # The protocol is given explicitly: without it asyncio does not set TCP_NODELAY for small answers
+    # and each would wait for the client's acknowledgement of the one before.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # of each connection
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # for each connection
         try:
             listener.bind((host, port))
         except OSError as e:
@@ -127,7 +127,7 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that says one line when it is ready, and whose end by a signal is a good end."""
+    """uvicorn with a one-line message when it is ready; a stop by signal counts as success."""
 
     def __init__(self, config: uvicorn.Config, ready: str) -> None:
         super().__init__(config)
@@ -136,16 +136,16 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         gc.collect()
-        gc.freeze()  # what lives by now stays: looking it through again would stop all answers for a tenth of a second
+        gc.freeze()  # long-lived objects: scanning them again would block all answers for a tenth of a second
         if self.started:
             print(self.ready, flush=True)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but the signal is not raised again after the end: it was obeyed."""
+        """Like uvicorn's, but the signal is not raised again at the end, because it has been handled."""
 
         def stop(number: int, frame: FrameType | None) -> None:
-            self.force_exit = self.should_exit  # a second signal does not wait
+            self.force_exit = self.should_exit  # a second signal stops immediately
             if not self.should_exit:
                 print("unmask: finishing what is being written; once more to stop now", file=sys.stderr, flush=True)
             self.should_exit = True

@@ -1,4 +1,4 @@
-"""How much one request may ask for, and how many requests there may be."""
+"""Limits on what one request may ask for, and on the number of requests."""
 
 from __future__ import annotations
 
@@ -8,27 +8,31 @@ from unmask.constraints.automaton import Automaton
 from unmask.errors import Public, UnmaskError, UsageError
 
 MAX_BODY = 1 << 20
-MAX_VALUES = 1 << 15  # of a body, in all its lists and objects
-MAX_PARTS = 1 << 12  # of a body: its lists, objects and their keys, which take longer than numbers
-MAX_DIGITS = 500  # of a number: reading it takes time with their square
+MAX_VALUES = 1 << 15  # values in a body, in all its lists and objects
+MAX_PARTS = 1 << 12  # lists, objects and keys in a body, which take longer to parse than numbers
+MAX_DIGITS = 500  # digits of a number: parsing takes quadratic time
 MAX_TEXTS = 8  # n, prompts, texts to score
 MAX_STOPS = 4
 MAX_PATTERN = 2000
 MAX_CONSTRAINTS = 8
 MAX_OPTIONS = 20
-# In the time in which a network of some twenty million weights reads a token on two cores:
-CELLS = 1 << 14  # numbers of a table that are gone through
+# Measured in the time that a network of about twenty million weights needs for one token on two cores:
+CELLS = 1 << 14  # table entries processed
 TOKEN_NANOSECONDS = 150_000
-MAX_STEP = 1 << 14  # of a row under a constraint, in tokens: nothing ends a step before its end
+MAX_STEP = 1 << 14  # maximum cost in tokens of a row's step under a constraint: a step cannot be interrupted
 
 
 class ConstraintTooCostly(UnmaskError):
-    """A constraint asks for more than the server allows: unlike one that cannot hold in a gap, it fits no other gap."""
+    """A constraint exceeds the server's limits.
+
+    Unlike one that cannot hold in a gap, it will not fit other gaps either.
+    """
 
 
 @dataclass(frozen=True)
 class Holding:
-    """What it costs a row to hold a constraint, in tokens that a network would read meanwhile: a step, the whole text.
+    """The cost of a constraint for a row, in tokens that a network could read meanwhile: per step, and for the whole
+    text.
 
     >>> Holding(step=3, text=12).step
     3
@@ -39,8 +43,8 @@ class Holding:
 
     @classmethod
     def of(cls, automaton: Automaton, positions: int, steps: int, *, likeliest: bool) -> Holding:
-        """Of so many positions in at most so many steps; before them it is looked whether it can hold at all, which
-        costs as much as one."""
+        """The cost for `positions` positions in at most `steps` steps, plus one step for the initial check whether it
+        can hold."""
         cost = automaton.cost(positions, likeliest=likeliest)
         tokens = -(-positions // max(1, steps))
         return cls(
@@ -62,13 +66,13 @@ ask for less
 
     budget: int = 1 << 22
     requests: int = 128
-    length: int = 4096  # tokens of a row
-    body_seconds: float = 30.0  # for a body to arrive, and for the head before it
-    write_seconds: float = 30.0  # after which a client that reads nothing is dropped
-    unread: int = 1 << 22  # bytes of a stream that may wait for their reader
+    length: int = 4096  # maximum tokens per row
+    body_seconds: float = 30.0  # time for a body, and the head before it, to arrive
+    write_seconds: float = 30.0  # time after which a client that reads nothing is dropped
+    unread: int = 1 << 22  # maximum unread bytes of a stream
 
     def check(self, *, rows: int, length: int, calls: int, holding: Holding = Holding()) -> None:
-        """Refuse what is beyond the budget. holding: of the constraint that every row is under."""
+        """Refuse what exceeds the budget. holding: the cost of the constraint on every row."""
         asked = Public(f"this asks for {rows} rows x {length} tokens x {calls} network calls")
         if rows * length * calls > self.budget:
             raise UsageError(
@@ -85,7 +89,7 @@ ask for less
             )
 
     def check_step(self, holding: Holding) -> None:
-        """Refuse a constraint that would keep all others waiting in every step."""
+        """Refuse a constraint that would delay everybody else at every step."""
         if holding.step > MAX_STEP:
             raise ConstraintTooCostly(
                 "a step under this constraint takes as long as {step} tokens here, {most} are allowed: use a "
@@ -95,7 +99,7 @@ ask for less
             )
 
     def check_looks(self, tokens: int) -> None:
-        """Refuse more looks whether a constraint can hold, one for each length of a gap, than the budget allows."""
+        """Refuse more checks of whether a constraint can hold, one per length of a gap, than the budget allows."""
         if tokens > self.budget:
             raise ConstraintTooCostly(
                 "to try the constraint in so many lengths takes as long as {tokens} tokens, the server allows "
@@ -105,7 +109,7 @@ ask for less
             )
 
     def check_length(self, length: int) -> None:
-        """Refuse a row before it is made."""
+        """Refuse a row that is too long before it is created."""
         if length > self.length:
             raise UsageError(
                 "a text may have {length} tokens here, this asks for more: ask for less", length=Public(self.length)

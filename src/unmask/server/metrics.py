@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus."""
+"""The server's metrics, for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 LATENCIES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 SHARES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-WINDOW = 10.0  # seconds over which a rate is taken
+WINDOW = 10.0  # seconds over which rates are averaged
 MEDIA_TYPE = "text/plain; version=0.0.4"
 
 
 class Rates:
-    """Steps and tokens a second over the last seconds."""
+    """Steps and tokens per second over the last few seconds."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[float, int]] = deque()  # when each ended, and the tokens that it wrote
+        self._steps: deque[tuple[float, int]] = deque()  # end time of each step, and the tokens it wrote
         self._lock = threading.Lock()
 
     def observe(self, tokens: int) -> None:
-        """A step has ended."""
+        """Record the end of a step."""
         now = time.monotonic()
         with self._lock:
             self._steps.append((now, tokens))
@@ -35,14 +35,14 @@ class Rates:
             self._steps.popleft()
 
     def read(self) -> tuple[float, float]:
-        """Steps a second, tokens a second."""
+        """Steps per second, tokens per second."""
         with self._lock:
             self._drop_old(time.monotonic())
             return len(self._steps) / WINDOW, sum(tokens for _, tokens in self._steps) / WINDOW
 
 
 class Metrics:
-    """Everything that one app counts, in a registry of its own."""
+    """All metrics of one app, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -73,7 +73,7 @@ class Metrics:
         self.add_gauge("unmask_tokens_per_second", over, lambda: self.rates.read()[1])
         self.add_gauge("unmask_late_steps_most", "The most such steps of one request.", lambda: self.late_most)
         self._lock = threading.Lock()
-        self._answers, self._seconds = 0, 0.0  # without those of /health
+        self._answers, self._seconds = 0, 0.0  # excluding /health
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(name, about, labels, registry=self.registry)
@@ -82,11 +82,11 @@ class Metrics:
         return Histogram(name, about, labels, registry=self.registry, buckets=limits)
 
     def add_gauge(self, name: str, about: str, read: Callable[[], float]) -> None:
-        """A number that is read when the metrics are."""
+        """Add a gauge whose value is read when the metrics are."""
         Gauge(name, about, registry=self.registry).set_function(read)
 
     def answered(self, route: str, status: int, seconds: float) -> None:
-        """A request has its whole answer."""
+        """Record that a request has been answered completely."""
         self.requests.labels(route, str(status)).inc()
         self.latency.labels(route).observe(seconds)
         if route != "/health":
@@ -95,12 +95,12 @@ class Metrics:
 
     @property
     def mean_seconds(self) -> float:
-        """How long a request took on average; 0 before the first."""
+        """The mean duration of requests; 0 before the first."""
         with self._lock:
             return self._seconds / max(1, self._answers)
 
     def stepped(self, *, rows: int, room: int, tokens: int, seconds: float) -> None:
-        """The engine has made a step."""
+        """Record a step of the engine."""
         self.steps.inc()
         self.rows.inc(rows)
         self.tokens.inc(tokens)
@@ -109,13 +109,13 @@ class Metrics:
         self.rates.observe(tokens)
 
     def stopped(self, late_steps: int) -> None:
-        """A cancelled request has left the batch, so many steps of it after it was cancelled."""
+        """Record that a cancelled request has left the batch, `late_steps` steps after it was cancelled."""
         self.cancelled.inc()
         self.late.inc(late_steps)
         self.late_most = max(self.late_most, late_steps)
 
     def value(self, name: str, **labels: str) -> float:
-        """What a metric is now; 0 where nothing was counted under these labels.
+        """The current value of a metric; 0 if nothing was counted with these labels.
 
         >>> Metrics().value("unmask_steps_total")
         0.0
@@ -123,7 +123,7 @@ class Metrics:
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def text(self) -> str:
-        """All of it, in Prometheus's text format.
+        """All metrics in Prometheus's text format.
 
         >>> Metrics().text().splitlines()[0]
         '# HELP unmask_requests_total Answers, by route and status.'

@@ -1,7 +1,7 @@
-"""Rows of an autoregressive model in one network call, each at a place of its own with a cache of its own.
+"""Rows of an autoregressive model in one network call, each at its own position with its own cache.
 
-A row's beginning is read alone; from then on a step is one token for every row, where the network can (`step_rows`).
-A row's result is the same bits in any company (see batching.py about the products).
+The beginning of a row is read alone. From then on each step reads one token of every row, if the network supports that
+(`step_rows`). A row's result is bitwise independent of the other rows (see batching.py on matrix products).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from unmask.objectives.terms import subs_log_probs
 from unmask.sampling.predictor import Query
 from unmask.server.batching import LEAST
 
-FEWEST = 4  # lines of a product; one row by itself pays for all of them, so they are not more
+FEWEST = 4  # minimum lines of a product; a single row pays for all of them, so there are no more
 
 
 class RowCache:
-    """How many positions of a row have been read, and what the network keeps of them, if it keeps anything."""
+    """How many positions of a row have been read, and the network's cache for them, if any."""
 
     def __init__(self) -> None:
         self.length = 0
@@ -30,19 +30,20 @@ class RowCache:
 
 @dataclass(frozen=True, kw_only=True)
 class NextQuery(Query):
-    """What comes next in a row, of which the cache remembers what stands before."""
+    """A query for the next token of a row; the cache holds the tokens before."""
 
     cache: RowCache
 
     @property
     def ready(self) -> bool:
-        """Whether everything is remembered but the last token."""
+        """Whether everything except the last token is cached."""
         return self.cache.state is not None and 0 < self.cache.length == self.reach - 1
 
 
 def next_groups(queries: Sequence[Query], denoiser: Network) -> Iterator[list[int]]:
-    """Which questions share a call: all rows that are one token on. Others are alone, as are all rows of a network
-    without `step_rows`.
+    """Which queries share a call: all rows that need one more token.
+
+    Others run alone, as do all rows if the network has no `step_rows`.
 
     >>> list(next_groups([], network))  # doctest: +SKIP
     []
@@ -59,7 +60,7 @@ def next_groups(queries: Sequence[Query], denoiser: Network) -> Iterator[list[in
 
 
 def answer_next(denoiser: Network, queries: Sequence[Query], device: torch.device) -> list[Tensor]:
-    """log p(x_l | x_<l) of each row, [1, I]; the caches move on when all are answered."""
+    """log p(x_l | x_<l) of each row, [1, I]; the caches advance once all are answered."""
     asked = [query for query in queries if isinstance(query, NextQuery)]
     assert len(asked) == len(queries)
     if denoiser.can_step_rows() and all(query.ready for query in asked):
@@ -80,8 +81,9 @@ def answer_next(denoiser: Network, queries: Sequence[Query], device: torch.devic
 
 
 def _whole(lines: Tensor) -> Tensor:
-    """Lines that are nobody's after the last: four at least, else whole eights, which share out evenly among threads,
-    so that no product takes the way of few lines through the processor.
+    """Pad with unused lines: to at least four, beyond that to a multiple of eight, which divides evenly among threads.
+
+    So no product uses the processor's code path for few lines.
 
     >>> [len(_whole(torch.ones(n, 2))) for n in (1, 4, 5, 9)]
     [4, 4, 8, 16]

@@ -1,8 +1,8 @@
-"""How likely a prompt's own tokens are, from left to right: what `echo` tells with `logprobs`.
+"""The likelihood of a prompt's own tokens, from left to right: the result of `echo` with `logprobs`.
 
-Of an autoregressive model that is log p(x_l | x_<l), from one reading. A diffusion model has a law for every order:
-here it is the one of the sampler `left_to_right`, token l given those before it, with all from l on masked, and with
-what stands after the prompt, masks and suffix, as it is. It takes a network call for each token.
+For an autoregressive model this is log p(x_l | x_<l), from one forward pass. A diffusion model defines a distribution
+for every order; here it is that of the sampler `left_to_right`: token l given those before it, with all prompt tokens
+from l on masked, and what follows the prompt (masks and suffix) unchanged. It takes one network call per token.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from unmask.sampling.query import ask_about, masked_share
 from unmask.server.rows import Work, draws_at_once, row_of
 from unmask.server.served_model import Served
 
-Scored = tuple[float, list[tuple[int, float]]]  # a token's log-probability, and the likeliest ids with theirs
+Scored = tuple[float, list[tuple[int, float]]]  # a token's log-probability, and the most likely ids with theirs
 
 
 def prompt_scores(
     served: Served, rows: Sequence[list[int]], heads: Sequence[int], num: int
 ) -> list[list[Scored | None]]:
-    """For each row, of its first `heads` tokens: their log-probabilities and the `num` likeliest ids beside each.
+    """For the first `heads` tokens of each row: their log-probabilities, and the `num` most likely ids at each.
 
-    The begin token is left out. None: the first token of an autoregressive model, before which nothing stands.
+    The begin token is left out. None: the first token of an autoregressive model, which nothing precedes.
 
     >>> prompt_scores(served, [[104, 105]], [2], num=1)[0][1][0]  # doctest: +SKIP
     -5.1
     """
     begin = len(served.begin)
-    if 0 in (sizes := [head - begin for head in heads]):  # of an empty prompt there is nothing to say
+    if 0 in (sizes := [head - begin for head in heads]):  # an empty prompt has no scores
         some = [i for i, tokens in enumerate(sizes) if tokens]
         scored = iter(prompt_scores(served, [rows[i] for i in some], [heads[i] for i in some], num) if some else ())
         return [next(scored) if tokens else [] for tokens in sizes]
@@ -86,9 +86,9 @@ class Reading(Work):
 
 
 class Revealing(Work):
-    """A row whose tokens from `first` to `last` are asked one by one as `left_to_right` would write them.
+    """A row whose tokens from `first` to `last` are scored one by one, as `left_to_right` would write them.
 
-    They are known, so that several are asked at once.
+    Because they are known, several are scored at once.
     """
 
     def __init__(self, canvas: Canvas, first: int, last: int, num: int, at_once: int) -> None:

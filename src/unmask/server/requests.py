@@ -1,4 +1,4 @@
-"""A request's fields as the library's own objects: sampler, constraint, gaps."""
+"""A request's fields as library objects: sampler, constraint, gaps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sampler_of(asked: Sampling, model: Model) -> Sampler:
 
 
 def constraints_of(asked: Constrained) -> list[Constraint] | None:
-    """What the fields ask for; None where they ask for nothing."""
+    """The constraints in the fields; None if there are none."""
     over: dict[str, Any] = {"over": asked.over}
     made: list[Constraint] = []
     if asked.regex is not None:
@@ -54,7 +54,7 @@ def constraints_of(asked: Constrained) -> list[Constraint] | None:
 
 
 def schema_of(schema: dict[str, Any], **over: Any) -> JsonSchema:
-    """A schema of bearable size."""
+    """A schema of limited size."""
     made = JsonSchema.of(schema, **over)
     if len(made.schema) > MAX_SCHEMA:
         raise UsageError("a schema may have {most} characters: use a smaller one", most=Public(MAX_SCHEMA))
@@ -62,8 +62,11 @@ def schema_of(schema: dict[str, Any], **over: Any) -> JsonSchema:
 
 
 def check_gaps(text: str, model: Model, limits: Limits, *, exact: bool) -> tuple[int, int]:
-    """Refuse gaps, or a text with them, that are more than a row may have, before any row is made. Comes back: how many
-    ways there are to read gaps of unknown length, and the tokens of the longest. exact: as in parse_gaps."""
+    """Refuse gaps, or a text with them, that do not fit in a row, before any row is created.
+
+    Returns the number of combinations of lengths for gaps of unknown length, and the tokens of the longest. exact: as
+    in parse_gaps.
+    """
     most = [max(int(n[:8]) for n in gap.groups(default="1")) for gap in MASK_SPELLING.finditer(text)]
     limits.check_length(sum(most))
     longest = MASK_SPELLING.sub(lambda gap: f"[MASK:{gap[2] or gap[1] or 1}]", text)

@@ -1,4 +1,4 @@
-"""The routes that speak of gaps, bounds and steps."""
+"""The routes for gaps, bounds and steps."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Emit = Callable[[str, dict[str, Any]], None]
 
 
 class _Observer:
-    """Observes the sampling: keeps how likely each token was, and emits the steps."""
+    """Observes the sampling: records the probability of each token, and emits the steps."""
 
     def __init__(self, served: Served, emit: Emit | None) -> None:
         self.served, self.emit, self.began = served, emit, time.perf_counter()
         self.tokenizer = served.tokenizer
         self.number = 0
-        self.by_place: dict[tuple[int, int], dict[str, Any]] = {}  # (row, position) → what is known of its token
+        self.by_place: dict[tuple[int, int], dict[str, Any]] = {}  # (row, position) → information on its token
         served.on_canvas = self.canvas
 
     def canvas(self, canvas: Canvas) -> None:
@@ -45,7 +45,7 @@ class _Observer:
             self.emit("start", {"mask": self.tokenizer.mask_id, "rows": [self.as_tokens(row) for row in rows]})
 
     def as_tokens(self, row: list[int]) -> list[dict[str, Any]]:
-        """Tokens as a page shows them; a mask has no text."""
+        """Tokens for display; a mask has no text."""
         mask = self.tokenizer.mask_id
         return [{"token": i, "text": None if i == mask else self.tokenizer.token_text(i)} for i in row]
 
@@ -58,14 +58,14 @@ class _Observer:
                 about |= {"model_prob": line["model_prob"][k], "others": line["others"][k]}
             self.by_place[place] = about
         if self.emit is not None:
-            self.emit("step", line | self.cost(self.served.call.steps_reported))  # the engine may be further by now
+            self.emit("step", line | self.cost(self.served.call.steps_reported))  # the engine may be ahead by now
 
     def cost(self, calls: int) -> dict[str, Any]:
         return {"calls": calls, "seconds": round(time.perf_counter() - self.began, 4)}
 
 
 def fill(served: Served, asked: schemas.Fill, emit: Emit | None = None) -> dict[str, Any]:
-    """Every gap of a text written, n times.
+    """Fill every gap of a text, n times.
 
     >>> fill(served, schemas.Fill(text="The [MASK:3] sat."))["texts"][0]["text"]  # doctest: +SKIP
     """
@@ -87,7 +87,7 @@ def fill(served: Served, asked: schemas.Fill, emit: Emit | None = None) -> dict[
 
 
 def trace(served: Served, asked: schemas.Trace, emit: Emit) -> dict[str, Any]:
-    """As fill, or from a prompt; every step is sent while it happens."""
+    """Like fill, or from a prompt; every step is sent as it happens."""
     if asked.text is not None or asked.tokens is not None:
         if asked.prompt or asked.suffix or asked.length is not None:
             raise UsageError("prompt, suffix and length are for a text from nothing: leave out text and tokens")
@@ -101,7 +101,7 @@ def trace(served: Served, asked: schemas.Trace, emit: Emit) -> dict[str, Any]:
 
 
 def edit(served: Served, asked: schemas.EditSpan) -> dict[str, Any]:
-    """A span written anew, in several lengths, the best first."""
+    """Rewrite a span in several lengths, best candidate first."""
     asked_length = asked.with_length
     if isinstance(asked_length, list) and len(asked_length) != 2:
         raise UsageError("with_length is a number, or [least, most]")
@@ -130,7 +130,7 @@ def edit(served: Served, asked: schemas.EditSpan) -> dict[str, Any]:
     except ConstraintTooCostly:
         if constraint is not None:
             raise
-        # The library's own constraint, that a replacement begins with its space: nobody asked for it.
+        # The library's own constraint that a replacement begins with its space, which the client did not ask for.
         raise UsageError(
             "these replacements take more than the {budget} that the server allows: ask for fewer or shorter ones",
             budget=Public(served.limits.budget),
@@ -140,7 +140,7 @@ def edit(served: Served, asked: schemas.EditSpan) -> dict[str, Any]:
 
 
 def score(served: Served, asked: schemas.Score) -> dict[str, Any]:
-    """The bound of each text, and where in the text it comes from."""
+    """The bound of each text, and the contribution of each token."""
     scores = []
     rows = [served.tokenizer.encode(text) for text in asked.texts]
     prompt_tokens = 0 if asked.prompt is None else len(served.tokenizer.encode(asked.prompt + served.separator))
@@ -153,7 +153,7 @@ def score(served: Served, asked: schemas.Score) -> dict[str, Any]:
         nats = [float(x) for scoring in served.scorings for x in scoring.nats_L]
         tokens = spans(text, served.tokenizer)
         head = len(served.begin) + prompt_tokens
-        # Where nothing was masked in a single draw nothing is known.
+        # Positions not masked in a single draw are unknown.
         shares = nats[head:] if len(nats) == head + len(ids) + 1 + len(served.end) else []
         for token, share in zip(tokens, shares, strict=False):
             token["nats"] = round(share, 6) if math.isfinite(share) else None
@@ -162,7 +162,10 @@ def score(served: Served, asked: schemas.Score) -> dict[str, Any]:
 
 
 def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
-    """Whether the constraint can hold in these gaps, and which samplers hold one. No network is asked."""
+    """Whether the constraint can hold in these gaps, and which samplers support constraints.
+
+    The network is not called.
+    """
     if (asked.text is None) == (asked.length is None):
         raise UsageError("give either a text with gaps or the length of a gap")
     constraint = constraints_of(asked)
@@ -178,18 +181,18 @@ def fit(served: Served, asked: schemas.Fit) -> dict[str, Any]:
             check_fit(served, asked.text, constraint)
         else:
             row = served.begin + [served.tokenizer.mask_id] * (asked.length or 1) + served.end
-            canvas = served.canvas([row], constraint, may_end=True).to("cpu")  # it may end before its length
+            canvas = served.canvas([row], constraint, may_end=True).to("cpu")  # the text may end before its length
             served.check_possible(canvas)
     except (UsageError, ConstraintTooCostly) as e:
         return {"fits": False, "reason": public_message(e), "samplers": samplers}
     return {"fits": True, "reason": None, "samplers": samplers}
 
 
-_constrainable: WeakKeyDictionary[Model, list[str]] = WeakKeyDictionary()  # it takes long to look at every sampler
+_constrainable: WeakKeyDictionary[Model, list[str]] = WeakKeyDictionary()  # inspecting every sampler is slow
 
 
 def _samplers_for_constraints(model: Model) -> list[str]:
-    """The samplers that can hold a constraint, by name."""
+    """The names of the samplers that support constraints."""
     if model not in _constrainable:
         names = []
         for name in model.sampler_names():
@@ -201,12 +204,12 @@ def _samplers_for_constraints(model: Model) -> list[str]:
 
 
 def tokenize(served: Served, asked: schemas.Tokenize) -> dict[str, Any]:
-    """The tokens with their places in the text; with spans, also the text with gaps in their place."""
+    """The tokens with their positions in the text; with spans, the text may contain gaps."""
     tokenizer = served.tokenizer
     served.limits.check_length(len(tokenizer.encode(asked.text)))
     answer: dict[str, Any] = {"tokens": spans(asked.text, tokenizer)}
     text, end, parts, gaps = asked.text, 0, [], []
-    # Words bring the space before them: a text without one, which DNA cannot hold, does not ask.
+    # A vocabulary may join a leading space to a word; texts that cannot contain a space, as in DNA, need no check.
     leads = bool(asked.spans) and " " in text and len(tokenizer.encode(" a")) == 1
     for span in sorted(asked.spans):
         if len(span) != 2 or not end <= span[0] < span[1] <= len(text):
@@ -221,7 +224,7 @@ def tokenize(served: Served, asked: schemas.Tokenize) -> dict[str, Any]:
 
 
 def spans(text: str, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Each token with where it begins and ends in the text, in characters.
+    """Each token with its start and end in the text, in characters.
 
     >>> from unmask.data.tokenizers import load_tokenizer
     >>> spans("é", load_tokenizer("bytes"))[1]
@@ -229,7 +232,7 @@ def spans(text: str, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """
     ids, ends = tokenizer.encode_spans([text])[0]
     data = text.encode("utf-8")
-    # How many characters are complete at each byte, and how many have begun.
+    # The number of complete and of started characters at each byte.
     begun, complete = [0], [0]
     for k, byte in enumerate(data):
         begun.append(begun[-1] + ((byte & 0xC0) != 0x80))
@@ -255,7 +258,7 @@ def _how(served: Served, asked: schemas.Writing) -> dict[str, Any]:
 def _check_cost(
     served: Served, asked: schemas.Sampling, how: dict[str, Any], rows: int, length: int, *, scored: bool
 ) -> None:
-    """Refuse what is beyond the budget before a row is made, the scores of what will be written included."""
+    """Refuse what exceeds the budget before a row is created, including the cost of scoring the output."""
     calls = served.calls(how["sampler"], length, asked.guidance) + (NUM_SAMPLES if scored else 0)
     served.limits.check(rows=rows, length=length, calls=calls)
 
@@ -272,14 +275,17 @@ def _token_rows(served: Served, asked: schemas.Fill) -> list[list[int]]:
 
 
 def _written(served: Served, asked: schemas.Fill, observer: _Observer, filled: list[Filled]) -> dict[str, Any]:
-    """The finished texts, token by token, with their bounds where they are asked for. With gaps of unknown length there
-    are more rows than texts: each text says which is its own, and how all its lengths were ranked."""
+    """The finished texts, token by token, with their bounds if requested.
+
+    With gaps of unknown length there are more rows than texts: each text names its own row, and the ranking of all
+    lengths.
+    """
     begin, texts = len(served.begin), []
     for done in filled:
         row = served.unframed(served.rows[done.row])
         known = [observer.by_place.get((done.row, begin + k), {}) for k in range(len(row))]
         one: dict[str, Any] = {"text": done.text, "row": done.row}
-        # Of a constrained text beyond the window the network read a part, which is no row of the text.
+        # If a constrained text exceeds the window, the network read only a part, which is not a row of the text.
         if asked.text is None or row == done.ids:
             one["tokens"] = [token | more for token, more in zip(observer.as_tokens(row), known, strict=True)]
         if done.ways:
@@ -294,5 +300,5 @@ def _written(served: Served, asked: schemas.Fill, observer: _Observer, filled: l
 
 
 def _finite(data: dict[str, Any]) -> dict[str, Any]:
-    """JSON has neither NaN nor infinity."""
+    """JSON has no NaN or infinity."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in data.items()}

@@ -1,4 +1,4 @@
-"""Completions as OpenAI's clients know them: a gap after the prompt, or between prompt and suffix."""
+"""OpenAI-compatible completions: a gap after the prompt, or between prompt and suffix."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LEAST_LOG_PROB = -1e4  # JSON has no infinity
 
 @dataclass
 class _Choice:
-    """One text on its way: what of it is settled, what was sent."""
+    """A text in progress: which part is settled, and which was sent."""
 
     index: int
     prompt: str
-    ids: list[int]  # of the prompt
+    ids: list[int]  # ids of the prompt
     head: list[int]  # the begin token and those ids
     num: int  # tokens of the gap
     stops: list[str]
@@ -40,7 +40,7 @@ class _Choice:
     num_logprobs: int = 0  # tokens whose log-probabilities were sent
     spelled: int = 0  # characters of those tokens
     finish: str | None = None
-    cut: bool = False  # by one of the stops
+    cut: bool = False  # whether a stop string cut it
     about: dict[int, dict[str, Any]] = field(default_factory=dict)  # position → log-probabilities
 
     def settled(self, row: list[int]) -> list[int]:
@@ -52,18 +52,18 @@ class _Choice:
         return gap
 
     def advance(self, row: list[int], *, last: bool) -> str:
-        """What can be sent now and was not sent before."""
+        """The text that can be sent now and was not sent before."""
         ids = self.settled(row)
         text = spelled(self.tokenizer, self.head, ids, self.prompt)
         ended = len(ids) < self.num and row[len(self.head) + len(ids)] == self.tokenizer.eot_id
         if not last and not ended:
-            text = text.rstrip("\ufffd")  # half a character waits
+            text = text.rstrip("\ufffd")  # hold back an incomplete character
         cut = first_stop(text, self.stops, last=last or ended)
         if cut >= 0:
             text, self.finish, self.cut = text[:cut], "stop", True
         elif last or ended:
             self.finish = "stop" if ended else "length"
-        else:  # what may become the beginning of a stop waits
+        else:  # hold back a possible beginning of a stop
             longest = max((len(stop) - 1 for stop in self.stops), default=0)
             text = text[: max(0, len(text) - longest)]
         new = text[self.sent :]
@@ -71,14 +71,14 @@ class _Choice:
         return new
 
     def has_stop(self, row: list[int]) -> bool:
-        """Whether what is settled holds the stop that will cut it: nothing that follows is sent."""
+        """Whether the settled part contains the stop that will cut it: nothing after it is sent."""
         text = spelled(self.tokenizer, self.head, self.settled(row), self.prompt)
         return first_stop(text.rstrip("\ufffd"), self.stops, last=False) >= 0
 
     def sent_tokens(self, row: list[int]) -> list[int]:
-        """The tokens of what was sent; of what a stop cut, the last may reach beyond it."""
+        """The tokens of the text that was sent; if a stop cut it, the last token may extend beyond it."""
         ids = self.settled(row)
-        if not self.stops or (self.finish is not None and not self.cut):  # nothing is kept back
+        if not self.stops or (self.finish is not None and not self.cut):  # nothing is held back
             return ids
 
         def sent(num: int) -> int:
@@ -90,7 +90,7 @@ class _Choice:
         return ids[:num]
 
     def logprobs(self, row: list[int]) -> dict[str, Any]:
-        """Of the tokens sent since the last look, each when it was written."""
+        """The log-probabilities of the tokens sent since the last call, each from the step that wrote it."""
         ids = self.sent_tokens(row)[self.num_logprobs :]
         names = [self.tokenizer.token_text(id) for id in ids]
         *offsets, self.spelled = itertools.accumulate(map(len, names), initial=self.spelled)
@@ -106,7 +106,7 @@ class _Choice:
 
 
 def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dict[str, Any]:
-    """The completion; with emit its pieces, as far as they are settled, while it is written.
+    """The completion; with emit, settled pieces are sent while it is written.
 
     >>> complete(served, Completion(prompt="Once", max_tokens=8))["choices"][0]["text"]  # doctest: +SKIP
     """
@@ -168,7 +168,7 @@ def complete(served: Served, asked: Completion, emit: Emit | None = None) -> dic
 
 
 def _prompts(asked: Completion, served: Served) -> list[tuple[str, list[int]]]:
-    """Each prompt's text and ids, whichever of them was sent; a text gets the model's separator after it."""
+    """Each prompt's text and ids, whichever was sent; the model's separator is appended to a text."""
     tokenizer = served.tokenizer
     prompts: Sequence[Any] = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt]
     prompts = [prompts] if isinstance(prompts[0], int) else prompts
@@ -200,7 +200,7 @@ def _constraint(asked: Completion) -> list[Constraint]:
 def _of_prompts(
     served: Served, asked: Completion, choices: Sequence[_Choice], rows: list[list[int]]
 ) -> list[dict[str, Any]] | None:
-    """The log-probabilities of each prompt's own tokens, where they are asked for."""
+    """The log-probabilities of each prompt's own tokens, if requested."""
     if asked.logprobs is None:
         return None
     scores = prompt_scores(served, rows, [len(choice.head) for choice in choices], asked.logprobs)
@@ -213,7 +213,7 @@ def _of_prompt(choice: _Choice, scores: list[Scored | None], wanted: int) -> dic
     places = spans(choice.prompt, tokenizer)
     if [place["token"] for place in places] == ids:
         offsets = [place["start"] for place in places]
-    else:  # ids that no text encodes to
+    else:  # ids to which no text is encoded
         offsets = [*itertools.accumulate(map(len, names), initial=0)][:-1]
     about = [
         {} if score is None else _about_token(tokenizer, id, *score, wanted)
@@ -228,7 +228,7 @@ def _of_prompt(choice: _Choice, scores: list[Scored | None], wanted: int) -> dic
 
 
 def first_stop(text: str, stops: list[str], *, last: bool) -> int:
-    """Where the first of the stops begins; -1: nowhere, or, as more is to come, one may begin before it.
+    """The start of the first stop string; -1: there is none, or, if more text follows, an earlier one may still begin.
 
     >>> [first_stop(text, ["bcd", "c"], last=False) for text in ("abc", "abcd", "abce")]
     [-1, 1, 2]
@@ -239,7 +239,7 @@ def first_stop(text: str, stops: list[str], *, last: bool) -> int:
 
 
 def settles(sampler: Sampler) -> bool:
-    """Whether a token once written stays, so that the beginning of a text can be sent before its end is there."""
+    """Whether written tokens are final, so that the beginning of a text can be sent before its end exists."""
     return sampler.final
 
 
@@ -255,11 +255,13 @@ def _check(asked: Completion, texts: int) -> None:
 
 
 def _note(choices: list[_Choice], step: Step, wanted: int | None, tokenizer: Tokenizer) -> None:
-    """Note the log-probabilities of a step's tokens: the network's own, before temperature, cuts and constraints."""
+    """Record the log-probabilities of a step's tokens: the network's own, before temperature, truncation and
+    constraints."""
     if wanted is None:
         return
     others = step.others
-    # Samplers that do not say which answer a token came from tell its chance alone, under the law it was drawn from.
+    # Samplers that do not say which answer a token came from only report its probability in the distribution drawn
+    # from.
     own_N = step.log_prob_N if others is None else others.prob_N.clamp(min=1e-38).log()
     triples = zip(step.row_N.tolist(), step.position_N.tolist(), step.token_N.tolist(), strict=True)
     for k, ((row, position, token), log_prob) in enumerate(zip(triples, own_N.tolist(), strict=True)):
@@ -272,16 +274,16 @@ def _note(choices: list[_Choice], step: Step, wanted: int | None, tokenizer: Tok
 def _about_token(
     tokenizer: Tokenizer, token: int, log_prob: float, others: Iterable[tuple[int, float]], wanted: int
 ) -> dict[str, Any]:
-    """A token's log-probability; beside it those of the `wanted` likeliest tokens and its own, all under one law."""
+    """A token's log-probability, with those of the `wanted` most likely tokens and its own, from one distribution."""
     log_probs = {id: max(value, LEAST_LOG_PROB) for id, value in (*others, (token, log_prob))}
     best = sorted(log_probs, key=lambda id: log_probs[id], reverse=True)[:wanted]
-    # Several ids may be spelled alike: the likelier one is listed, but of the token itself always its own.
+    # Several ids may have one spelling: the likelier one is listed, but for the token itself always its own.
     top = {tokenizer.token_text(id): log_probs[id] for id in (*reversed(best), token)}
     return {"log_prob": log_probs[token], "top": top if wanted else None}
 
 
 def _piece(choice: _Choice, row: list[int], asked: Completion) -> dict[str, Any] | None:
-    """What of a choice is new in a step; None: nothing, or it has been finished before."""
+    """What is new in a choice after a step; None: nothing, or it was already finished."""
     if choice.finish is not None:
         return None
     text = choice.advance(row, last=False)
@@ -292,7 +294,7 @@ def _piece(choice: _Choice, row: list[int], asked: Completion) -> dict[str, Any]
 
 
 def _whole(choice: _Choice, row: list[int], asked: Completion, before: dict[str, Any] | None) -> dict[str, Any]:
-    """All that was not sent yet. before: the log-probabilities of the prompt, which is repeated with them."""
+    """Everything not sent yet. before: the log-probabilities of the prompt, which are repeated with it."""
     text = choice.advance(row, last=True)
     logprobs = None if asked.logprobs is None else choice.logprobs(row)
     if asked.echo:

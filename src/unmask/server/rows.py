@@ -1,4 +1,4 @@
-"""What the engine works on: rows, each with its own questions for the network. None of them knows of any other."""
+"""The engine's units of work: rows, each with its own queries to the network, independent of all others."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from unmask.server.batching import bucket
 from unmask.server.next_tokens import NextQuery, RowCache
 
 Drawn = tuple[Tensor, Tensor]  # tokens and their log-probabilities
-LONG = 128  # tokens that the network could read while a row's own work keeps it waiting
-AT_ONCE = 8  # draws of a bound that are asked in one step: they do not depend on each other
-AT_ONCE_TOKENS = 256  # of them on a CPU, where a step of many tokens keeps everybody waiting
+LONG = 128  # work, in tokens that the network could read meanwhile, from which a row counts as lengthy
+AT_ONCE = 8  # draws of a bound per step, which are independent of each other
+AT_ONCE_TOKENS = 256  # maximum tokens of these on a CPU, where a step of many tokens delays everybody
 
 
 class Work(ABC):
-    """One row's way through the engine: a step at a time until it is done.
+    """One row in the engine, which advances step by step until it is done.
 
-    Where it has `questions` they are answered together with those of others and `take` gets the answers; else it is
-    `alone` with the network for a step.
+    If it has `questions`, they are answered together with those of others and `take` receives the answers; otherwise it
+    has the network `alone` for a step.
     """
 
     questions: list[Query]
     done: bool = False
-    stopped: bool = False  # its owner wants no more of it; set from any thread, it leaves before its next step
-    extra: int = 0  # what a step costs besides the network's reading, in tokens that it would read meanwhile
+    stopped: bool = False  # its owner wants no more of it; set from any thread, takes effect before the next step
+    extra: int = 0  # cost of a step besides the network call, in tokens that the network could read meanwhile
 
     @property
     def beside(self) -> bool:
-        """Whether what it does with its answers takes so long that it is done beside the engine's thread."""
+        """Whether its work on the answers is so lengthy that it runs in the second thread."""
         return bool(self.questions) and self.extra > LONG
 
     @abstractmethod
@@ -55,12 +55,13 @@ class Work(ABC):
 
 
 class _Relay:
-    """Stands for the network while a predictor around it is read: first it notes what it is asked, then it answers."""
+    """Stands in for the network while a predictor around it runs: first it records the queries, then it returns the
+    answers."""
 
     def __init__(self, predictor: Predictor) -> None:
         self.process, self.gives = predictor.process, predictor.gives
         self.left_to_right = predictor.left_to_right
-        self._cache = RowCache()  # of what stands before, where the network goes from left to right
+        self._cache = RowCache()  # for the tokens before, if the network runs from left to right
         self.asked: list[Query] = []
         self.answers: list[Tensor] = []
 
@@ -96,7 +97,7 @@ class Writing(Work):
 
     @property
     def law(self) -> tuple[Drawing, tuple[int, ...]] | None:
-        """Rows for which this is the same draw their tokens alike; None: in a way of its own."""
+        """Rows with equal values draw their tokens in the same way; None: in a way of its own."""
         plain = isinstance(self._predictor, _Relay)
         if not plain or not self.sampler.planned or self.sampler.drawing.temperature_end is not None:
             return None
@@ -104,7 +105,7 @@ class Writing(Work):
 
     @property
     def lines(self) -> tuple[Tensor, Tensor]:
-        """The keys and positions of what this step draws."""
+        """The keys and positions of this step's draws."""
         assert self._query is not None
         row_N, position_N = lines_of(self._query)
         return self.canvas.key_B[row_N], position_N + self.canvas.offset
@@ -114,11 +115,11 @@ class Writing(Work):
         self._relay.asked = []
         self.done = self._query is None
         if self._query is not None:
-            self._predictor(self._query)  # with guidance two questions come of one
+            self._predictor(self._query)  # guidance turns one query into two
         self.questions = self._relay.asked
 
     def take(self, predictions: list[Tensor], drawn: Drawn | None = None) -> Step:
-        """drawn: the tokens, where they were drawn together with those of other rows."""
+        """drawn: the tokens, if they were drawn together with those of other rows."""
         assert self._query is not None
         self._relay.answers = list(predictions)
         prediction = self._predictor(self._query)
@@ -135,8 +136,11 @@ class Writing(Work):
 
 
 def draw_together(works: Sequence[Work], predictions: Sequence[list[Tensor] | None]) -> dict[int, Drawn]:
-    """The tokens of rows that draw alike, by their place among the works. A draw is a matter of its own line alone:
-    many at once cost little more than one, and give what each by itself would."""
+    """Draw the tokens of rows with equal `law`, returned by index of the work.
+
+    Each draw depends only on its own line, so drawing together gives the same results at little more than the cost of
+    one.
+    """
     alike: dict[Any, list[int]] = {}
     for i, (work, prediction) in enumerate(zip(works, predictions, strict=True)):
         if prediction is not None and isinstance(work, Writing) and (law := work.law) is not None:
@@ -147,7 +151,7 @@ def draw_together(works: Sequence[Work], predictions: Sequence[list[Tensor] | No
         key_N, position_N = (torch.cat(parts) for parts in zip(*(works[i].lines for i in several), strict=True))  # type: ignore[attr-defined]
         try:
             token_N, log_prob_N = drawing.draw_tokens(torch.cat(lines), key_N, position_N, never)
-        except Exception:  # of one row: each by itself shows which, and tells it
+        except Exception:  # caused by one row: running each by itself shows which
             continue
         counts = [len(part) for part in lines]
         both = zip(torch.split(token_N, counts), torch.split(log_prob_N, counts), strict=True)
@@ -156,7 +160,7 @@ def draw_together(works: Sequence[Work], predictions: Sequence[list[Tensor] | No
 
 
 def draws_at_once(length: int, device: torch.device) -> int:
-    """How many questions of a row that do not depend on each other are asked in one step.
+    """How many independent queries of a row are asked in one step.
 
     >>> draws_at_once(128, torch.device("cpu")), draws_at_once(128, torch.device("cuda"))
     (2, 8)
@@ -165,9 +169,9 @@ def draws_at_once(length: int, device: torch.device) -> int:
 
 
 class Scoring(Work):
-    """A row that is scored by the questions of its objective, in their order, several at a time.
+    """A row that is scored by the queries of its objective, in order, several at a time.
 
-    nats_S: the row's independent estimates. nats_L: how much of the score each token brings, in the mean over them.
+    nats_S: the row's independent estimates. nats_L: each token's contribution to the score, averaged over them.
     """
 
     def __init__(self, parts: Iterator[ScoreQuery], *, scored_1L: Tensor, num_groups: int, at_once: int) -> None:
@@ -191,7 +195,7 @@ class Scoring(Work):
 
 
 class Calling(Work):
-    """Anything else that needs the network, in one step; tokens: how many it will read."""
+    """Any other use of the network, in one step; tokens: how many it will read."""
 
     def __init__(self, function: Callable[[], Any], tokens: int) -> None:
         self.questions = []
@@ -207,7 +211,7 @@ class Calling(Work):
 
 
 def row_of(canvas: Canvas, i: int) -> Canvas:
-    """Row i alone, as long as it is itself.
+    """Row i as a canvas of its own, without padding.
 
     >>> row_of(Canvas.of_rows([[1, 9], [9]], mask_id=9, pad_id=0), 1).tokens
     tensor([[9]])

@@ -1,4 +1,4 @@
-"""What a CPU's matrix library is told, so that a row's answer does not depend on what stands beside it."""
+"""Settings of a CPU's matrix library that make a row's result independent of the other rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ VARIABLE, STRICT = "MKL_CBWR", "AUTO,STRICT"
 
 
 def ask_for_same_bits() -> None:
-    """To be called before torch multiplies anything, which is when MKL reads the variable; what is set already stays.
+    """Call this before torch multiplies anything, because MKL then reads the variable; an existing value is kept.
 
-    With AVX-512 MKL sums products of few rows in another order than those of many, and where several threads share a
-    product every number of rows may have its own. Its strict mode does not. Processors of others are left alone: MKL's
-    strict mode is for Intel's.
+    With AVX-512 MKL sums products of few rows in another order than those of many, and if several threads share a
+    product, the order may depend on the number of rows. Its strict mode avoids both. Other vendors' processors are left
+    alone: MKL's strict mode is for Intel's.
     """
     if _is_intel():
         os.environ.setdefault(VARIABLE, STRICT)

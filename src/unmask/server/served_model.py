@@ -1,4 +1,4 @@
-"""A model whose every network call goes through the engine: the library's own generate, fill, edit and score."""
+"""A model that routes every network call through the engine: the library's own generate, fill, edit and score."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Served(Model):
-    """The engine's model for one request. Its methods block until the engine is done, or raise when it is cancelled.
+    """The engine's model for one request. Its methods block until the engine is done, and raise if it is cancelled.
 
     >>> Served(engine, compiler, Limits(), Call()).fill("The [MASK:3] sat.")  # doctest: +SKIP
     """
@@ -42,16 +42,16 @@ class Served(Model):
     def __init__(
         self, engine: Engine, compiler: Compiler, limits: Limits, call: Call, turns: Turns | None = None
     ) -> None:
-        vars(self).update(vars(engine.model))  # the same parts, whatever a model is made of
+        vars(self).update(vars(engine.model))  # shares all attributes of the model
         self.engine, self.compiler, self.limits, self.call = engine, compiler, limits, call
-        # Of many threads that have something to do one does it at a time: all at once would keep the event loop and the
-        # engine from their turns. Whoever waits for the engine gives its turn away.
+        # Of many busy threads one works at a time: all at once would starve the event loop and the
+        # engine. Whoever waits for the engine gives up its turn.
         self.turns = turns or Turns()
-        self.scorings: list[Scoring] = []  # of the last score, window by window
+        self.scorings: list[Scoring] = []  # those of the last score, window by window
         self._known: dict[str, tuple[Bound, list[Scoring]]] = {}
         self._has_turn = False
-        self._looked = 0  # what it has cost so far to see whether constraints can hold
-        self.rows: list[list[int]] = []  # that the last run wrote
+        self._looked = 0  # cost so far of checking whether constraints can hold
+        self.rows: list[list[int]] = []  # rows that the last run wrote
         self.on_canvas: Callable[[Canvas], None] | None = None  # called with each canvas before it is written
 
     def canvas(
@@ -60,7 +60,7 @@ class Served(Model):
         constraint: Constraint | Any | None = None,
         **how: Any,
     ) -> Canvas:
-        """As the model's; constraints are compiled elsewhere."""
+        """Like the model's, but constraints are compiled in the separate process."""
         self.limits.check_length(max(map(len, rows)))
         canvas = super().canvas(rows, None, **how)
         if constraint is None:
@@ -79,8 +79,8 @@ class Served(Model):
         runners_up: int = 0,
         enough: Callable[[int, list[int]], bool] | None = None,
     ) -> list[list[int]]:
-        """As the model's, row by row through the engine. enough: asked of a row and its tokens after each of its steps;
-        where it says so the row is not written on, and what is masked in it stays so."""
+        """Like the model's, row by row through the engine. enough: called with a row and its tokens after each of its
+        steps; if it returns True, the row is not continued and its remaining masks stay."""
         num, length = canvas.tokens.shape
         fitted = self.fit_sampler(sampler, length)
         holding = self._holding(canvas, fitted)
@@ -88,7 +88,7 @@ class Served(Model):
         check_pair(self.engine.predictor, fitted, canvas)
         runner = fitted if canvas.constraint is None else constrained(fitted)
         if fitted.planned:
-            canvas = canvas.to("cpu")  # it has few numbers to look at, and a GPU's small steps are slow
+            canvas = canvas.to("cpu")  # it is small, and a GPU is slow at small steps
         how: dict[str, Any] = {"guidance": guidance, "runners_up": runners_up if watch else 0}
         works = [self._begun(row_of(canvas, i), runner, holding, **how) for i in range(num)]
         if self.on_canvas is not None:
@@ -96,7 +96,7 @@ class Served(Model):
         tokens_BL = canvas.tokens.clone()
         ended: dict[int, list[int]] = {}
         for progress in self._done(works, quiet=watch is None and enough is None):
-            progress = [(i, step) for i, step in progress if i not in ended]  # the engine may be a step ahead
+            progress = [(i, step) for i, step in progress if i not in ended]  # the engine may be one step ahead
             for i, step in progress:
                 assert step is not None
                 tokens_BL[i, : step.tokens_BL.shape[1]] = step.tokens_BL[0]
@@ -111,11 +111,11 @@ class Served(Model):
         return self.rows
 
     def calls(self, sampler: Sampler, length: int, guidance: float | None) -> int:
-        """The most network calls that a row may take; with guidance there are two a step."""
+        """The maximum number of network calls for a row; with guidance there are two per step."""
         return self.fit_sampler(sampler, length).max_calls(length) * (1 if guidance is None else 2)
 
     def score(self, texts: str | Sequence[str], **how: Any) -> Bound:
-        """As the model's. What this request has had scored is not scored again, as a text that was ranked before."""
+        """Like the model's. Texts that this request has already scored, as when ranking, are not scored again."""
         key = repr((texts, sorted(how.items())))
         if key not in self._known:
             self._known[key] = super().score(texts, **how), self.scorings
@@ -123,7 +123,7 @@ class Served(Model):
         return bound
 
     def check_possible(self, canvas: Canvas, sampler: Sampler | None = None) -> None:
-        """As the model's; what all these looks of a request cost is counted."""
+        """Like the model's; the cost of all these checks is counted per request."""
         holding = self._holding(canvas, self.fit_sampler(sampler, canvas.tokens.shape[1]), steps=0)
         self._looked += len(canvas.tokens) * holding.text
         self.limits.check_step(holding)
@@ -131,7 +131,7 @@ class Served(Model):
         self._maybe_beside(lambda: super(Served, self).check_possible(canvas, sampler), holding)
 
     def _holding(self, canvas: Canvas, sampler: Sampler, steps: int | None = None) -> Holding:
-        """What the canvas's constraint costs each of its rows at most, in as many steps as the sampler may take."""
+        """The maximum cost of the canvas's constraint for each row, for as many steps as the sampler may take."""
         if canvas.constraint is None:
             return Holding()
         length = canvas.tokens.shape[1]
@@ -147,7 +147,7 @@ class Served(Model):
         return self._maybe_beside(lambda: Writing(row, sampler, self.engine.predictor, **how), holding)
 
     def _maybe_beside(self, job: Callable[[], T], holding: Holding) -> T:
-        """What takes long keeps nobody waiting for this request's turn, nor many processors busy."""
+        """Run a lengthy job in the second thread, so that it does not hold this request's turn."""
         if holding.step <= LONG:
             if self._has_turn:
                 self.turns.give_way()  # a request may have hundreds of rows
@@ -175,7 +175,7 @@ class Served(Model):
                     self.denoiser, Batch(x_1L, None, scored[i], key_1, key_1.double(), label_1), num_samples=num_samples
                 )
             )
-            if parts is None:  # the objective scores a row in one piece
+            if parts is None:  # the objective cannot split the scoring of a row
                 return self._bound_alone(canvas, scored, **how)
             groups = sum(1 for _ in draws_of(form, key_1, num_samples))
             at_once = draws_at_once(x_1L.shape[1], self.device)
@@ -216,7 +216,7 @@ class Served(Model):
             yield progress
 
     def in_turn(self, job: Callable[[Served], Any]) -> Any:
-        """The job, done when it is this request's turn."""
+        """Run the job when it is this request's turn."""
         with self.turns:
             self._has_turn = True
             return job(self)
@@ -234,7 +234,7 @@ class Served(Model):
 
 
 def together(progress: Progress, tokens_BL: Tensor) -> Step:
-    """What several rows of one canvas wrote in the same engine step, as one step of the canvas."""
+    """Merge what several rows of one canvas wrote in the same engine step into one step of the canvas."""
     steps = [(i, step) for i, step in progress if step is not None]
 
     def cat(parts: list[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Signing in: who opens the page without the key gets a 401 that is a page and asks for it."""
+"""Signing in: whoever opens the page without the key gets a 401 answer that is itself a page and asks for it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SIGN_IN = (Path(__file__).parent / "page" / "sign_in.html").read_bytes()
 
 
 def _hashed(tag: str) -> str:
-    """What stands between such tags, as a policy names it: that and nothing else may run."""
+    """The hash of the content of such tags, for a policy under which nothing else may run."""
     inside = re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), SIGN_IN, re.DOTALL)
     return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(part).digest()).decode()}'" for part in inside)
 
 
-# The one page that brings its script and style along, as it can load nothing.
+# The only page with inline script and style, because it cannot load anything.
 SIGN_IN_HEADERS = {
     "content-type": "text/html; charset=utf-8",
     "content-security-policy": (
@@ -29,7 +29,7 @@ SIGN_IN_HEADERS = {
 
 
 def is_page(path: str) -> bool:
-    """Whether this is part of the page, which is the same for everybody and tells nothing of what is served.
+    """Whether this is a part of the page, which is identical for everyone and reveals nothing about the model.
 
     >>> is_page("/"), is_page("/page/main.js"), is_page("/info")
     (True, True, False)
@@ -38,6 +38,6 @@ def is_page(path: str) -> bool:
 
 
 def is_opened(scope: Scope) -> bool:
-    """Whether somebody opens a page, rather than a program or a page calling."""
+    """Whether a person opens a page, rather than a program or a page making a call."""
     accepted = b",".join(value for name, value in scope["headers"] if name.lower() == b"accept")
     return scope["method"] == "GET" and is_page(scope["path"]) and b"text/html" in accepted.lower()

@@ -1,4 +1,4 @@
-"""One at a time, in the order of coming: of many threads with something to do, who does it."""
+"""Mutual exclusion in order of arrival, for threads that share the work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 
 
 class Turns:
-    """A lock that whoever lets it go cannot take again before those who wait for it.
+    """A fair lock: whoever releases it cannot take it again before those who already wait.
 
     >>> turns = Turns()
     >>> with turns:
@@ -21,17 +21,17 @@ class Turns:
         self._line: deque[threading.Event] = deque()
 
     def acquire(self) -> None:
-        """Wait for it."""
+        """Wait for the lock."""
         with self._lock:
             if not self._taken:
                 self._taken = True
                 return
             mine = threading.Event()
             self._line.append(mine)
-        mine.wait()  # whoever lets it go hands it over
+        mine.wait()  # the releasing thread hands it over
 
     def release(self) -> None:
-        """Let it go: to the one who has waited longest."""
+        """Release it to the thread that has waited longest."""
         with self._lock:
             if self._line:
                 self._line.popleft().set()
@@ -39,7 +39,7 @@ class Turns:
                 self._taken = False
 
     def give_way(self) -> None:
-        """Let those who wait go first, and then wait after them."""
+        """Let those who wait go first, then wait after them."""
         with self._lock:
             nobody = not self._line
         if not nobody:

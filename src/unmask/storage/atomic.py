@@ -1,7 +1,7 @@
-"""Files and folders that are written whole or not at all.
+"""Atomic writing of files and folders: they appear complete or not at all.
 
-A writer works in `.NAME.tmp-PID-RANDOM`, syncs it, and renames it into place. Where a folder of that name exists it is
-first moved to `.NAME.old-PID-RANDOM`; a writer killed between the two renames leaves that one, and readers find it.
+A writer works in `.NAME.tmp-PID-RANDOM`, syncs it, and renames it into place. An existing folder of that name is first
+moved to `.NAME.old-PID-RANDOM`; if the writer is killed between the two renames, readers find the old folder there.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from pathlib import Path
 from unmask.errors import UnmaskError, UsageError
 
 _LEFT_BEHIND = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<pid>\d+)-[0-9a-f]{8}")
-# What this process is writing now. A folder with our process id that is not among them was left by a dead process of
-# the same id, which is the rule in containers.
+# What this process is writing now. A folder with our process id that is not among them was left by a dead process
+# with
+# the same id, which is common in containers.
 _writing: set[str] = set()
-_CHUNK = 1 << 24  # bytes handed to the system at once: enough to be fast, and a kill or a full disk is noticed soon
+_CHUNK = 1 << 24  # bytes per write call: large enough to be fast, small enough to notice a kill or a full disk soon
 
 
 @contextlib.contextmanager
 def atomic_folder(final: Path) -> Iterator[Path]:
-    """A temporary folder that takes the place of `final` when the block ends well, and vanishes when it does not.
+    """A temporary folder that replaces `final` when the block succeeds, and is removed when it fails.
 
     >>> import tempfile
     >>> out = Path(tempfile.mkdtemp()) / "model"
@@ -45,7 +46,7 @@ def atomic_folder(final: Path) -> Iterator[Path]:
         with one_line_errors(final):
             new = [place for place in (final.parent, *final.parent.parents) if not place.exists()]
             final.parent.mkdir(parents=True, exist_ok=True)
-            for place in new:  # a folder is as durable as its name in the folder above
+            for place in new:  # a folder is only as durable as its entry in its parent folder
                 sync(place.parent)
             clean(final.parent, final.name)
             temp.mkdir()
@@ -53,12 +54,12 @@ def atomic_folder(final: Path) -> Iterator[Path]:
             _sync_tree(temp)
             _swap(temp, final)
     finally:
-        shutil.rmtree(temp, ignore_errors=True)  # gone already when all went well
+        shutil.rmtree(temp, ignore_errors=True)  # already gone if all went well
         _writing.discard(temp.name)
 
 
 def atomic_text(final: Path, text: str) -> None:
-    """Write a small file whole or not at all.
+    """Write a small file atomically.
 
     >>> import tempfile
     >>> atomic_text(Path(tempfile.mkdtemp()) / "best", "step-00000250")
@@ -69,7 +70,7 @@ def atomic_text(final: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def atomic_file(final: Path) -> Iterator[Path]:
-    """A temporary name whose file takes the place of `final` when the block ends well, and vanishes when it does not.
+    """A temporary path whose file replaces `final` when the block succeeds, and is removed when it fails.
 
     >>> import tempfile
     >>> out = Path(tempfile.mkdtemp()) / "a.txt"
@@ -93,7 +94,7 @@ def atomic_file(final: Path) -> Iterator[Path]:
 
 
 def write_file(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[int, str]:
-    """Write a new file; its size and SHA-256, of what was meant rather than of what a disk gives back.
+    """Write a new file; returns its size and SHA-256, computed from the intended bytes rather than read back.
 
     >>> import tempfile
     >>> size, digest = write_file(Path(tempfile.mkdtemp()) / "state.json", [b"{", b"}"])
@@ -117,7 +118,7 @@ def write_file(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[int, st
 
 
 def check_space(final: Path, needed: int) -> None:
-    """Refuse to begin what the disk cannot hold.
+    """Refuse to start writing more than the disk can hold.
 
     >>> check_space(Path("."), 1)
     """
@@ -133,7 +134,9 @@ def check_space(final: Path, needed: int) -> None:
 
 
 def find_folder(final: Path) -> Path:
-    """`final`, or where it is when its writer was killed while putting a new one in its place. Changes nothing.
+    """`final`, or the place where its previous version is if its writer was killed while replacing it.
+
+    Changes nothing.
 
     >>> find_folder(Path("no/such/folder"))
     PosixPath('no/such/folder')
@@ -166,11 +169,11 @@ def _swap(temp: Path, final: Path) -> None:
         raise
     finally:
         _writing.discard(aside.name)
-    shutil.rmtree(aside, ignore_errors=True)  # only now that the new one is durable
+    shutil.rmtree(aside, ignore_errors=True)  # only after the new one is durable
 
 
 def sync(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():  # there a folder cannot be opened
+    if os.name == "nt" and path.is_dir():  # Windows cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -188,7 +191,7 @@ def _sync_tree(folder: Path) -> None:
 
 @contextlib.contextmanager
 def one_line_errors(final: Path) -> Iterator[None]:
-    """What the system says of a file that could not be written, in one line with what became of it.
+    """Turn system errors on a file being written into one line that also says what happened to the file.
 
     >>> with one_line_errors(Path("runs/a")):
     ...     raise OSError(errno.ENOSPC, "No space left on device")
@@ -205,13 +208,13 @@ def one_line_errors(final: Path) -> Iterator[None]:
 
 
 def left_behind(folder: Path) -> list[tuple[Path, re.Match[str]]]:
-    """What writers, dead or alive, have or left in a folder under names of their own."""
+    """Temporary files and folders of writers, alive or dead."""
     matches = ((path, _LEFT_BEHIND.fullmatch(path.name)) for path in sorted(folder.iterdir()))
     return [(path, match) for path, match in matches if match is not None]
 
 
 def clean(folder: Path, name: str | None = None) -> None:
-    """Finish or undo what dead writers left, of one name or of all."""
+    """Complete or remove what dead writers left, for one name or for all."""
     for path, match in left_behind(folder):
         if (name is not None and match["name"] != name) or _is_live(path.name, int(match["pid"])):
             continue

@@ -1,4 +1,4 @@
-"""The models that come with the package: a folder each in `models/`, with a card beside what a model's folder holds."""
+"""The models included in the package: one folder each in `models/`, with the files of a model folder and a card."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from unmask.errors import ModelFolderError, did_you_mean
 
 MODELS = Path(__file__).parents[1] / "models"
-DEFAULT = "stories"  # what is meant where no model is named
+DEFAULT = "stories"  # used if no model is named
 CARD = "card.md"
 
 
 def built_in_names() -> list[str]:
-    """What `unmask.load` knows by name alone.
+    """The names that `unmask.load` resolves without a folder.
 
     >>> built_in_names()  # doctest: +SKIP
     ['stories']
@@ -34,7 +34,7 @@ def built_in_folder(name: str) -> Path:
 
 
 def card(name: str) -> str:
-    """The model's card: data, licence, figures, samples, limits; Markdown.
+    """The model's card in Markdown: data, licence, figures, samples, limits.
 
     >>> card("stories").splitlines()[0]  # doctest: +SKIP
     '# stories'

@@ -1,4 +1,7 @@
-"""A model's folder: config.json, tokenizer.json and its weights. Written whole, read with every claim checked."""
+"""A model's folder: config.json, tokenizer.json and its weights.
+
+Written atomically; reading checks everything in it.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,14 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 2
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
-MAX_LENGTH = 1 << 20  # of a window; a config that says more is taken for damaged
+MAX_LENGTH = 1 << 20  # maximum window; a config with a larger one is considered damaged
 MAX_CONFIG = 1 << 20  # bytes
 
 
 def write_folder(
     folder: Path, model: Model, weights: dict[str, Tensor] | None = None, task: Task | None = None
 ) -> None:
-    """The three files of a model, into a folder that is there. task: what it is fine-tuned for, its head attached.
+    """Write a model's three files into an existing folder. task: the task it is fine-tuned for, with its head attached.
 
     >>> write_folder(Path("models/mine"), model)  # doctest: +SKIP
     """
@@ -52,7 +55,7 @@ def write_folder(
 def described(
     model: Model, weights: dict[str, Tensor] | None = None, task: Task | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What config.json says of a model, as plain data, and the tensors that belong to it.
+    """The content of config.json for a model, as plain data, and its tensors.
 
     >>> described(model)[0]["format_version"]  # doctest: +SKIP
     2
@@ -66,7 +69,7 @@ def described(
         raise UsageError("a network with a task head is saved with its task: make a Classifier of both, and save that")
     own = [] if given or model.denoiser.objective is None else model.denoiser.objective.named_buffers()
     for name, buffer in own:
-        if not bool(torch.isfinite(buffer).all()):  # the folder could not be loaded
+        if not bool(torch.isfinite(buffer).all()):  # such a folder could not be loaded
             raise UsageError(
                 f"{name} of the objective is not made yet: train it by a recipe, or call objective.prepare(network, "
                 "token_counts) first"
@@ -91,7 +94,7 @@ def described(
 
 @dataclass(frozen=True)
 class Folder:
-    """What a model's folder holds, checked."""
+    """The content of a model's folder, checked."""
 
     network: Network
     tokenizer: Tokenizer
@@ -108,7 +111,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors that nobody vouches for. where: how messages name them; read: called once their shapes are checked."""
+    """Untrusted tensors. where: their name in messages; read: called once their shapes are checked."""
 
     where: str
     shapes: dict[str, Tensor]
@@ -116,9 +119,9 @@ class Weights:
 
 
 def read_folder(folder: Path, *, links: bool = False) -> Folder:
-    """Everything in a model's folder, the network on the CPU. Nothing in it is executed.
+    """Read a model's folder, with the network on the CPU. Nothing in it is executed.
 
-    links: its files may be links, as they are in the cache of the hub's client, which makes them itself.
+    links: whether its files may be links, as in the cache of the hub's client, which creates them itself.
 
     >>> read_folder(Path("runs/demo/model")).length  # doctest: +SKIP
     """
@@ -145,7 +148,7 @@ def read_folder(folder: Path, *, links: bool = False) -> Folder:
 
 
 def read_described(config: dict[str, Any], tokenizer: Tokenizer, weights: Callable[[], Weights], said: str) -> Folder:
-    """The model of a description that is `checked`, with its weights. said: how messages name the description.
+    """Build the model of a description from `checked`, with its weights. said: the description's name in messages.
 
     >>> read_described(checked(config, "config.json"), tokenizer, weights, "config.json").length  # doctest: +SKIP
     """
@@ -187,19 +190,19 @@ def read_described(config: dict[str, Any], tokenizer: Tokenizer, weights: Callab
 
 
 def unshared(network: Network) -> dict[str, Tensor]:
-    """The state without second names of one tensor (a tied head), which a weights file cannot hold."""
+    """The state dict without duplicate names of a shared tensor (a tied head), which a weights file cannot store."""
     names = {name for name, _ in network.named_parameters()} | {name for name, _ in network.named_buffers()}
     return {k: v for k, v in network.state_dict().items() if k in names}
 
 
 def load_weights(network: Network, tensors: dict[str, Tensor], where: str) -> None:
-    """Copy the tensors in; a missing, unexpected or misshapen one is refused by name."""
+    """Copy the tensors in; missing, unexpected or misshapen ones are refused by name."""
     check_weights(network, tensors, where)
     network.load_state_dict(tensors, strict=False)
 
 
 def check_weights(network: Network, tensors: dict[str, Tensor], where: str) -> None:
-    """Refuse tensors that are not this network's, by name; the network may be on the meta device."""
+    """Refuse tensors that do not match this network, by name; the network may be on the meta device."""
     wanted = unshared(network)
     for name in sorted(wanted.keys() - tensors.keys()):
         raise ModelFolderError(f"{where}: the tensor {printable(name)} is missing; the file belongs to another model")
@@ -220,7 +223,7 @@ def check_weights(network: Network, tensors: dict[str, Tensor], where: str) -> N
 def _build(
     description: Denoiser, objective: Objective, task: Task | None, tokenizer: Tokenizer, weights: Weights, said: str
 ) -> Network:
-    """The network with its weights. A config or a file that lies about its sizes costs neither memory nor time."""
+    """The network with its weights. False sizes in a config or a file cost neither memory nor time."""
     check_sizes(description, weights.shapes, said, weights.where)
 
     def build() -> Network:
@@ -234,9 +237,9 @@ def _build(
         return network
 
     try:
-        with torch.device("meta"), NoStart():  # names and shapes alone
+        with torch.device("meta"), NoStart():  # only names and shapes
             network = build()
-    except (RuntimeError, OverflowError, TypeError):  # sizes whose product no machine counts
+    except (RuntimeError, OverflowError, TypeError):  # the product of the sizes overflows
         raise ModelFolderError(f"{said}: the denoiser's sizes are beyond any network") from None
     check_weights(network, weights.shapes, weights.where)
     tensors = weights.read()
@@ -251,19 +254,19 @@ _LAYERS = ("blocks", "num_hidden_layers", "n_layers")
 
 
 def check_sizes(description: Denoiser, shapes: dict[str, Tensor], said: str, where: str) -> None:
-    """Refuse a description that says more than its weights can be of, before a network of it is made.
+    """Refuse a description with sizes that its weights cannot have, before a network is built from it.
 
-    said: the file that says it. where: the file of the weights, whose shapes these are.
+    said: the file with the description. where: the weights file, to which the shapes belong.
     """
     for name, value in _sizes(to_dict(description)):
-        # Every block has tensors of its own, and no other size is larger than all numbers together.
+        # Every block has its own tensors, and no other size exceeds the total number of parameters.
         most = len(shapes) if name in _LAYERS else max(1 << 16, sum(t.numel() for t in shapes.values()))
         if type(value) is int and value > most:
             raise ModelFolderError(f"{said}: denoiser.{name} is {printable(value)}, far more than {where} holds")
 
 
 def _sizes(described: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Names and values, those of inner tables among them."""
+    """Names and values, including those of nested tables."""
     flat: list[tuple[str, Any]] = []
     for name, value in described.items():
         flat += _sizes(value) if isinstance(value, dict) else [(name, value)]
@@ -271,23 +274,24 @@ def _sizes(described: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 class NoStart(TorchFunctionMode):
-    """Inside, no random numbers are drawn to start weights that are overwritten anyway: most of the time of a load.
+    """Within the block, weights are not randomly initialised, because they are overwritten: this saves most of the
+    loading time.
 
-    On the meta device a draw would import torch's compiler, which takes seconds.
+    On the meta device a random draw would also import torch's compiler, which takes seconds.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_"):
             drawn = kwargs["tensor"] if "tensor" in kwargs else args[0]
-            # Who draws again what lies too far out would go on for ever with whatever was in memory.
+            # Rejection sampling, as in a truncated normal, might never end on uninitialised memory.
             again = func.__name__ == "normal_" and not torch.is_grad_enabled() and not drawn.is_meta
             return drawn.zero_() if again else drawn
         return func(*args, **kwargs)
 
 
 def checked(config: Any, path: str) -> dict[str, Any]:
-    """A description as `described` makes one, of which nothing is believed. path: how messages name it.
+    """Check an untrusted description of the form that `described` returns. path: its name in messages.
 
     >>> checked({"format_version": 9}, "config.json")
     Traceback (most recent call last):
@@ -335,7 +339,7 @@ def checked(config: Any, path: str) -> dict[str, Any]:
 
 
 def _from_version_1(config: dict[str, Any]) -> dict[str, Any]:
-    """There were no anchors, and the packing was not stored: what it did shows in the other keys.
+    """Version 1 had no anchors and did not store the packing, which follows from the other keys.
 
     >>> _from_version_1({"bos": False, "typical_length": 174})["packing"]
     'pad'

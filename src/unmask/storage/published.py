@@ -1,14 +1,14 @@
-"""Import and export of the layouts in which the authors of MDLM (arXiv 2406.07524) and of SEDD (2310.16834) publish.
+"""Import and export of the formats in which the authors of MDLM (arXiv 2406.07524) and of SEDD (2310.16834) publish.
 
-A published folder is `config.json` and safetensors files; their training leaves Lightning checkpoints (`.ckpt`). All
-hold the same tensors under the same names, which this file maps to those of `unmask.denoisers.dit`:
+A published folder is `config.json` and safetensors files; training with their code produces Lightning checkpoints
+(`.ckpt`). All contain the same tensors under the same names, which this file maps to those of `unmask.denoisers.dit`:
 
-- mdlm: the logits of x_theta. A folder says so by its model_type.
-- sedd: the same network, whose logits l are the score up to what is known: log s = l - log(e^sigma - 1) - log V, with V
-  tokens beside the mask (`scale_by_sigma`). That is `objectives.sedd` of absorbing states. A folder of SEDD's authors
-  has the keys of their recipe (`graph`, `tokens`); a checkpoint of MDLM's authors does not tell it from mdlm.
-- ar: no conditioning at all, and causal. The published network reads a begin token first, ours the mask, which no text
-  holds: so the mask's embedding becomes the begin token's.
+- mdlm: the logits of x_theta. A folder is recognised by its model_type.
+- sedd: the same network, whose logits l are the score up to a known term: log s = l - log(e^sigma - 1) - log V, with V
+  tokens beside the mask (`scale_by_sigma`). This is `objectives.sedd` with absorbing states. A folder of SEDD's authors
+  has the keys of their recipe (`graph`, `tokens`); a checkpoint of MDLM's authors cannot be told from mdlm.
+- ar: no conditioning, and causal. The published network reads a begin token first, ours the mask, which no text
+  contains: so the mask's embedding becomes that of the begin token.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from unmask.storage.untrusted import read_json
 Kind = Literal["mdlm", "sedd", "ar"]
 OBJECTIVES: dict[Kind, type[Objective]] = {"mdlm": MDLM, "sedd": SEDD, "ar": AR}
 _INTEGERS = ("vocab_size", "model_length", "hidden_dim", "cond_dim", "n_blocks", "n_heads", "mask_id")
-SETTINGS = (*_INTEGERS, "dropout", "time_conditioning")  # the keys of config.json that say what the network is
+SETTINGS = (*_INTEGERS, "dropout", "time_conditioning")  # the keys of config.json that describe the network
 
-# Published name → ours, in the published module's parameter order, which is all that its EMA list goes by.
+# Published name → ours, in the published module's parameter order, which is the only key of its EMA list.
 _BEFORE = {
     "vocab_embed.embedding": "embed.weight",
     "sigma_map.mlp.0.weight": "time.mlp_in.weight",
@@ -69,7 +69,7 @@ _AFTER = {
 
 @dataclass
 class Published:
-    """A published model in our terms: what network it is, and its weights under our names."""
+    """A published model in our terms: the denoiser, and its weights under our names."""
 
     denoiser: DiT
     state: dict[str, Tensor]
@@ -77,11 +77,11 @@ class Published:
     mask_id: int
     length: int
     kind: Kind = "mdlm"
-    notes: list[str] = field(default_factory=list)  # what was assumed, one sentence each
+    notes: list[str] = field(default_factory=list)  # assumptions made, one sentence each
 
     def build(self) -> DiTNetwork:
         """The network with these weights, ready to use."""
-        with torch.device("meta"):  # nothing is initialised only to be overwritten
+        with torch.device("meta"):  # avoids an initialisation that would be overwritten
             network = self.denoiser.build(num_ids=self.num_ids, mask_id=self.mask_id)
         network.load_state_dict(self.state, assign=True)
         return network.eval()
@@ -108,12 +108,13 @@ def read_published(
     kind: Kind | None = None,
     begin_id: int | None = None,
 ) -> Published:
-    """Read a published model: a folder (config.json and safetensors), or a bare .safetensors, .ckpt or .bin file.
+    """Read a published model: a folder (config.json and safetensors), or a single .safetensors, .ckpt or .bin file.
 
-    `overrides` go before config.json and have its keys: vocab_size, model_length, hidden_dim, cond_dim, n_blocks,
-    n_heads, dropout, time_conditioning, and mask_id (else the last id). Sizes are read off the tensors; a bare file
-    needs model_length, and of mdlm time_conditioning. `ema` takes the averaged weights of a Lightning checkpoint. kind:
-    what was published, where the source does not say it. begin_id: of ar, the token that its rows begin with.
+    `overrides` take precedence over config.json and have its keys: vocab_size, model_length, hidden_dim, cond_dim,
+    n_blocks, n_heads, dropout, time_conditioning, and mask_id (by default the last id). Sizes are derived from the
+    tensors; a single file needs model_length, and for mdlm time_conditioning. `ema` selects the averaged weights of a
+    Lightning checkpoint. kind: the kind of model, if the source does not say it. begin_id: for ar, the token with which
+    its rows begin.
 
     >>> read_published(Path("no/such/model"))
     Traceback (most recent call last):
@@ -149,7 +150,8 @@ def read_published(
 
 
 def write_published(denoiser: DiTNetwork, folder: Path, *, length: int, kind: Kind = "mdlm") -> None:
-    """Write config.json and model.safetensors as their authors publish mdlm or sedd; `folder` must be new or empty.
+    """Write config.json and model.safetensors in the format of the authors of mdlm or sedd; `folder` must be new or
+    empty.
 
     >>> import tempfile
     >>> dit = DiT(hidden=8, blocks=1, heads=2, conditioning="constant", qk_norm=False)
@@ -207,7 +209,7 @@ def _mdlm_config(denoiser: DiTNetwork, length: int) -> dict[str, Any]:
         "n_heads": heads,
         "dropout": config.dropout,
         "time_conditioning": config.conditioning == "sigma",
-        "mask_id": denoiser.mask_id,  # not among the published keys: there it is the last id or the tokenizer's
+        "mask_id": denoiser.mask_id,  # not a published key: there it is the last id or the tokenizer's
     }
 
 
@@ -227,7 +229,7 @@ def _sedd_config(denoiser: DiTNetwork, length: int) -> dict[str, Any]:
 
 
 def _config(source: Path, overrides: Mapping[str, Any]) -> tuple[dict[str, Any], Kind | None]:
-    """config.json with the overrides on top, types checked; and what it says that the model is."""
+    """config.json merged with the overrides, types checked; and the kind of model that it names."""
     for key in overrides:
         if key not in SETTINGS:
             raise UsageError(f"unknown setting {key!r} of a published model; {did_you_mean(key, SETTINGS)}")
@@ -259,7 +261,7 @@ def _config(source: Path, overrides: Mapping[str, Any]) -> tuple[dict[str, Any],
 
 
 def _said_by_sedd(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe of SEDD's authors in the words of MDLM's."""
+    """Translate the recipe of SEDD's authors into MDLM's keys."""
     graph, noise, model = (saved.get(key) for key in ("graph", "noise", "model"))
     if not (isinstance(graph, dict) and isinstance(noise, dict) and isinstance(model, dict)):
         raise ModelFolderError(f"{path} has no graph, noise and model of a SEDD")
@@ -280,14 +282,14 @@ def _said_by_sedd(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sizes(source: Path, weights: Mapping[str, Tensor], config: Mapping[str, Any], kind: Kind) -> dict[str, int]:
-    """The sizes that the tensors show, which config.json must not contradict."""
+    """The sizes that follow from the tensors; config.json must not contradict them."""
     for name in ("vocab_embed.embedding", "sigma_map.mlp.0.weight")[: 1 if kind == "ar" else 2]:
         if name not in weights:
             raise ModelFolderError(f"{source} lacks the tensor {PREFIX}{name}; is it a published {kind.upper()}?")
         if weights[name].ndim != 2:
             raise ModelFolderError(f"{source}: {PREFIX}{name} has shape {tuple(weights[name].shape)}, not two axes")
     vocab_size, hidden = weights["vocab_embed.embedding"].shape
-    # Counted, not taken from the largest number: a hostile name cannot ask for a billion blocks.
+    # Counted, not taken from the largest number: otherwise a malicious name could request a billion blocks.
     blocks = {name.split(".")[1] for name in weights if name.startswith("blocks.") and name.count(".") > 1}
     sizes = {"vocab_size": vocab_size, "hidden_dim": hidden, "n_blocks": len(blocks)}
     if kind != "ar":
@@ -324,7 +326,7 @@ def _describe(source: Path, sizes: Mapping[str, int], config: Mapping[str, Any],
     if min(hidden, blocks, heads) < 1:
         raise ModelFolderError(f"{source} describes no network: hidden {hidden}, blocks {blocks}, heads {heads}")
     common: dict[str, Any] = {"dropout": float(config.get("dropout", 0.1)), "qk_norm": False, "zero_init": False}
-    if kind == "ar":  # as published, not by default
+    if kind == "ar":  # as published, which is not our default
         return DiT(**dims, **common, causal=True)
     sees = "sigma" if config.get("time_conditioning", True) else "constant"
     return DiT(**dims, **common, conditioning=sees, cond_dim=sizes["cond_dim"])  # type: ignore[arg-type]
@@ -336,7 +338,7 @@ def _describe(source: Path, sizes: Mapping[str, int], config: Mapping[str, Any],
 def _to_ours(
     source: Path, weights: Mapping[str, Tensor], denoiser: DiT, kind: Kind, num_ids: int, mask_id: int
 ) -> dict[str, Tensor]:
-    """Our names, every tensor present, of the right shape, finite, float32, and none left over."""
+    """The tensors under our names: all present, of the right shape, finite, float32, and none left over."""
     with torch.device("meta"):
         expected = denoiser.build(num_ids=num_ids, mask_id=mask_id).state_dict()
     names = published_names(denoiser.dims[1], kind)

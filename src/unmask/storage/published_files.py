@@ -18,7 +18,7 @@ PREFIX = "backbone."
 
 
 def read_source(source: Path) -> tuple[dict[str, Any], Any]:
-    """All tensors under the names they have there, and the EMA list of a Lightning checkpoint."""
+    """All tensors under their original names, and the EMA list of a Lightning checkpoint."""
     if source.is_dir():
         return _read_folder(source), None
     if source.suffix == ".safetensors":
@@ -56,7 +56,7 @@ def _read_folder(source: Path) -> dict[str, Any]:
 
 
 def _read_pickle(source: Path) -> tuple[dict[str, Any], Any]:
-    """A .ckpt or .bin by torch's restricted reader alone: what that refuses might run code, and stays unread."""
+    """Read a .ckpt or .bin with torch's restricted unpickler only: anything it refuses might run code."""
     try:
         loaded = torch.load(source, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -76,7 +76,7 @@ def _read_pickle(source: Path) -> tuple[dict[str, Any], Any]:
 
 
 def strip(source: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors without the prefix and without the rotary table, which is no weight."""
+    """The tensors without the prefix and without the rotary table, which is not a weight."""
     weights: dict[str, Tensor] = {}
     for full, tensor in tensors.items():
         name = full.removeprefix(PREFIX)
@@ -89,7 +89,7 @@ def strip(source: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def checked(source: Path, name: str, tensor: Any) -> Tensor:
-    """A plain float tensor with memory for all of it: a pickle can describe a huge view of one number."""
+    """A plain float tensor whose storage is complete: a pickle can describe a huge view of a single number."""
     if not isinstance(tensor, Tensor):
         raise ModelFolderError(f"{source}: {name[:80]} is a {type(tensor).__name__}, not a tensor")
     if tensor.layout is not torch.strided or not tensor.dtype.is_floating_point or tensor.device.type != "cpu":
@@ -100,7 +100,7 @@ def checked(source: Path, name: str, tensor: Any) -> Tensor:
 
 
 def averaged(source: Path, weights: Mapping[str, Tensor], shadow: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """The averaged weights, which a Lightning checkpoint keeps as a list in parameter order."""
+    """The averaged weights, which a Lightning checkpoint stores as a list in parameter order."""
     if not isinstance(shadow, list):
         raise ModelFolderError(f"{source} holds no averaged weights (ema.shadow_params); import it without --ema")
     if len(shadow) != len(names):
@@ -111,5 +111,5 @@ def averaged(source: Path, weights: Mapping[str, Tensor], shadow: Any, names: Se
         if name in weights and tensor.shape != weights[name].shape:
             shapes = f"{tuple(tensor.shape)}, the weight {tuple(weights[name].shape)}"
             raise ModelFolderError(f"{source}: the EMA of {PREFIX}{name} has shape {shapes}")
-    # Names that the list does not cover stay, so that they are reported as unexpected.
+    # Names that the list does not cover are kept, so that they are reported as unexpected.
     return {**weights, **found}

@@ -1,4 +1,4 @@
-"""Safetensors files: written through `write_file`, so that every byte is counted and hashed on its way; read back."""
+"""Safetensors files: written through `write_file`, so that every byte is counted and hashed while writing; and read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unmask.errors import ModelFolderError, UsageError
 from unmask.storage.atomic import write_file
 from unmask.storage.untrusted import printable
 
-# The format's names of what torch calls otherwise.
+# The format's names for torch's dtypes.
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -37,7 +37,9 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """Write tensors to one safetensors file; its size and SHA-256. What shares memory is written in full, each by name.
+    """Write tensors to one safetensors file; returns its size and SHA-256.
+
+    Shared tensors are written in full for each name.
 
     >>> import tempfile, torch
     >>> path = Path(tempfile.mkdtemp()) / "model.safetensors"
@@ -47,7 +49,7 @@ def write_tensors(
     torch.Size([2, 3])
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-    # The widest first, so that each begins at a multiple of its width, as readers that map the file like it.
+    # Widest dtypes first, so that each tensor is aligned to its width, which readers that map the file prefer.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     end = 0
     for name in order:
@@ -61,7 +63,7 @@ def write_tensors(
 
     def parts() -> Iterator[bytes | memoryview]:
         yield struct.pack("<Q", len(head)) + head
-        for name in order:  # one at a time: a GPU's tensors are never all in host memory
+        for name in order:  # one at a time, so that a GPU's tensors are never all in host memory
             flat = tensors[name].detach().to("cpu").contiguous().reshape(-1)
             yield flat.view(torch.uint8).numpy().data
 
@@ -69,7 +71,7 @@ def write_tensors(
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, on the CPU, in memory of their own: the file may go away afterwards.
+    """All tensors of a safetensors file, copied to memory on the CPU, so that the file may be removed afterwards.
 
     >>> read_tensors(Path("nowhere.safetensors"))
     Traceback (most recent call last):
@@ -79,7 +81,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_one(path: Path, name: str) -> Tensor:
-    """One tensor of a safetensors file, on the CPU, in memory of its own.
+    """One tensor of a safetensors file, copied to memory on the CPU.
 
     >>> read_one(Path("nowhere.safetensors"), "weight")
     Traceback (most recent call last):
@@ -89,7 +91,7 @@ def read_one(path: Path, name: str) -> Tensor:
 
 
 def read_shapes(path: Path) -> dict[str, Tensor]:
-    """The same without the numbers, on the meta device: what a file claims is checked before it costs memory.
+    """The tensors on the meta device, without data: sizes are checked before they cost memory.
 
     >>> read_shapes(Path("nowhere.safetensors"))
     Traceback (most recent call last):
@@ -99,7 +101,7 @@ def read_shapes(path: Path) -> dict[str, Tensor]:
 
 
 def read_into(path: Path, into: Mapping[str, Tensor]) -> None:
-    """Fill tensors from a file that holds these and no others; of one that is cut among processes only its own rows.
+    """Fill tensors from a file that holds exactly these; of a sharded tensor only the local rows are read.
 
     >>> read_into(Path("nowhere.safetensors"), {})
     Traceback (most recent call last):

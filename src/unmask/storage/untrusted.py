@@ -1,4 +1,4 @@
-"""Reading files that nobody vouches for: plain ones alone, no larger than they may be, JSON without surprises."""
+"""Reading untrusted files: only regular files, of limited size, and strict JSON."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from unmask.errors import ModelFolderError
 
-MAX_TEXT = 1 << 28  # bytes of a text file; the largest vocabularies take a tenth of it
+MAX_TEXT = 1 << 28  # maximum bytes of a text file; the largest vocabularies need a tenth of it
 
 
 def check_plain(path: Path) -> None:
-    """Refuse what is no plain file: a link leads out of its folder, a pipe never ends.
+    """Refuse anything but a regular file: a link leads out of its folder, and a pipe never ends.
 
     >>> check_plain(Path("nowhere.json"))
     Traceback (most recent call last):
@@ -25,7 +25,7 @@ def check_plain(path: Path) -> None:
 
 
 def read_text(path: Path, most: int = MAX_TEXT) -> str:
-    """The text of a file of at most `most` bytes. A link is followed, to a plain file: see `check_plain`.
+    """The text of a file of at most `most` bytes. A link to a regular file is followed: see `check_plain`.
 
     >>> read_text(Path("nowhere.json"))
     Traceback (most recent call last):
@@ -38,7 +38,7 @@ def read_text(path: Path, most: int = MAX_TEXT) -> str:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The same as bytes.
+    """The bytes of a file of at most `most` bytes.
 
     >>> read_bytes(Path("nowhere.model"), 100)
     Traceback (most recent call last):
@@ -54,7 +54,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_json(path: Path, most: int = MAX_TEXT) -> dict[str, Any]:
-    """A JSON file that holds an object; anything else is refused by name.
+    """The content of a JSON file, which must be an object; anything else is refused by name.
 
     >>> read_json(Path("nowhere.json"))
     Traceback (most recent call last):
@@ -70,7 +70,7 @@ def read_json(path: Path, most: int = MAX_TEXT) -> dict[str, Any]:
 
 
 def parse_json(text: str) -> Any:
-    """What the text says; ValueError or RecursionError. A key that is there twice says two things, so it is refused.
+    """Parse JSON; raises ValueError or RecursionError. A repeated key is ambiguous and therefore refused.
 
     >>> parse_json('{"step": 1, "step": 2}')
     Traceback (most recent call last):
@@ -80,7 +80,7 @@ def parse_json(text: str) -> Any:
 
 
 def printable(value: object, most: int = 80) -> str:
-    """The first of what a stranger wrote, for a message: one line, and nothing that moves a terminal's cursor.
+    """The beginning of an untrusted value for a message: one line, without anything that moves a terminal's cursor.
 
     >>> printable("a\\nb" + chr(27) + "[2J")
     'a b?[2J'
@@ -90,7 +90,7 @@ def printable(value: object, most: int = 80) -> str:
 
 
 def first_repeat(names: Iterable[str]) -> str | None:
-    """The first name that was there before, in one pass: a stranger's list may be as long as its file.
+    """The first name that occurs again, in one pass: an untrusted list may be as long as its file.
 
     >>> first_repeat(["a", "b", "a", "b"]), first_repeat(["a"])
     ('a', None)

@@ -17,8 +17,9 @@ _PART = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 
 
 def weight_files(folder: Path, *, links: bool = False) -> list[Path]:
-    """The files that hold a model's weights, in order; a part that is missing or one too many is refused, and so is a
-    link, unless `links` says that whoever made them is trusted.
+    """The files with a model's weights, in order.
+
+    Missing and surplus parts are refused, and so are links, unless `links` says that their creator is trusted.
 
     >>> weight_files(Path("runs/demo/model"))  # doctest: +SKIP
     [PosixPath('runs/demo/model/model.safetensors')]
@@ -45,7 +46,7 @@ def weight_files(folder: Path, *, links: bool = False) -> list[Path]:
 
 
 def joined(read: Callable[[Path], Mapping[str, Tensor]], paths: Sequence[Path]) -> dict[str, Tensor]:
-    """What `read` finds in all the files; a tensor that stands in two is refused."""
+    """The union of what `read` finds in each file; a tensor that occurs in two is refused."""
     tensors: dict[str, Tensor] = {}
     for path in paths:
         for name, tensor in read(path).items():
@@ -58,7 +59,8 @@ def joined(read: Callable[[Path], Mapping[str, Tensor]], paths: Sequence[Path]) 
 
 
 def write_parts(folder: Path, tensors: Mapping[str, Tensor], most: int) -> list[Path]:
-    """The tensors in as few files of at most about `most` bytes as their order allows; a larger one has its own.
+    """Write the tensors in order to as few files of at most about `most` bytes as possible; a larger tensor gets its
+    own file.
 
     >>> import tempfile, torch
     >>> parts = write_parts(Path(tempfile.mkdtemp()), {"a": torch.ones(4), "b": torch.ones(3)}, most=16)

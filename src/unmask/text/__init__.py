@@ -1,1 +1,1 @@
-"""Text in and out: prompts with gaps, infilling and editing, generation in bulk."""
+"""Text in and out: prompts with gaps, infilling and editing, bulk generation."""

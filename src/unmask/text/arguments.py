@@ -1,4 +1,4 @@
-"""Arguments of the wrong kind, refused in a sentence: a text where a number, a sampler or a constraint belongs."""
+"""Checks of argument types, with errors in one sentence: a text where a number, a sampler or a constraint belongs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unmask.samplers import Sampler
 
 
 def check_whole(**values: Any) -> None:
-    """Refuse what is no whole number; None: left out.
+    """Refuse anything but whole numbers; None: not given.
 
     >>> check_whole(num="2")
     Traceback (most recent call last):
@@ -24,7 +24,7 @@ def check_whole(**values: Any) -> None:
 
 
 def check_texts(value: Any, name: str) -> list[str]:
-    """One text, or several, as a list; whatever else is refused.
+    """One text or several, as a list; anything else is refused.
 
     >>> check_texts("a", "text"), check_texts(("a", "b"), "text")
     (['a'], ['a', 'b'])
@@ -46,7 +46,7 @@ def check_texts(value: Any, name: str) -> list[str]:
 
 
 def check_sampler(value: Any) -> None:
-    """Refuse what is no sampler; None is the model's own.
+    """Refuse anything but a sampler; None is the model's own.
 
     >>> check_sampler("confidence")
     Traceback (most recent call last):
@@ -63,7 +63,7 @@ def check_sampler(value: Any) -> None:
 
 
 def check_constraint(value: Any) -> None:
-    """Refuse what is neither a constraint nor a list of them; None: no constraint.
+    """Refuse anything but a constraint or a list of constraints; None: no constraint.
 
     >>> check_constraint("[a-z]+")
     Traceback (most recent call last):

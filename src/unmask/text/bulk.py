@@ -1,7 +1,7 @@
-"""Many texts into a folder: in parts that are written whole or not at all, by any number of processes.
+"""Bulk generation into a folder: in parts that are written atomically, by any number of processes.
 
-Text i depends on the model, the options and (seed, i) alone. The cut into parts, and of a part into batches, is the
-order's, so a part comes out the same whoever writes it: a call that was killed goes on without a gap or a duplicate.
+Text i depends only on the model, the options and (seed, i). The order defines the parts, and the batches of a part, so
+a part is the same whichever process writes it: a killed call resumes without a gap or a duplicate.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What is to be written: `num` texts for each prompt, with the options of `Model.generate`.
+    """What to generate: `num` texts for each prompt, with the options of `Model.generate`.
 
-    batch: texts written at a time; part: texts in a file, which is lines of JSON or Parquet. All are part of the order,
-    since a matrix product may round otherwise in a batch of another size.
+    batch: texts to generate at a time. part: texts per file, which is JSON lines or Parquet. All options are part of
+    the order, because a matrix product may round differently in a batch of another size.
 
     >>> Order(num=1000, part=256).parts
     [range(0, 256), range(256, 512), range(512, 768), range(768, 1000)]
@@ -80,11 +80,11 @@ class Order:
 
     @property
     def parts(self) -> list[range]:
-        """The numbers of the texts in each file."""
+        """The text numbers of each file."""
         return [range(lo, min(lo + self.part, self.total)) for lo in range(0, self.total, self.part)]
 
     def texts(self, model: Model, numbers: range) -> list[str]:
-        """The texts of these numbers, in one batch."""
+        """The texts with these numbers, generated in one batch."""
         return model.generate(
             self.num,
             self.length,
@@ -101,7 +101,7 @@ class Order:
         )
 
     def check(self, model: Model) -> None:
-        """Refuse before the first text what would be refused at the last: a prompt that leaves no room, a label."""
+        """Refuse before the first text whatever would be refused later: a prompt that leaves no room, a label."""
         check_format(self.format)
         model.prompted(
             self.num,
@@ -115,11 +115,11 @@ class Order:
         )
 
     def record(self, number: int, text: str) -> Record:
-        """A text as it stands in its part."""
+        """A text as stored in its part."""
         return record_of(number, self.seed, self.prompts[number // self.num], text)
 
     def manifest(self, model: Model) -> dict[str, Any]:
-        """All that decides the texts, as it is written down."""
+        """Everything that determines the texts, in the form that is stored."""
         length = (model.typical_length or model.length) if self.length is None else self.length
         end = model.separator if self.separator is None else self.separator
         weights = next(model.denoiser.parameters(), torch.empty(0))
@@ -143,7 +143,7 @@ class Order:
             "device": weights.device.type,
             "dtype": str(weights.dtype).removeprefix("torch."),
         }
-        plain: dict[str, Any] = json.loads(json.dumps(manifest))  # as it is read back, to the last type
+        plain: dict[str, Any] = json.loads(json.dumps(manifest))  # exactly as it is read back, types included
         return plain
 
 
@@ -156,10 +156,10 @@ def generate_many(
     progress: Callable[[int, int], None] | None = None,
     note: Note | None = None,
 ) -> None:
-    """Write what is ordered into a folder; the same call goes on where an earlier one was stopped or killed.
+    """Generate an order into a folder; repeating the call resumes one that was stopped or killed.
 
-    Several processes take turns with the parts. SIGTERM and Ctrl-C drop the parts in work and raise Stopped.
-    progress gets how many texts are there, of how many; note what else there is to say.
+    Several processes share the parts. SIGTERM and Ctrl-C drop unfinished parts and raise Stopped. progress receives the
+    number of finished texts and the total; note receives messages.
 
     >>> generate_many(model, Order(num=100_000, length=128), "texts")  # doctest: +SKIP
     """
@@ -173,8 +173,8 @@ def generate_many(
         missing = world.from_first(lambda: _begin(folder, manifest, order, note))
         if not folder.is_dir():
             raise _not_shared(folder)
-        clean(folder)  # what dead writers left: each process knows those of its own id
-        world.barrier()  # on another machine a writer that lives looks dead
+        clean(folder)  # files of dead writers: each process recognises those of its own id
+        world.barrier()  # a live writer on another machine looks dead
         world.arm()
         parts = order.parts
         done = written = order.total - sum(len(parts[k]) for k in missing)
@@ -183,7 +183,8 @@ def generate_many(
             mine = parts[now[world.rank]] if world.rank < len(now) else range(0)
             records: list[Record] = []
             stopping = False
-            # All go through as many batches as the longest part has: nobody waits longer than a batch for the others.
+            # All processes loop over as many batches as the longest part has, so none waits longer than a batch for
+            # the others.
             for lo in range(0, len(parts[now[0]]), order.batch):
                 if batch := mine[lo : lo + order.batch]:
                     records += map(order.record, batch, order.texts(model, batch))
@@ -204,7 +205,7 @@ def generate_many(
 
 
 def _begin(folder: Path, manifest: dict[str, Any], order: Order, note: Note | None) -> list[int]:
-    """Make the folder, or see that it is this order's; the parts that are still to be written."""
+    """Create the folder, or check that it belongs to this order; returns the parts still to be written."""
     if not folder.exists():
         with atomic_folder(folder) as new:
             (new / MANIFEST).write_text(_json(manifest, complete=False), encoding="utf-8")
@@ -213,7 +214,7 @@ def _begin(folder: Path, manifest: dict[str, Any], order: Order, note: Note | No
     if MANIFEST in names:
         earlier = read_json(folder / MANIFEST)
         differing = [key for key in manifest | earlier if key != "complete" and manifest.get(key) != earlier.get(key)]
-        # A call that failed before its first part has left nothing that could be lost.
+        # A call that failed before its first part left nothing that could be lost.
         if differing and any(_PART.fullmatch(name) for name in names):
             raise UsageError(
                 f"{folder} was begun with another {differing[0]}, {_quoted(earlier, differing[0])} and not "
@@ -249,12 +250,12 @@ def _not_shared(path: Path) -> UnmaskError:
 
 
 def _wrong(path: Path, order: Order, numbers: range) -> int | None:
-    """The first row that is not what an order of this kind writes there; None where all is well."""
+    """The first row that differs from what an order of this kind would write; None if there is none."""
     return first_wrong(path, order.format, len(numbers), lambda at, text: order.record(numbers[at], text))
 
 
 def identity(model: Model) -> dict[str, Any]:
-    """What the model is, to the last weight; not where it lies.
+    """Identifies the model by its content, including all weights; its path does not matter.
 
     >>> identity(model)["weights"]  # a digest  # doctest: +SKIP
     """
@@ -272,8 +273,8 @@ def identity(model: Model) -> dict[str, Any]:
 
 
 def _without_weights(sampler: Sampler) -> Sampler:
-    """The sampler as a file can hold it: with no noise where that is the model's learned one, which is among its
-    weights."""
+    """The sampler as stored in a file: without a noise schedule if that is the model's learned one, which is part of
+    its weights."""
     changes: dict[str, Any] = {"noise": None} if isinstance(getattr(sampler, "noise", None), Detached) else {}
     if isinstance(inner := getattr(sampler, "inner", None), Sampler):
         changes["inner"] = _without_weights(inner)

@@ -1,8 +1,9 @@
-"""Editing: a span of a text is written anew in several lengths, and the bound of each whole text ranks them.
+"""Editing: a span of a text is rewritten in several lengths, and the candidates are ranked by the bound of the whole
+text.
 
-Lengths are tried side by side in one batch. The bounds are taken with one seed, so that all candidates meet the same
-draws of times and masks; they are upper bounds of -log p given the number of tokens, and a smaller bound is evidence
-of, not the same as, a larger likelihood.
+All lengths are tried side by side in one batch. The bounds share one seed, so that all candidates get the same draws of
+times and masks. They are upper bounds of -log p given the number of tokens; a smaller bound is evidence of a larger
+likelihood, not proof.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from unmask.evaluation.bound import Bound
     from unmask.model import Model
 
-MAX_CANDIDATES = 256  # they are written in one batch
-NUM_SAMPLES = 32  # draws of times and masks for each bound
+MAX_CANDIDATES = 256  # because all are written in one batch
+NUM_SAMPLES = 32  # draws of times and masks per bound
 Rank = Literal["text", "token"]
 
 
@@ -56,7 +57,7 @@ class Edit:
     length: int  # of the replacement, in tokens
     nats: float
     tokens: int
-    row: int = 0  # of those that were written side by side, as a watcher saw them
+    row: int = 0  # index among the rows written side by side, as a watcher saw them
 
     @property
     def nats_per_token(self) -> float:
@@ -65,7 +66,8 @@ class Edit:
 
 @dataclass(frozen=True)
 class Way:
-    """A text with a gap of unknown length filled in one of its lengths. nats: the bound of -log p of the whole text."""
+    """A candidate: the text with a gap of unknown length filled in one length. nats: the bound of -log p of the whole
+    text."""
 
     text: str
     nats: float
@@ -75,8 +77,10 @@ class Way:
 
 @dataclass(frozen=True)
 class Filled:
-    """A text with its gaps filled. ways: where lengths were unknown, all that were tried, best first. row: see Edit.
-    ids: the text's own, fixed and written.
+    """A text with its gaps filled.
+
+    ways: all candidates if lengths were unknown, best first. row: see Edit. ids: those of the text, given and
+    generated.
 
     >>> Filled("a cat", row=0).ways
     []
@@ -89,7 +93,7 @@ class Filled:
 
 
 def find_span(text: str, span: str, occurrence: int | None = None) -> tuple[int, int]:
-    """Where the span stands: it must occur once, or its occurrence is named, counted from 1.
+    """The position of the span in the text: it must occur once, or `occurrence` selects one, counted from 1.
 
     >>> find_span("a cat and a cat", "cat", occurrence=2)
     (12, 15)
@@ -118,7 +122,7 @@ def find_span(text: str, span: str, occurrence: int | None = None) -> tuple[int,
 
 
 def length_range(with_length: int | tuple[int, int] | None, own: int) -> range:
-    """The lengths to be tried; None is the span's own.
+    """The lengths to try; None is the span's own.
 
     >>> list(length_range((3, 5), 7)), list(length_range(None, 7))
     ([3, 4, 5], [7])
@@ -153,11 +157,12 @@ def edit(
     watch: Callable[[Step], None] | None = None,
     runners_up: int = 0,
 ) -> list[Edit]:
-    """The text with a span of it written anew, best first; the rest is kept letter by letter. It is `Model.edit`.
+    """The text with a span of it rewritten, best candidate first; the rest is unchanged, character for character.
 
-    with_length: tokens of the replacement, a number or (least, most); None: as many as the span has. Each length is
-    written `num` times, and the `num` best different texts come back. occurrence: which, if there are several.
-    Ranked by the bound of the whole text, or with rank="token" by bound per token: by bounds, not by likelihoods.
+    This is `Model.edit`. with_length: tokens of the replacement, a number or (least, most); None: as many as the span
+    has. Each length is written `num` times, and the `num` best distinct texts are returned. occurrence: which one, if
+    the span occurs several times. Candidates are ranked by the bound of the whole text, or with rank="token" by the
+    bound per token: by bounds, not by likelihoods.
 
     >>> model.edit("the cat sat", "cat", with_length=(2, 6), num=3)[0].text  # doctest: +SKIP
     """
@@ -166,7 +171,7 @@ def edit(
     check_whole(num=num, occurrence=occurrence, seed=seed)
     tokenizer = model.tokenizer
     start, stop = find_span(text, replace, occurrence)
-    # A word that brings its space cannot follow a space of its own: there the gap begins with the space instead.
+    # A token that contains its leading space cannot follow another space, so here the gap begins with the space.
     lends = constraint is None and text[:start].endswith(" ") and _may_lend(model, sampler, f" {replace}")
     first = start - 1 if lends else start
     lengths = length_range(with_length, len(tokenizer.encode(text[first:stop])))
@@ -174,7 +179,7 @@ def edit(
     _check_candidates(model, num, lengths, rank, fixed=len(before) + len(after))
     plan = [(length, i) for length in lengths for i in range(num)]
     rows = [[*model.begin, *before, *[tokenizer.mask_id] * length, *after, *model.end] for length, _ in plan]
-    # A candidate's draws depend on its own length and number alone, so that other lengths do not change it.
+    # A candidate's draws depend only on its length and number, so other lengths do not change it.
     key_B = torch.stack([fold(row_keys(seed, torch.tensor(i)), length) for length, i in plan])
     required = LeadingSpace() if lends else constraint
     how: dict[str, Any] = {"label": label, "guidance": guidance, "watch": watch, "runners_up": runners_up}
@@ -193,8 +198,7 @@ def edit(
 
 
 def _check_candidates(model: Model, num: int, lengths: range, rank: str, *, fixed: int) -> None:
-    """Refuse more candidates than are written at once, an unknown rank, and texts beyond the window. fixed: tokens of
-    the text that stay."""
+    """Refuse too many candidates, an unknown rank, and texts beyond the window. fixed: tokens of the text that stay."""
     if num < 1 or num * len(lengths) > MAX_CANDIDATES:
         raise UsageError(
             "{num} of each of {lengths} lengths: give at least 1, and at most {most} in all",
@@ -225,7 +229,7 @@ def fill(
     label: int | str | None = None,
     **how: Any,
 ) -> list[Filled]:
-    """What `Model.fill` gives, with the bounds of all lengths that were tried.
+    """The result of `Model.fill`, with the bounds of all lengths that were tried.
 
     >>> fill(model, "for [MASK:4] in range([MASK:1..3]):")[0].ways[0].nats  # doctest: +SKIP
     """
@@ -258,8 +262,7 @@ def fill(
 
 
 def check_fit(model: Model, text: str, constraint: Constraint | Sequence[Constraint]) -> None:
-    """Raise what stands in the way where `fill` could hold the constraint in none of the gaps' lengths. No network is
-    asked.
+    """Raise an error if the constraint cannot hold for any lengths of the gaps. The network is not called.
 
     >>> check_fit(model, "born [MASK:1..3]", unmask.constraints.Regex(pattern="[0-9]{4}"))  # doctest: +SKIP
     """
@@ -283,7 +286,7 @@ def _rows(
 
 
 def bounds(model: Model, texts: Iterable[str], label: int | str | None = None) -> dict[str, Bound]:
-    """The bound of each text by itself, with the same draws for all of them; texts that are alike are scored once.
+    """The bound of each text, with the same draws for all of them; duplicates are scored once.
 
     >>> bounds(model, ["a cat", "a dog", "a cat"])["a cat"].nats  # doctest: +SKIP
     """
@@ -291,7 +294,7 @@ def bounds(model: Model, texts: Iterable[str], label: int | str | None = None) -
 
 
 def _best(fillings: list[Filled], bound: dict[str, Bound]) -> Filled:
-    """The text of the smallest bound."""
+    """The text with the smallest bound."""
     ways = [Way(one.text, bound[one.text].nats, bound[one.text].tokens, one.row) for one in fillings]
     ways.sort(key=lambda way: way.nats)
     best = next(one for one in fillings if one.row == ways[0].row)
@@ -309,8 +312,10 @@ def write(
     label: int | str | None = None,
     **how: Any,
 ) -> list[list[int] | None]:
-    """Every row with its masks written. Rows of one owner are ways to write one text: those in which the constraint
-    cannot hold are skipped and come back as None, as long as the text has one in which it can.
+    """Fill the masks of every row.
+
+    Rows with the same owner are candidates for one text: those in which the constraint cannot hold are skipped and
+    returned as None, as long as it can hold in another one.
 
     >>> write(model, rows, key_B, owner=[0, 0], sampler=None, constraint=None)  # doctest: +SKIP
     """
@@ -330,8 +335,11 @@ def write(
 
 
 def _view(model: Model, row: list[int], constraint: Constraint | Sequence[Constraint]) -> tuple[int, int]:
-    """What of a row the network reads. A constraint holds within one window: in a longer text, where gaps alone
-    are constrained, in the one around all gaps, if they fit."""
+    """The part of a row that the network reads.
+
+    A constraint applies within one window: in a longer text, where only gaps are constrained, the one around all gaps,
+    if they fit.
+    """
     several = [constraint] if isinstance(constraint, Constraint) else list(constraint)
     gaps = [i for i, id in enumerate(row) if id == model.tokenizer.mask_id]
     around = model.length - (gaps[-1] + 1 - gaps[0])
@@ -351,8 +359,7 @@ def _possible(
     constraint: Constraint | Sequence[Constraint],
     enough: int | None = None,
 ) -> list[int]:
-    """The rows in which the constraint can hold; where it can in none of an owner's, the reason is raised. enough: no
-    more than so many are looked for."""
+    """The rows in which the constraint can hold; raises the reason if an owner has none. enough: stop at this many."""
     keep: list[int] = []
     refused: dict[int, UsageError] = {}
     for i, row in enumerate(rows):
@@ -379,7 +386,8 @@ def _blamed(error: UsageError) -> float:
 
 
 def _may_lend(model: Model, sampler: Sampler | None, span: str) -> bool:
-    """Whether the space before a span can be asked of the gap: a token brings it, and the sampler takes constraints."""
+    """Whether a gap can absorb the space before a span: a token can contain it, and the sampler supports
+    constraints."""
     tokenizer = model.tokenizer
     first = tokenizer.decode(tokenizer.encode(span)[:1])
     if model.denoiser.causal or not (first.startswith(" ") and first.strip()):

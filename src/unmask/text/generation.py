@@ -1,4 +1,7 @@
-"""Generation: texts from prompts, texts tilted by a score, finished texts refined. They are methods of `Model`."""
+"""Generation: texts from prompts, texts tilted by a score, refinement of finished texts.
+
+These are methods of `Model`.
+"""
 
 from __future__ import annotations
 
@@ -43,17 +46,16 @@ def generate(
     watch: Watch | None = None,
     runners_up: int = 0,
 ) -> list[str]:
-    """Texts of at most `length` tokens, prompt and suffix included; `num` for each prompt. It is `Model.generate`.
+    """Texts of at most `length` tokens, prompt and suffix included; `num` for each prompt. This is `Model.generate`.
 
-    None: what is typical of the texts the model was trained on, else its window.
-
-    End-of-text ends a text. A length beyond the model's window is written window by window.
-    A constraint always holds, of what is written after the prompt or, with over="text", of the whole text.
-    label: the class of the texts, its number or its word (`Model.labels`), for a model trained with classes.
-    guidance > 0 follows prompt, suffix and label more closely than the model does by itself, at two calls a step.
-    only: of all these texts write those of these numbers; each is what it is among all the others.
-    separator: ends every prompt; None: the model's own, of the rows it was trained on. Prompt and suffix stay
-    letter by letter; continuation_only leaves them, and the separator, out.
+    length: None: the typical length of the texts that the model was trained on, otherwise its window. End-of-text ends
+    a text. A length beyond the model's window is written window by window. constraint: always holds, for what is
+    written after the prompt or, with over="text", for the whole text. label: the class of the texts, as a number or a
+    word (`Model.labels`), for a model trained with classes. guidance: values > 0 make the text follow prompt, suffix
+    and label more closely than the model does by itself, at two calls per step. only: write only the texts with these
+    numbers; each is the same as among all the others. separator: ends every prompt; None: the model's own, from the
+    rows that it was trained on. Prompt and suffix stay unchanged, character for character; continuation_only omits them
+    and the separator from the result.
 
     >>> model.generate(2, 128, ["def ", "class "], seed=1)  # doctest: +SKIP
     """
@@ -78,10 +80,10 @@ def particles(
     seed: int = 0,
     label: int | str | None = None,
 ) -> list[str]:
-    """Texts from the model's law tilted by a score of partly masked rows of ids, p(x) exp(score(x)) / Z.
+    """Samples from the model's distribution tilted by a score of partly masked rows of ids, p(x) exp(score(x)) / Z.
 
-    Each text is drawn among `crowd` particles; see `unmask.particles`. It takes no constraint and no guidance, and
-    works within one window.
+    Each text is drawn among `crowd` particles; see `unmask.particles`. Constraints and guidance are not supported, and
+    the text is limited to one window.
 
     >>> model.particles(lambda z: (z == 101).sum(dim=1), num=4, prompt="th", crowd=32)  # doctest: +SKIP
     """
@@ -109,9 +111,9 @@ def refine(
     watch: Watch | None = None,
     runners_up: int = 0,
 ) -> list[str]:
-    """Finished texts, in each of `rounds` rounds of which the least sure `share` of the tokens is written anew.
+    """Rewrite the least confident `share` of a finished text's tokens, in each of `rounds` rounds.
 
-    sampler: how it is written, the model's own by default. The number of tokens stays; no law is claimed.
+    sampler: by default the model's own. The number of tokens does not change; the result follows no known distribution.
 
     >>> model.refine("the cat sta on the mat", share=0.2)  # doctest: +SKIP
     """
@@ -154,7 +156,8 @@ def prompted(
     only: Sequence[int] | None = None,
     separator: str | None = None,
 ) -> tuple[Canvas, list[list[Part]]]:
-    """`num` rows for each prompt, or `only` some of them, and the parts of each: prompt with its gap, and suffix.
+    """`num` rows for each prompt, or `only` some of them, and the parts of each: the prompt with its gap, and the
+    suffix.
 
     >>> canvas, parts = model.prompted(4, 64, ["def ", "class "])  # doctest: +SKIP
     """
@@ -204,7 +207,7 @@ def _texts(
     *,
     continuation_only: bool = False,
 ) -> list[str]:
-    """The text of each row: prompt, what was written up to its end-of-text, and suffix."""
+    """The text of each row: the prompt, what was written up to its end-of-text, and the suffix."""
     texts = []
     for row, (head, ending) in zip(rows, parts, strict=True):
         start, ids = len(head.ids), model.unframed(row)

@@ -1,4 +1,4 @@
-"""The parts of a folder of texts, lines of JSON or Parquet: written whole or not at all, and read to be checked."""
+"""The parts of a folder of texts, as JSON lines or Parquet: written atomically, and read back for checking."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from unmask.storage.atomic import atomic_file, atomic_text
 
 Format = Literal["jsonl", "parquet"]
 Record = dict[str, Any]
-ABOUT = b"unmask"  # the key of a Parquet file's metadata under which stands what decides the texts
+ABOUT = b"unmask"  # key in a Parquet file's metadata for everything that determines the texts
 
 
 def record_of(index: int, seed: int, prompt: str, text: str) -> Record:
-    """A text as it stands in its part: the digest says whether it is still what was written.
+    """A text as stored in its part; the digest shows whether it is still what was written.
 
     >>> sorted(record_of(0, 7, "a", "ab"))
     ['index', 'prompt', 'seed', 'sha256', 'text']
@@ -35,7 +35,7 @@ def part_name(number: int, format: Format) -> str:
 
 
 def check_format(format: Format) -> None:
-    """Refuse Parquet where nothing writes it.
+    """Refuse Parquet if pyarrow is missing.
 
     >>> check_format("jsonl")
     """
@@ -44,7 +44,7 @@ def check_format(format: Format) -> None:
 
 
 def write_part(path: Path, records: Sequence[Record], format: Format, about: dict[str, Any]) -> None:
-    """Write a part whole or not at all. about: what decides the texts, which a Parquet file carries along.
+    """Write a part atomically. about: everything that determines the texts, stored in the metadata of Parquet files.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "part-00000.jsonl"
@@ -63,13 +63,15 @@ def write_part(path: Path, records: Sequence[Record], format: Format, about: dic
 
 
 def first_wrong(path: Path, format: Format, count: int, expected: Callable[[int, str], Record]) -> int | None:
-    """The first row, counted from 1, that is not what stands there when `count` texts are; None where all is well.
-    expected(i, text): the record of row i, from 0, if that is its text."""
+    """The first row, counted from 1, that differs from the expected one in a part of `count` texts; None if all agree.
+
+    expected(i, text): the record of row i, from 0, if that is its text.
+    """
     rows = _lines(path) if format == "jsonl" else _rows(path)
     for at in range(count):
         found = next(rows, None)
         try:
-            if found is None or _line(found) != _line(expected(at, found["text"])):  # to the last type
+            if found is None or _line(found) != _line(expected(at, found["text"])):  # types included
                 return at + 1
         except (KeyError, TypeError, AttributeError):
             return at + 1
@@ -81,7 +83,8 @@ def _line(record: Record) -> str:
 
 
 def _lines(path: Path) -> Iterator[Any]:
-    """What each line says, if it says it as `write_part` does; else something that is no record."""
+    """The record of each line, if it has the form that `write_part` writes; otherwise something that is not a
+    record."""
     with path.open("rb") as file:
         for line in file:
             try:

@@ -11,18 +11,18 @@ from unmask.data.tokenizers import Tokenizer
 from unmask.errors import Public, UsageError
 
 MASK_SPELLING = re.compile(r"\[MASK(?::(\d+)(?:\.\.(\d+))?)?\]", re.ASCII)
-# Whoever writes these means a gap: [MASK:abc], [ MASK ], [MASK 3]. In small letters brackets are mostly code, as in
-# x[mask] or rows[mask:3]: there only a number makes a gap of them, and only where they index nothing.
+# These are meant as gaps: [MASK:abc], [ MASK ], [MASK 3]. In lower case brackets are mostly code, as in
+# x[mask] or rows[mask:3]: there only brackets with a number that index nothing count as gaps.
 NEAR_SPELLING = re.compile(
     r"\[[ \t]*MASK(?:[ \t]*:[^\[\]\n]*|[ \t]+[\d.]+[ \t]*|[ \t]*)\]"
     r"|(?<![\w)\]])\[[ \t]*(?i:mask)[ \t]*:[ \t\d.]*\d[ \t.]*\]"
 )
 MAX_GAP = 1_000_000
-CONTEXT = 16  # tokens before a piece that tell how a vocabulary joins it to them
+CONTEXT = 16  # context tokens that determine how a vocabulary joins a piece
 
 
 class Part(NamedTuple):
-    """A stretch of a text and the gap after it: as it was typed, as ids, and the gap's tokens (0: the text ends)."""
+    """A stretch of a text and the gap after it: the original text, its ids, and the gap's tokens (0: the text ends)."""
 
     text: str
     ids: list[int]
@@ -30,9 +30,9 @@ class Part(NamedTuple):
 
 
 def split_gaps(text: str, tokenizer: Tokenizer, *, exact: bool = False) -> list[Part]:
-    """A text in which `[MASK]` is one masked token and `[MASK:n]` is n of them, in its parts.
+    """Split a text into parts; in it `[MASK]` is one masked token and `[MASK:n]` is n of them.
 
-    Where words bring the space before them, a space before a gap belongs to the gap. exact: it stays where it is.
+    If tokens contain the space before a word, a space before a gap belongs to the gap. exact: it stays where it is.
 
     >>> from unmask.data.tokenizers import load_tokenizer
     >>> split_gaps("a[MASK:2]b", load_tokenizer("bytes"))
@@ -47,10 +47,10 @@ def split_gaps(text: str, tokenizer: Tokenizer, *, exact: bool = False) -> list[
         before = _checked(text[end : gap.start()])
         ids = tokenizer.encode(before)
         if not exact and before.endswith(" ") and spaces_lead(tokenizer):
-            lent = tokenizer.encode(before[:-1])  # in such vocabularies a word brings the space before it
-            before, ids = (before[:-1], lent) if lent != ids else (before, ids)  # unless spaces are no part of the ids
+            lent = tokenizer.encode(before[:-1])  # in such vocabularies a token contains the space before its word
+            before, ids = (before[:-1], lent) if lent != ids else (before, ids)  # unless spaces have no ids
         if parts and not before:
-            parts[-1] = parts[-1]._replace(gap=parts[-1].gap + n)  # one gap: a character may cross the seam
+            parts[-1] = parts[-1]._replace(gap=parts[-1].gap + n)  # adjacent gaps are one: a character may span both
         else:
             parts.append(Part(before, ids, n))
         end = gap.end()
@@ -79,7 +79,7 @@ def row_of_parts(parts: Iterable[Part], tokenizer: Tokenizer) -> list[int]:
 
 
 def filled_text(parts: Iterable[Part], row: Sequence[int], tokenizer: Tokenizer) -> str:
-    """The text with its gaps written: what was typed stays letter by letter, whatever the vocabulary makes of it.
+    """The text with its gaps filled: the given parts stay unchanged, whatever their ids would decode to.
 
     >>> from unmask.data.tokenizers import load_tokenizer
     >>> filled_text([Part("a", [97], 2), Part("b", [98], 0)], [97, 120, 121, 98], load_tokenizer("bytes"))
@@ -100,8 +100,8 @@ def check_spelling(
     tokenizer: Tokenizer,
     constraint: Constraint | Sequence[Constraint] | None,
 ) -> None:
-    """Refuse a constraint of the whole text where the vocabulary spells that in another way: the ids hold it, and what
-    was typed stays.
+    """Refuse a constraint on the whole text if the vocabulary spells it differently: ids are constrained, given text
+    stays.
 
     >>> from unmask.data.tokenizers import load_tokenizer
     >>> check_spelling([Part("a", [97], 0)], [97], load_tokenizer("bytes"), None)
@@ -115,8 +115,9 @@ def check_spelling(
 
 
 def spelled(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int], prefix: str) -> str:
-    """What the ids add after the prefix, whose own ids are those before. The prefix is never decoded into the result:
-    not every vocabulary decodes to what it encoded.
+    """What the ids add after the prefix, whose own ids are `before`.
+
+    The prefix is never decoded into the result, because not every vocabulary decodes to what it encoded.
 
     >>> from unmask.data.tokenizers import load_tokenizer
     >>> spelled(load_tokenizer("bytes"), [97, 32], [98], "a ")
@@ -126,12 +127,12 @@ def spelled(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int], pre
     head, whole = tokenizer.decode(near), tokenizer.decode([*near, *ids])
     piece = whole[len(head) :] if whole.startswith(head) else tokenizer.decode(ids)
     drops_space = prefix[-1].isspace() and not head.endswith(prefix[-1]) if prefix else bool(head)
-    # A vocabulary that drops spaces joins words by its own; this one is typed already.
+    # A vocabulary that drops spaces joins words by its own rule; here the space was already given.
     return piece.lstrip(" ") if drops_space else piece
 
 
 def known_lengths(text: str, most: int) -> list[str]:
-    """The text with every gap of unknown length, `[MASK:3..8]`, in each of its lengths; `most` texts at most.
+    """The text with every gap of unknown length, `[MASK:3..8]`, in each of its lengths; at most `most` texts.
 
     >>> known_lengths("a[MASK:2..3]b[MASK]", most=9)
     ['a[MASK:2]b[MASK]', 'a[MASK:3]b[MASK]']
@@ -151,7 +152,7 @@ def known_lengths(text: str, most: int) -> list[str]:
 
 
 def _lengths(gap: re.Match[str]) -> tuple[int, int]:
-    """The least and the most tokens of a gap."""
+    """The minimum and maximum number of tokens of a gap."""
     low, high = (int(d) if len(d) <= len(str(MAX_GAP)) else 0 for d in (gap[1] or "1", gap[2] or gap[1] or "1"))
     if not (1 <= low <= MAX_GAP and 1 <= high <= MAX_GAP):
         raise UsageError("{gap}: a gap holds between 1 and {most} tokens", gap=gap[0][:40], most=Public(MAX_GAP))
@@ -161,7 +162,7 @@ def _lengths(gap: re.Match[str]) -> tuple[int, int]:
 
 
 def _checked(text: str) -> str:
-    """A text without gaps. What is meant for a gap and spelled in another way is refused, not kept as words."""
+    """A text without gaps; what looks like a misspelled gap is refused, not kept as text."""
     if near := NEAR_SPELLING.search(text):
         raise UsageError(
             "{gap!r} is no gap: write [MASK] for one token, [MASK:5] for five, [MASK:3..8] for 3 to 8", gap=near[0][:40]
@@ -170,7 +171,7 @@ def _checked(text: str) -> str:
 
 
 def encode_fixed(text: str, tokenizer: Tokenizer, what: str) -> list[int]:
-    """Token ids of a prompt or suffix; the mask's spelling in it is refused rather than read as letters."""
+    """Token ids of a prompt or suffix; a mask's spelling in it is refused rather than treated as text."""
     if gap := MASK_SPELLING.search(text) or NEAR_SPELLING.search(text):
         raise UsageError(
             "the {what} contains the mask's spelling {gap!r}: use fill for gaps", what=Public(what), gap=gap[0][:40]
@@ -190,7 +191,7 @@ def until_end(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
 
 
 def spaces_lead(tokenizer: Tokenizer) -> bool:
-    """Whether words bring the space before them.
+    """Whether tokens contain the space before a word.
 
     >>> from unmask.data.tokenizers import load_tokenizer
     >>> spaces_lead(load_tokenizer("bytes"))

@@ -1,1 +1,1 @@
-"""lm-evaluation-harness: what it asks of a model of ours, and the class that it sees."""
+"""Integration with lm-evaluation-harness: its requests answered by our models, and the class that it sees."""

@@ -1,6 +1,6 @@
-"""unmask as a model of lm-evaluation-harness: the class that the harness sees, around `HarnessModel`.
+"""unmask as a model of lm-evaluation-harness: the class that the harness sees, a wrapper of `HarnessModel`.
 
-The package lm_eval is imported when `register` is called, not before.
+The package lm_eval is imported only when `register` is called.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from unmask.errors import UsageError
 from unmask.evaluation.harness.model import HarnessModel
 
 NAME = "unmask"
-BATCH = 32  # of batch_size=auto
+BATCH = 32  # for batch_size=auto
 
 
 @functools.cache
 def register() -> Any:
-    """Make `unmask` known among the harness's models; returns its class, whose `latest` is the last one made.
+    """Register `unmask` among the harness's models; returns its class, whose `latest` is the last instance created.
 
     >>> from unmask.evaluation.harness.lm_eval_adapter import register  # doctest: +SKIP
     >>> register()  # doctest: +SKIP
@@ -53,7 +53,7 @@ def register() -> Any:
             return ""
 
         def get_model_info(self) -> dict[str, Any]:
-            """What stands in the results' config: what the numbers are, and what was cut."""
+            """The entries of the results' config: what the numbers are, and what was truncated."""
             return {"model_num_parameters": self.asked.model.num_parameters, "unmask": self.asked.protocol()}
 
     return register_model(NAME)(Unmask)
@@ -75,7 +75,7 @@ def harness_model(
     trust_remote_code: bool = False,
     **options: Any,
 ) -> HarnessModel:
-    """The model that --model_args names, with its options; all others are options of the sampler.
+    """The model that --model_args names; options that are not listed here are passed to the sampler.
 
     >>> harness_model("stories", order="confidence", sampler="block", size=16)  # doctest: +SKIP
     """

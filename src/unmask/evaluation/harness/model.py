@@ -1,12 +1,12 @@
-"""A model as lm-evaluation-harness asks it (https://github.com/EleutherAI/lm-evaluation-harness): the likelihood of a
-continuation given its context, the likelihood of a whole text, and texts up to a stop string. Nothing of the harness is
-imported here; `evaluation/harness/lm_eval_adapter.py` is the class that it sees.
+"""A model for lm-evaluation-harness (https://github.com/EleutherAI/lm-evaluation-harness): the likelihood of a
+continuation given its context, the likelihood of a whole text, and generation up to a stop string. This file imports
+nothing from the harness; `evaluation/harness/lm_eval_adapter.py` is the class that it sees.
 
 log p of a continuation is exact for an autoregressive model, and for a diffusion model in a fixed order
-(`evaluation/orders.py`); otherwise it is minus the objective's bound, with the context neither noised nor scored.
-End-of-text is not scored: the harness asks for the text alone, where `Model.score` scores a document.
+(`evaluation/orders.py`). Otherwise it is minus the objective's bound, where the context is neither noised nor scored.
+End-of-text is not scored: the harness asks for the text alone, whereas `Model.score` scores a document.
 
-A diffusion model sees where a row ends, so its number is given how many tokens there are. What is too long for the
+A diffusion model sees where a row ends, so its value is conditioned on the number of tokens. A text longer than the
 window is scored window by window, each token once.
 """
 
@@ -42,13 +42,13 @@ from unmask.text.prompts import spelled, until_end
 if TYPE_CHECKING:
     from unmask.model import Model
 
-DEFAULT_TOKENS = 256  # of a generation where a task does not say
-TASK_DRAWING = ("temperature", "top_k", "top_p")  # what a task may say of the draws
+DEFAULT_TOKENS = 256  # of a generation, if the task sets no limit
+TASK_DRAWING = ("temperature", "top_k", "top_p")  # drawing options that a task may set
 ORDERS = ("confidence", "margin", "entropy", "left_to_right")
 
 
 class Row(NamedTuple):
-    """One row for the network, what every row begins and ends with included; ids before `first` are given."""
+    """One row for the network, with the model's anchors; ids before `first` are conditioned on, not scored."""
 
     ids: list[int]
     first: int
@@ -56,20 +56,20 @@ class Row(NamedTuple):
 
 @dataclass
 class Counts:
-    """What a run had to cut, for whoever reads its numbers."""
+    """What a run had to truncate, to be reported with its numbers."""
 
-    contexts_cut: int = 0  # contexts that lost their beginning to the window
-    texts_in_windows: int = 0  # texts and continuations that are longer than the window
-    generations_shortened: int = 0  # generations that the window gave fewer tokens than the task asks for
+    contexts_cut: int = 0  # contexts whose beginning did not fit in the window
+    texts_in_windows: int = 0  # texts and continuations longer than the window
+    generations_shortened: int = 0  # generations with fewer tokens than the task asks for, because of the window
 
 
 class HarnessModel:
-    """A model that answers the harness's three questions; every answer is the same in any batch and order of requests.
+    """Answers the three request types of the harness; an answer does not depend on the batch or the order of requests.
 
-    num_samples: draws of time and masks of a bound; seed: drives them, with the content of the request.
-    order: the fixed order of an exact likelihood (confidence, margin, entropy, left_to_right), a call for each token.
-    sampler and options: what writes, as in `Model.make_sampler`; what a task says of temperature, top_k and top_p holds
-    where the options do not. separator: ends every context; None: the model's own.
+    num_samples: draws of time and masks per bound. seed: drives them, together with the content of the request. order:
+    the fixed order of an exact likelihood (confidence, margin, entropy, left_to_right), which takes one call per token.
+    sampler and options: how texts are generated, as in `Model.make_sampler`; a task's temperature, top_k and top_p
+    apply unless the options set them. separator: ends every context; None: the model's own.
 
     >>> ask = HarnessModel(unmask.load("stories"), num_samples=32)  # doctest: +SKIP
     >>> ask.loglikelihood([("The cat sat on the", " mat")])  # doctest: +SKIP
@@ -108,7 +108,7 @@ class HarnessModel:
         self.kind = "exact" if self.order is not None or self.reads_next else objective.kind
         if self.order is not None:
             check_order(self.order, predictor)
-        # A bound has no decode of its own: surest first, where the model can be read so.
+        # A bound implies no decoding order: most confident first, if the model can be read that way.
         process = predictor.process
         surest = Confidence() if process and (process.name, predictor.gives) in Confidence.accepts else None
         self.greedy_order = self.order or surest
@@ -118,9 +118,8 @@ class HarnessModel:
     def loglikelihood(self, requests: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """log p of each continuation given its context, and whether greedy decoding would write it.
 
-        Greedy decoding is the one that takes the likeliest token: from left to right in an autoregressive model, else
-        in the order `order` or surest first, as many tokens as the continuation has. Of a model that cannot be read so,
-        such as one of uniform states, it is never said (False).
+        Greedy decoding takes the most likely token: from left to right in an autoregressive model, otherwise in the
+        order `order` or most confident first. It is always False for a model without such an order.
         """
         rows, owner = [], []
         for i, (context, continuation) in enumerate(requests):
@@ -134,7 +133,8 @@ class HarnessModel:
         return list(zip(log_p, greedy, strict=True))
 
     def loglikelihood_rolling(self, texts: Sequence[str]) -> list[float]:
-        """log p of each whole text; one beyond the window goes on in further rows, each token is scored once."""
+        """log p of each whole text; a text longer than the window is split into several rows, each token
+        scored once."""
         rows, owner = [], []
         for i, text in enumerate(texts):
             for row in self._rows(self._nothing_before(), self.model.tokenizer.encode(text), again=False):
@@ -146,10 +146,10 @@ class HarnessModel:
         return log_p
 
     def generate_until(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-        """What the sampler writes after each context: at most max_gen_toks tokens, cut before the first of `until`.
+        """What the sampler writes after each context: at most max_gen_toks tokens, cut before the first string of
+        `until`.
 
-        As the harness has it, the likeliest tokens are taken unless the task, or this model's options, say otherwise.
-        A request that comes again is drawn anew.
+        Greedy unless the task or this model's options say otherwise. A repeated request gets a new draw.
         """
         rows, gaps, how = [], [], []
         keys, seen = [], dict[tuple[str, str], int]()
@@ -181,7 +181,7 @@ class HarnessModel:
     # --- what the numbers are ---
 
     def protocol(self) -> dict[str, Any]:
-        """What belongs beside every number of this model."""
+        """Everything that this model's numbers depend on."""
         drawn = self.kind != "exact"
         greedy = "left to right" if self.reads_next else repr(self.greedy_order) if self.greedy_order else "never True"
         return {
@@ -197,7 +197,7 @@ class HarnessModel:
         }
 
     def sentence(self) -> str:
-        """The same for people.
+        """The protocol as a sentence.
 
         >>> print(HarnessModel(unmask.load("stories")).sentence())  # doctest: +SKIP
         """
@@ -215,12 +215,12 @@ class HarnessModel:
     # --- rows ---
 
     def _nothing_before(self) -> list[int]:
-        """What stands before a text without a context: in a stream of texts the end of the one before it."""
+        """The ids before a text without context: in a stream of texts, the end of the previous one."""
         return [self.model.tokenizer.eot_id] if self.model.packing == "wrap" and not self.model.begin else []
 
     def _encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """The ids of both, tokenized as one text and cut where the context ends, as the harness does; apart where a
-        token crosses the seam, and where the model was trained with a separator between the two."""
+        """The ids of both: tokenized as one text and cut where the context ends, as the harness does; separately if a
+        token crosses the boundary or the model has a separator."""
         encode = self.model.tokenizer.encode
         if not continuation:
             return [], []
@@ -229,8 +229,11 @@ class HarnessModel:
         return seam(self.model.tokenizer, context, continuation)
 
     def _rows(self, before: list[int], scored: list[int], *, again: bool = True) -> Iterator[Row]:
-        """The row of what is scored after what is given, which is cut from the left and keeps half of the window at
-        least; what is too long for its row takes further ones, given the same (again) or nothing."""
+        """Rows of the scored ids after the given ones, which are cut from the left but keep at least half of the
+        window.
+
+        Scored ids that do not fit continue in further rows, after the same given ids (again) or after none.
+        """
         begin, end = self.model.begin, self.model.end
         room = self.model.length - len(begin) - len(end)
         given = _last(before, max(room - len(scored), room // 2))
@@ -245,7 +248,8 @@ class HarnessModel:
             yield Row([*head, *scored[lo : lo + rest], *end], len(head))
 
     def _open_row(self, context: str, tokens: int) -> tuple[Row, int]:
-        """A row of the context and masks, and how many masks: half of the window at least, where they are wanted."""
+        """A row of the context and masks, and the number of masks: at least half of the window if as many are
+        wanted."""
         tok, model = self.model.tokenizer, self.model
         before = tok.encode(context + self.separator) or self._nothing_before()
         room = model.length - len(model.begin) - len(model.end)
@@ -259,7 +263,7 @@ class HarnessModel:
     # --- numbers ---
 
     def _scored(self, rows: list[Row], *, with_greedy: bool) -> list[tuple[float, bool]]:
-        """-log p of each row's scored tokens, and whether they are the likeliest."""
+        """-log p of each row's scored tokens, and whether greedy decoding would write them."""
         made: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
         looks = with_greedy or self.order is not None or self.reads_next
         for some in self._batches(rows, looks=looks):
@@ -273,7 +277,7 @@ class HarnessModel:
         return made
 
     def _batches(self, rows: list[Row], *, looks: bool) -> Iterator[list[int]]:
-        """Numbers of rows that go together: of like length, and few enough for the answers to have room in memory."""
+        """Indices of rows to batch together: of similar length, and few enough for the outputs to fit in memory."""
         some: list[int] = []
         for i in sorted(range(len(rows)), key=lambda i: (-len(rows[i].ids), i)):
             lines = max(len(rows[k].ids) - rows[k].first for k in [*some, i]) * (len(some) + 1)
@@ -285,7 +289,7 @@ class HarnessModel:
             yield some
 
     def _batch(self, rows: list[Row]) -> Batch:
-        """The rows, each driven by what it holds."""
+        """A batch of rows, each keyed by its content."""
         key_B = row_keys(self.seed, torch.tensor([_hashed(row.ids, row.first) for row in rows]))
         canvas = self.model.canvas([row.ids for row in rows], may_end=True, key_B=key_B)
         scored_BL = scored_positions(canvas, [row.first for row in rows], self.model.tokenizer.fixed_ids)
@@ -320,18 +324,18 @@ class HarnessModel:
     # --- sampling ---
 
     def _drawing(self, wishes: Mapping[str, Any]) -> dict[str, Any]:
-        """How the task wants tokens drawn, as far as the sampler can be told."""
+        """The task's drawing options that the sampler supports."""
         greedy = not wishes.get("do_sample", float(wishes.get("temperature") or 0) > 0)
         wanted = {"temperature": 0.0} if greedy else {k: wishes[k] for k in TASK_DRAWING if wishes.get(k) is not None}
         wanted = {name: value for name, value in wanted.items() if name not in self.options}
         try:
             self._make_sampler(wanted | self.options)
-        except UnknownOption:  # it has one way of drawing
+        except UnknownOption:  # it has no drawing options
             return {}
         return wanted
 
     def _make_sampler(self, options: Mapping[str, Any]) -> Sampler:
-        # The harness reads inf as a number: of steps it is one token a call.
+        # The harness would read inf as a number of steps; here it means one token per call.
         told = {name: None if name == "steps" and value == math.inf else value for name, value in options.items()}
         return self.model.make_sampler(self.sampler, **told)
 
@@ -350,7 +354,7 @@ def _fixed_order(name: str | None, *, reads_next: bool) -> Sampler | None:
 
 
 def _next_token_nats(predictor: Predictor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Of an autoregressive model: one reading answers all positions."""
+    """For an autoregressive model: one forward pass scores all positions."""
     canvas = Canvas(batch.x_BL, -1, batch.key_B, batch.valid_BL)
     nats_B = torch.zeros(len(batch.x_BL), dtype=torch.float64)
     likeliest_B = torch.ones(len(batch.x_BL), dtype=torch.bool)
@@ -366,7 +370,7 @@ def _next_token_nats(predictor: Predictor, batch: Batch) -> tuple[Tensor, Tensor
 
 
 def most_tokens(wishes: Mapping[str, Any]) -> int:
-    """How many tokens a task allows.
+    """The maximum number of tokens that a task allows.
 
     >>> most_tokens({"max_gen_toks": 8}), most_tokens({})
     (8, 256)

@@ -1,1 +1,1 @@
-"""Generated texts: judges, what is counted beside a perplexity, and samplers as curves."""
+"""Evaluating generated texts: judges, numbers beside a perplexity, and samplers compared as curves."""

@@ -1,13 +1,13 @@
 """The frontier: a judge's perplexity against the variety of the texts, over temperature, steps, samplers, schedules.
 
-A sampler has no perplexity by itself: a lower temperature buys a lower one with less variety. So samplers are compared
-as curves, perplexity against unigram entropy (arXiv 2409.02908), and perplexity against network calls and seconds
-(MDLM, arXiv 2406.07524, Figure 2). A point is a model with options of its sampler; its texts have the lengths of the
-real texts, one each, where the model can be asked for a length, and end by themselves where it is autoregressive.
+A sampler's perplexity is meaningless by itself: a lower temperature reduces it at the cost of variety. So samplers are
+compared as curves: perplexity against unigram entropy (arXiv 2409.02908), and perplexity against network calls and
+seconds (MDLM, arXiv 2406.07524, Figure 2). A point is a model with options for its sampler. Its texts have the lengths
+of the real texts, one each, if the model can be asked for a length; texts of autoregressive models end by themselves.
 
-A folder holds all of it. texts/NAME.jsonl has a point's texts, written whole or not at all, and points.jsonl a line for
-the real texts and one for each point that is judged: the same call goes on where it was stopped or killed, texts may be
-written on one machine and judged on another, and a later call may add points.
+Everything is in one folder. texts/NAME.jsonl holds a point's texts and is written atomically. points.jsonl has one line
+for the real texts and one for each judged point. Repeating a call continues where it was stopped or killed; texts may
+be written on one machine and judged on another, and later calls may add points.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 MANIFEST, POINTS, TEXTS = "frontier.json", "points.jsonl", "texts"
-ONE_AT_A_TIME = ("sampler", "steps", "tokens", "random")  # options that an autoregressive model has no use for
+ONE_AT_A_TIME = ("sampler", "steps", "tokens", "random")  # options that do not apply to autoregressive models
 Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Point:
-    """A model and the options of its sampler, as they are written; `sampler` among them is its name.
+    """A model and the options of its sampler, as strings; the option `sampler` is the sampler's name.
 
     >>> Point("stories", (("sampler", "remdm"), ("steps", "64"))).name
     'stories-sampler=remdm-steps=64'
@@ -53,7 +53,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Of its file: what can stand there, and a digest where something could not."""
+        """The name of its file. Characters that file names cannot contain are replaced, and a digest is then added."""
         spelled = "-".join([Path(self.model).name or self.model, *(f"{key}={value}" for key, value in self.options)])
         plain = re.sub(r"[^\w.=+-]", "_", spelled)[:120]
         whole = json.dumps([self.model, self.options])
@@ -65,7 +65,7 @@ class Point:
 
 
 def product(over: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    """All combinations of the values, the last option turning fastest.
+    """All combinations of the values; the last option varies fastest.
 
     >>> product({"steps": ["16", "64"], "top_p": ["0.9"]})
     [{'steps': '16', 'top_p': '0.9'}, {'steps': '64', 'top_p': '0.9'}]
@@ -76,8 +76,10 @@ def product(over: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
 def points_of(
     models: Mapping[str, Model], over: Mapping[str, Sequence[str]], note: Note | None = None
 ) -> dict[Point, Sampler]:
-    """Each point with its sampler. An option that a point's sampler does not have is left out of it, as steps are of an
-    autoregressive model's, and what then is the same point stands once; an option that none has is refused.
+    """Each point with its sampler.
+
+    Options that a point's sampler does not have are dropped, such as steps for an autoregressive model, and points that
+    become equal are merged. An option that no sampler has is refused.
 
     >>> points_of({"stories": model}, {"steps": ["16", "64"]})  # doctest: +SKIP
     """
@@ -121,7 +123,7 @@ def _make(model: Model, options: Mapping[str, str]) -> Sampler:
 
 
 class Frontier:
-    """The folder of a frontier: its manifest, the texts of its points and what is known of them.
+    """The folder of a frontier: its manifest, the texts of its points and their numbers.
 
     >>> frontier = Frontier("judged", real, seed=0)  # doctest: +SKIP
     >>> frontier.write(points_of(models, over), models); frontier.judge(judge)  # doctest: +SKIP
@@ -158,14 +160,14 @@ class Frontier:
         self.manifest = earlier
 
     def lines(self) -> list[dict[str, Any]]:
-        """What is judged: the real texts first.
+        """The judged sets of texts, the real texts first.
 
         >>> frontier.lines()[0]["numbers"]["entropy"]["value"]  # doctest: +SKIP
         """
         return read_points(self.folder / POINTS) if (self.folder / POINTS).exists() else []
 
     def points(self) -> list[Point]:
-        """Those that the folder was asked to write, for a judge who has not the models.
+        """The points that this folder was asked to write, for judging without the models.
 
         >>> frontier.points()[0].name  # doctest: +SKIP
         'stories-steps=16'
@@ -177,18 +179,18 @@ class Frontier:
             raise DataError(f"{self.folder / MANIFEST} is damaged: it does not say what was asked for") from None
 
     def written(self, point: Point) -> bool:
-        """Whether a point has its texts."""
+        """Whether the texts of a point exist."""
         return self._path(point).exists()
 
     def _begin(self, models: Mapping[str, Model], variant: str, points: Iterable[Point]) -> None:
         begun = {point.model for point in self.points() if self.written(point)}
         if "points" not in self.manifest and any((self.folder / TEXTS).glob("*.jsonl")):
-            begun |= models.keys()  # texts of an earlier version's folder, of nobody knows which
+            begun |= models.keys()  # texts in the folder of an earlier version, whose model is unknown
         for name, model in models.items():
             found = json.loads(json.dumps(identity(model)))
             if self.manifest["models"].get(name + variant, found) != found and name in begun:
                 raise UsageError(f"{self.folder} was begun with another model {name}{variant}: give another folder")
-            self.manifest["models"][name + variant] = found  # one that has written nothing may be another now
+            self.manifest["models"][name + variant] = found  # it may have been replaced since if it has written nothing
         asked = {
             point.name: {"model": point.model, "options": [list(one) for one in point.options]} for point in points
         }
@@ -200,7 +202,7 @@ class Frontier:
         atomic_text(self.folder / MANIFEST, json.dumps(self.manifest, indent=1) + "\n")
 
     def take(self, written: Frontier) -> None:
-        """The texts of another folder as those of this one, so that a second judge reads what a first has read.
+        """Take over the texts of another folder, so that a second judge reads the texts that a first one has read.
 
         >>> Frontier("judged-again", real).take(Frontier("judged", real))  # doctest: +SKIP
         """
@@ -227,9 +229,9 @@ class Frontier:
         note: Note | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[str]:
-        """Write the texts of the points that have none yet; what went wrong, a sentence each.
+        """Write the texts of the points that have none yet; returns one sentence for each failure.
 
-        variant: what is said of the models where they come in several, as in " in bf16".
+        variant: names the variant of the models if there are several, such as " in bf16".
 
         >>> frontier.write(points_of(models, over), models)  # doctest: +SKIP
         []
@@ -261,7 +263,7 @@ class Frontier:
         note: Note | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[str]:
-        """Judge the real texts and the points that are written and not judged; what went wrong, a sentence each.
+        """Judge the real texts and all points that are written but not judged; returns one sentence for each failure.
 
         >>> frontier.judge(load_judge("gpt2"), list(points))  # doctest: +SKIP
         []
@@ -305,7 +307,7 @@ class Frontier:
 
 
 def line_of(name: str, found: Described, real: Described | None = None) -> dict[str, Any]:
-    """A set of texts as points.jsonl has it; less_varied: where it shows less variety than the real texts.
+    """The line of points.jsonl for a set of texts; less_varied: the numbers that show less variety than the real texts.
 
     >>> line_of("mine", described, real)["less_varied"]  # doctest: +SKIP
     ['entropy']

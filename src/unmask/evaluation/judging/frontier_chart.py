@@ -1,7 +1,7 @@
 """The frontier as one SVG: a judge's perplexity against unigram entropy, network calls and seconds.
 
-Lines differ by their marks and dashes as well as by their colours, so that a print in black and white can be read. A
-hollow mark is a point whose texts show less variety than the real ones, which no perplexity makes good.
+Lines differ in marks and dashes as well as in colour, so that the figure can be read in black and white. A hollow mark
+is a point whose texts show less variety than the real ones, whatever its perplexity.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WIDTH, HEIGHT, LEFT, GAP, TOP, BOTTOM, ROW = 300, 300, 64, 74, 26, 56, 20
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7e57c2", "#6e7781"]
 DASHES = ["none", "7 4", "2 4", "9 3 2 3", "14 4", "4 2"]
 SHAPES = ["circle", "square", "triangle", "diamond", "down"]
-ALONG = ("temperature", "top_p", "steps")  # what a line follows over entropy, the first that varies; else steps
+ALONG = ("temperature", "top_p", "steps")  # options along a line over entropy: the first that varies, otherwise steps
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328; }
   .page { fill: #ffffff; } .note { fill: #6e7781; } .small { font-size: 11px; } .grid { stroke: #d8dee4; }
@@ -38,7 +38,7 @@ STYLE = """
 
 @dataclass
 class Series:
-    """Points that look alike: they differ in what lines follow alone."""
+    """Points drawn alike: they differ only in the options that lines follow."""
 
     name: str
     lines: list[Line] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """A field of the picture: what is across, the option that its lines follow, and those that are said at a point."""
+    """One panel: its x axis, the option that its lines follow, and the options that label a point."""
 
     label: str
     across: Callable[[Line], Any]
@@ -56,7 +56,7 @@ class Panel:
 
 
 def draw(lines: Sequence[Line]) -> str:
-    """The picture of a points.jsonl, whose first line is of the real texts.
+    """The figure for a points.jsonl, whose first line is that of the real texts.
 
     >>> one = {"name": "real", "less_varied": [], "numbers": {k: {"value": 4.0, "ci95": [3.9, 4.1], "n": 2}
     ...        for k in ("judge_ppl", "entropy")}}
@@ -87,7 +87,7 @@ def draw(lines: Sequence[Line]) -> str:
 
 
 def series(lines: Sequence[Line]) -> tuple[str | None, str | None, list[Series]]:
-    """The options that lines follow over entropy and over cost, and the points that look alike.
+    """The options that lines follow over entropy and over cost, and the points grouped by the remaining options.
 
     >>> points = [{"model": "a", "options": {"steps": str(n), "top_p": p}} for n in (16, 64) for p in ("0.9", "1")]
     >>> along, cost, found = series(points)
@@ -110,7 +110,7 @@ def series(lines: Sequence[Line]) -> tuple[str | None, str | None, list[Series]]
 
 
 def _joined(lines: list[Line], key: str | None) -> list[list[Line]]:
-    """Points that differ in one option alone, in its order; each by itself where there is none."""
+    """Group points that differ only in the option `key`, ordered by it."""
     groups: dict[Any, list[Line]] = {}
     for line in lines:
         rest = tuple(sorted((k, v) for k, v in line["options"].items() if k != key))
@@ -149,7 +149,10 @@ def _panel(real: Line, found: list[Series], panel: Panel, corner: tuple[float, f
     across, over_entropy = panel.across, not panel.log
 
     def there(line: Line) -> bool:
-        """An entropy of 0 is what must be seen; calls and seconds of 0 have no place on a logarithmic axis."""
+        """Whether the panel can show the point.
+
+        An entropy of 0 is shown; 0 calls or seconds cannot be on a logarithmic axis.
+        """
         return across(line) is not None and (over_entropy or across(line) > 0)
 
     lines = [line for one in found for line in one.lines if there(line)]
@@ -195,17 +198,20 @@ def _curve(number: int, group: list[Line], panel: Panel, x_of: Scale, y_of: Scal
 
 
 def _said(line: Line, panel: Panel) -> str:
-    """What stands beside a mark: the values that lines follow."""
+    """The label of a mark: the values that lines follow."""
     return ", ".join(line["options"][key] for key in dict.fromkeys(panel.said) if key in line["options"])
 
 
 def _names(places: list[tuple[float, float, str]], bars: list[Box], begin: float, end: float) -> list[str]:
-    """What is said at each mark, in the first place around it where it lies over no bar and no other name, at no other
-    mark, as whose it would be read, and within begin and end; nothing where there is none."""
+    """Places a label at each mark, at the first position around it that is free.
+
+    A position is free if it overlaps no interval and no other label, is at no other mark (it would be read as that
+    mark's), and lies between begin and end. If there is none, the mark has no label.
+    """
     marks: list[Box] = [(x - 16, y + 5, 32) for x, y, _ in places]
     names: list[Box] = []
     out = []
-    for i in sorted(range(len(places)), key=lambda i: places[i][1]):  # the upper of two marks has the upper name
+    for i in sorted(range(len(places)), key=lambda i: places[i][1]):  # of two marks, the upper one gets the upper label
         x, y, said = places[i]
         width = 6.5 * len(said)
         taken = [*names, *bars, *marks[:i], (x - 5, y + 5, 10), *marks[i + 1 :]]
@@ -220,18 +226,18 @@ def _names(places: list[tuple[float, float, str]], bars: list[Box], begin: float
 
 
 def _overlap(one: Box, other: Box) -> bool:
-    """Whether two names, or a name and a mark, of 11 pixels' height lie over each other."""
+    """Whether two labels, or a label and a mark, overlap; all are 11 pixels high."""
     return abs(one[1] - other[1]) < 11 and one[0] < other[0] + other[2] and other[0] < one[0] + one[2]
 
 
 def _ends(line: Line, name: str) -> list[float]:
-    """The ends of an interval, or the number alone where it has none."""
+    """The ends of an interval; the number itself if it has none."""
     one = line["numbers"][name]
     return [one["value"]] if one["ci95"] is None else [one["ci95"][0], one["value"], one["ci95"][1]]
 
 
 def _scale(values: list[float], begin: float, end: float, *, log: bool) -> tuple[Scale, tuple[float, float]]:
-    """Where a value stands, and the ends of the axis, a little beyond the values."""
+    """The function from values to positions, and the ends of the axis, slightly beyond the values."""
     form: Scale = math.log if log else float
     low, high = form(min(values)), form(max(values))
     pad = 0.06 * (high - low) or 0.1

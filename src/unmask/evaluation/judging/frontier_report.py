@@ -1,4 +1,4 @@
-"""The points of a frontier as a table for people and as CSV."""
+"""The points of a frontier as a readable table and as CSV."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 Line = dict[str, Any]
-FAR = 1.5  # times as long as the real texts, or as short
+FAR = 1.5  # factor by which lengths must differ from the real texts' to be mentioned
 COLUMNS = {
     "judge_ppl": "judge's perplexity (95%)",
     "entropy": "unigram entropy",
@@ -22,8 +22,10 @@ COLUMNS = {
 
 
 def table(lines: Iterable[Line]) -> str:
-    """Markdown: each number with its interval, the perplexity also as a multiple of the real texts'; the first line is
-    of the real texts. A star: less variety than theirs, the intervals apart. Seconds stand where texts were written.
+    """A Markdown table: each number with its interval, and the perplexity also as a multiple of the real texts'.
+
+    The first line is that of the real texts. A star marks less variety than theirs, with separate intervals. Seconds
+    are shown if the texts were written here.
 
     >>> one = {"name": "real", "numbers": {"judge_ppl": {"value": 8.0, "ci95": [7.5, 8.5], "n": 9}}, "less_varied": []}
     >>> print(table([one]).splitlines()[-1])
@@ -48,13 +50,13 @@ def table(lines: Iterable[Line]) -> str:
 
 
 def _seconds(line: Line) -> str:
-    """Of texts that were written for it, or that a paper reports."""
+    """Seconds per text, measured when the texts were written or reported by a paper."""
     seconds = line.get("protocol", {}).get("seconds_per_text") if "model" in line or "quoted" in line else None
     return "" if seconds is None else f"{seconds:,.3g}" if seconds < 100 else f"{seconds:,.1f}"
 
 
 def timing(lines: Iterable[Line]) -> str:
-    """What the seconds of the table are, in a sentence; nothing where no texts were timed.
+    """What the table's seconds measure, in a sentence; empty if no texts were timed.
 
     >>> how = {"seconds_per_text": 2.0, "timed": "the sampler alone", "batch": 8, "device": "cpu", "dtype": "float32"}
     >>> timing([{"name": "a", "model": "a", "protocol": how}])
@@ -69,7 +71,7 @@ def timing(lines: Iterable[Line]) -> str:
 
 
 def lengths(lines: Iterable[Line]) -> str:
-    """What is to be said where texts are far shorter or longer than the real ones; nothing where they are as long.
+    """A warning if texts are much shorter or longer than the real ones; otherwise empty.
 
     >>> of = [{"name": name, "numbers": {"length": {"value": n}}} for name, n in (("real", 200.0), ("a", 50.0))]
     >>> lengths(of)[:44]
@@ -94,7 +96,8 @@ NARROW = {"entropy": "entropy", "distinct_4": "dist-4", "repeated_4": "rep-4", "
 
 
 def narrow(lines: Iterable[Line]) -> str:
-    """The same for a terminal of 80 columns: intervals of the perplexity alone, and a long name has a line of its own.
+    """The table for a terminal of 80 columns: an interval for the perplexity only, and long names on a line of their
+    own.
 
     >>> one = {"name": "real", "numbers": {"judge_ppl": {"value": 8.0, "ci95": [7.5, 8.5], "n": 9}}, "less_varied": []}
     >>> print(narrow([one]).splitlines()[1])
@@ -121,7 +124,7 @@ def narrow(lines: Iterable[Line]) -> str:
 
 
 def _few(value: float) -> str:
-    """Three digits or so.
+    """Format a value with about three digits.
 
     >>> [_few(x) for x in (8.456, 84.56, 2778.4, 1e7)]
     ['8.46', '84.6', '2,778', '1e+07']
@@ -142,7 +145,7 @@ def _cell(line: Line, name: str) -> str:
 
 
 def as_csv(lines: Iterable[Line]) -> str:
-    """A row for each set of texts: its options, how it was written, each number with both ends of its interval.
+    """One row per set of texts: its options, how it was written, each number with both ends of its interval.
 
     >>> one = {"name": "real", "numbers": {"entropy": {"value": 4.1, "ci95": None, "n": 9}}, "less_varied": []}
     >>> as_csv([one]).splitlines()[0]
@@ -150,7 +153,7 @@ def as_csv(lines: Iterable[Line]) -> str:
     """
     lines = list(lines)
     options = list(dict.fromkeys(key for line in lines for key in line.get("options", {})))
-    options = [key for key in options if key != "dtype"]  # in what a text was written has a column in any case
+    options = [key for key in options if key != "dtype"]  # the dtype always has a column
     names = list(dict.fromkeys(name for line in lines for name in line["numbers"]))
     how = ["calls", "seconds_per_text", "processor_seconds_per_text", "batch", "device", "dtype"]
     ends = [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
@@ -158,7 +161,7 @@ def as_csv(lines: Iterable[Line]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["texts", "model", *options, *how, *ends, "less_varied", "lost"])
     for line in lines:
-        protocol = line.get("protocol", {}) if "model" in line else {}  # of real texts it is the judge's device alone
+        protocol = line.get("protocol", {}) if "model" in line else {}  # for real texts this is only the judge's device
         row = [line["name"], line.get("model", ""), *(line.get("options", {}).get(key, "") for key in options)]
         row += [protocol.get(key, "") for key in how]
         for name in names:

@@ -1,9 +1,9 @@
-"""What is said of generated texts: a judge's perplexity, and beside it what tells whether it was got by repeating.
+"""The numbers of generated texts: a judge's perplexity, and measures of repetition beside it.
 
-A text that repeats itself is easy to foretell, so a low perplexity alone says nothing. Beside it stand the unigram
-entropy of a text (arXiv 2409.02908 shows why), distinct n-grams over all texts (Li et al.,
-arXiv 1510.03055), repeated n-grams within a text (Welleck et al., arXiv 1908.04319), the longest repeat, self-BLEU (Zhu
-et al., arXiv 1802.01886) and MAUVE. All of them are counted in the judge's tokens, and each has an interval.
+A text that repeats itself is easy to predict, so a low perplexity alone means little. It is therefore reported with the
+unigram entropy of a text (arXiv 2409.02908 shows why), distinct n-grams over all texts (Li et al., arXiv 1510.03055),
+repeated n-grams within a text (Welleck et al., arXiv 1908.04319), the longest repeat, self-BLEU (Zhu et al., arXiv
+1802.01886) and MAUVE. All of them are counted in the judge's tokens, and each has an interval.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from unmask.rng import row_keys, uniform
 
 Row = Sequence[int]
 RESAMPLES = 1000
-MAX_N = 4  # of n-grams
-# Numbers that tell less variety where they are lower (-1) or higher (+1) than those of real texts.
+MAX_N = 4  # largest n of n-grams
+# Numbers that indicate less variety if they are lower (-1) or higher (+1) than those of real texts.
 LESS_VARIED = {
     "entropy": -1,
     **{f"distinct_{n}": -1 for n in range(1, MAX_N + 1)},
@@ -40,8 +40,10 @@ LESS_VARIED = {
 
 @dataclass(frozen=True)
 class Described:
-    """The numbers of a set of texts, by name, with the protocol that they share. lost: sentences about what was left
-    out; reading: what they were made of."""
+    """The numbers of a set of texts, by name, with their common protocol.
+
+    lost: sentences about texts that were left out. reading: the judge's reading from which they were computed.
+    """
 
     numbers: dict[str, Measurement]
     protocol: dict[str, Any]
@@ -49,7 +51,7 @@ class Described:
     reading: Reading = field(repr=False, compare=False)
 
     def beyond(self, real: Described) -> list[str]:
-        """The numbers that show less variety than the real texts': their 95% intervals lie apart.
+        """The names of the numbers that show less variety than the real texts, with disjoint 95% intervals.
 
         >>> repeated.beyond(real)  # doctest: +SKIP
         ['entropy', 'distinct_4', 'repeated_4', 'self_bleu']
@@ -59,14 +61,14 @@ class Described:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Plain data for JSON; the protocol stands once, not beside each number."""
+        """Plain data for JSON; the protocol is stored once, not for each number."""
         plain = {name: one.summary() for name, one in self.numbers.items()}
         numbers = {name: {key: one[key] for key in ("value", "ci95", "n")} for name, one in plain.items()}
         return {"numbers": numbers, "lost": self.lost, "protocol": self.protocol}
 
 
 def less_varied(some: Mapping[str, Any], real: Mapping[str, Any]) -> list[str]:
-    """The names of the numbers whose intervals lie beyond the real ones, on the side of less variety.
+    """The names of the numbers whose intervals lie beyond the real ones, in the direction of less variety.
 
     >>> less_varied({"entropy": (2.0, 2.1)}, {"entropy": (4.0, 4.1)})
     ['entropy']
@@ -88,10 +90,10 @@ def describe(
     about: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Described:
-    """All numbers of some texts under a judge. real: what `describe` said of real texts, for MAUVE against them.
+    """All numbers of some texts under a judge. real: the result of `describe` for real texts, needed for MAUVE.
 
-    Intervals are 95%: bootstrap over texts (percentiles) where the number is made of sums over texts; a jackknife for
-    distinct n-grams and MAUVE, since a text that is drawn twice would itself be a repeat.
+    Intervals are 95%: percentile bootstrap over texts for numbers made of sums over texts; a jackknife for distinct
+    n-grams and MAUVE, because a text drawn twice would itself count as a repeat.
 
     >>> real = describe(judge, real_texts)  # doctest: +SKIP
     >>> print(describe(judge, model.generate(200), real).numbers["judge_ppl"])  # doctest: +SKIP
@@ -126,7 +128,7 @@ def _with_protocol(name: str, one: Measurement, protocol: Mapping[str, Any]) -> 
 
 
 def _sums(reading: Reading, seed: int) -> dict[str, Measurement]:
-    """The numbers that are a ratio of sums over texts, with bootstrap intervals over the same resamples."""
+    """The numbers that are ratios of sums over texts, with bootstrap intervals over the same resamples."""
     rows = reading.rows
     texts_N = np.ones(len(rows))
     tokens_N = reading.scored_N.astype(np.float64)
@@ -157,7 +159,7 @@ def _sums(reading: Reading, seed: int) -> dict[str, Measurement]:
 
 
 def _distinct(rows: Sequence[Row], n: int) -> Measurement:
-    """`distinct` with a jackknife interval: a text that is left out takes with it what no other text has."""
+    """`distinct` with a jackknife interval: leaving out a text removes the n-grams that no other text has."""
     owner: dict[tuple[int, ...], int] = {}
     for i, row in enumerate(rows):
         for gram in set(ngrams(row, n)):
@@ -177,7 +179,8 @@ def _distinct(rows: Sequence[Row], n: int) -> Measurement:
     return Measurement(value, (max(0.0, value - half), min(1.0, value + half)), int(total_N.sum()))
 
 
-# --- one number each, of tokens ---------------------------------------------------------------------------------------
+# --- single numbers, computed from tokens
+# ------------------------------------------------------------------------------
 
 
 def ngrams(row: Row, n: int) -> Iterator[tuple[int, ...]]:
@@ -190,7 +193,7 @@ def ngrams(row: Row, n: int) -> Iterator[tuple[int, ...]]:
 
 
 def entropy(row: Row) -> float:
-    """Nats of the law of the tokens of a text.
+    """Entropy of a text's unigram distribution, in nats.
 
     >>> round(entropy([1, 1, 2, 2]), 4)
     0.6931
@@ -199,7 +202,7 @@ def entropy(row: Row) -> float:
 
 
 def distinct(rows: Sequence[Row], n: int) -> float:
-    """Different n-grams among the n-grams of all texts together; of as many and as long texts it compares.
+    """Distinct n-grams as a share of all n-grams of all texts; only comparable for equally many and equally long texts.
 
     >>> distinct([[1, 2, 3], [1, 2, 4]], 2)
     0.75
@@ -209,7 +212,7 @@ def distinct(rows: Sequence[Row], n: int) -> float:
 
 
 def repeated(row: Row, n: int) -> float:
-    """The share of a text's n-grams that stood in it before.
+    """The share of a text's n-grams that occurred in it before.
 
     >>> repeated([1, 2, 1, 2, 1], 2)
     0.5
@@ -219,27 +222,27 @@ def repeated(row: Row, n: int) -> float:
 
 
 def longest_repeat(row: Row) -> int:
-    """Tokens of the longest run that stands in the text twice; the two may overlap.
+    """Length in tokens of the longest run that occurs twice in the text; the two occurrences may overlap.
 
     >>> longest_repeat([1, 2, 3, 9, 1, 2, 3]), longest_repeat([5, 5, 5, 5]), longest_repeat([1, 2])
     (3, 3, 0)
     """
-    # What repeats has shorter parts that repeat: the answer is where the lengths stop to do so.
+    # Every part of a repeated run repeats too, so a binary search over lengths finds the longest.
     return bisect.bisect_left(range(1, len(row) + 1), True, key=lambda n: not repeated(row, n))
 
 
 def self_bleu(rows: Sequence[Row]) -> NDArray[np.float64]:
-    """[N] BLEU of each text with all the others as its references, between 0 and 1.
+    """[N] BLEU of each text with all other texts as references, between 0 and 1.
 
-    BLEU-4 of a text (arXiv 1802.01886): clipped n-gram precisions, the brevity penalty of the reference nearest in
-    length. A precision of 0 becomes 1 / (2^k total), the k-th such of the text, and n-grams longer than the text do not
-    count, as in sacrebleu's sentence_bleu with its effective order.
+    BLEU-4 of a text (arXiv 1802.01886): clipped n-gram precisions, and the brevity penalty of the reference nearest in
+    length. The k-th precision of 0 in a text is replaced by 1 / (2^k total), and n-grams longer than the text do not
+    count, as in sacrebleu's sentence_bleu with effective order.
 
     >>> self_bleu([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]).tolist()
     [1.0, 1.0]
     """
     counts = [[Counter(ngrams(row, n)) for n in range(1, MAX_N + 1)] for row in rows]
-    most: dict[tuple[int, ...], tuple[int, int, int]] = {}  # of a gram: the largest count, whose it is, the next one
+    most: dict[tuple[int, ...], tuple[int, int, int]] = {}  # n-gram → (largest count, its text, next count)
     for i, of_row in enumerate(counts):
         for gram, count in (pair for of_n in of_row for pair in of_n.items()):
             first, owner, second = most.get(gram, (0, -1, 0))

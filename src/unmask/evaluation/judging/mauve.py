@@ -1,11 +1,11 @@
-"""MAUVE: how near the law of some texts is to that of others, from a vector for each text.
+"""MAUVE: how close the distributions of two sets of texts are, computed from a vector for each text.
 
-Pillutla et al., "MAUVE: Measuring the Gap Between Neural Text and Human Text using Divergence Frontiers"
-(arXiv 2102.01454, section 2): both sets are quantised together, P and Q are the shares of their texts in each
-cell, R = w P + (1 - w) Q, and MAUVE is the area under the curve (exp(-c KL(Q | R)), exp(-c KL(P | R))) over w. As in
-the authors' package: vectors of length 1, the principal components that hold 90% of the variance, a tenth as many cells
-as texts, c = 5, 25 weights. Other than there: the cells are of our own k-means, drawn from a seed, and the vectors are
-whatever the caller has, so that a number compares only with numbers of the same vectors.
+Pillutla et al., "MAUVE: Measuring the Gap Between Neural Text and Human Text using Divergence Frontiers" (arXiv
+2102.01454, section 2): both sets are quantised together, P and Q are the shares of their texts in each cell, R = w P +
+(1 - w) Q, and MAUVE is the area under the curve (exp(-c KL(Q | R)), exp(-c KL(P | R))) over w. As in the authors'
+package, vectors are normalised to length 1 and projected to the principal components that hold 90% of the variance;
+there are a tenth as many cells as texts, c = 5, and 25 weights. Unlike there, the cells come from our own seeded
+k-means, and the caller chooses the vectors. So numbers are comparable only if they use the same vectors.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from unmask.rng import row_keys, uniform
 Array = NDArray[np.float64]
 SCALE = 5.0  # the paper's c
 WEIGHTS = np.linspace(1e-6, 1 - 1e-6, 25)
-EXPLAINED = 0.9  # of the variance that is kept
-STARTS, ROUNDS = 5, 100  # of k-means
+EXPLAINED = 0.9  # share of the variance to keep
+STARTS, ROUNDS = 5, 100  # restarts and iterations of k-means
 
 
 def mauve(p_ND: Array, q_ND: Array, *, cells: int | None = None, seed: int = 0) -> tuple[float, tuple[float, float]]:
-    """MAUVE of two sets of vectors and a 95% interval; 1 where the sets have the same law, near 0 where they share no
-    cell. cells: None: a tenth as many as the smaller set has vectors, at least 2.
+    """MAUVE of two sets of vectors, with a 95% interval: 1 for equal distributions, near 0 if they share no cell.
 
-    The interval is a jackknife's, over the texts of both sets with the cells as they are. It is not the bootstrap's: a
-    text that is drawn twice makes a set coarser, which lowers the number itself. Few texts lower it, too, so compare
-    sets of the same size.
+    cells: None: a tenth of the size of the smaller set, at least 2. The interval is a jackknife over the texts of both
+    sets with fixed cells. A bootstrap would be biased: drawing a text twice makes a set coarser, which lowers the value
+    itself. Small sets lower it, too, so compare sets of the same size.
 
     >>> import numpy as np
     >>> same = np.sin(np.arange(120.0)).reshape(40, 3)
@@ -61,12 +60,13 @@ def area(p_K: Array, q_K: Array) -> float:
         r_K = w * p_K + (1 - w) * q_K
         curve.append((float(np.exp(-SCALE * _kl(q_K, r_K))), float(np.exp(-SCALE * _kl(p_K, r_K)))))
     x, y = np.array([*curve, (0.0, 1.0)]).T
-    # Along both axes, as the authors do it: 25 weights leave steps, which the trapezoids cut either way.
+    # Along both axes, as the authors do: with only 25 weights the trapezoids of one axis differ from those of the
+    # other.
     return float(0.5 * (_under(x, y) + _under(y, x)))
 
 
 def quantise(x_ND: Array, cells: int, *, seed: int = 0) -> NDArray[np.int64]:
-    """[N] the cell of each vector: its direction, in the principal components, by k-means.
+    """[N] the cell of each vector: k-means on its direction, in the principal components.
 
     >>> import numpy as np
     >>> quantise(np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]), 2).tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
@@ -85,9 +85,9 @@ def quantise(x_ND: Array, cells: int, *, seed: int = 0) -> NDArray[np.int64]:
 
 
 def _k_means(x_ND: Array, cells: int, key: Tensor) -> tuple[NDArray[np.int64], float]:
-    """Lloyd's rounds from centres spread by k-means++; the cells and the sum of squares within them."""
+    """Lloyd's algorithm from a k-means++ initialisation; the cells and the sum of squares within them."""
     weight_N, centre_KD = np.ones(len(x_ND)), x_ND[:0]
-    while len(centre_KD) < cells and weight_N.sum():  # 0: fewer different vectors than cells
+    while len(centre_KD) < cells and weight_N.sum():  # 0: fewer distinct vectors than cells
         u = float(uniform(key, len(centre_KD))) * weight_N.sum()
         chosen = min(int(np.searchsorted(np.cumsum(weight_N), u, side="right")), len(x_ND) - 1)
         centre_KD = np.concatenate([centre_KD, x_ND[[chosen]]])
@@ -109,7 +109,7 @@ def _squares(x_ND: Array, centre_KD: Array) -> Array:
 
 
 def _jackknife(p_K: Array, q_K: Array) -> float:
-    """The variance of the area over the texts of p: all texts of a cell give the same when they are left out."""
+    """The variance of the area over the texts of p; leaving out any text of the same cell has the same effect."""
     n = p_K.sum()
     if n < 2:
         return 0.0

@@ -1,4 +1,4 @@
-"""What the MDLM paper (arXiv 2406.07524) reports of generated texts, to stand beside ours: never measured here."""
+"""Numbers for generated texts quoted from the MDLM paper (arXiv 2406.07524), never measured here."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ CAVEAT = (
     "Quoted from MDLM (arXiv 2406.07524), Table 5: texts of 2,048 tokens, of other models, under the paper's judge, on "
     "the paper's hardware. Levels do not compare; what is faster, and by how much, may."
 )
-# Table 5: generative perplexity and seconds a sequence of 2,048 tokens.
+# Table 5: generative perplexity and seconds per sequence of 2,048 tokens.
 TABLES: dict[str, dict[str, tuple[float, float]]] = {
     "table-5": {"SSD-LM": (35.43, 2473.9), "MDLM, semi-autoregressive": (27.18, 89.3)},
 }
 
 
 def quoted_lines(table: str) -> list[dict[str, Any]]:
-    """The rows of a table of the paper, in the shape of a line of points.jsonl.
+    """The rows of a table of the paper, in the format of points.jsonl.
 
     >>> [line["name"] for line in quoted_lines("table-5")]
     ['SSD-LM (quoted)', 'MDLM, semi-autoregressive (quoted)']

@@ -1,4 +1,4 @@
-"""Texts that a model writes to be judged: as many and as long as asked, with how they were written."""
+"""Texts that a model writes for a judge, in the requested number and lengths, with how they were written."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from unmask.text.prompts import until_end
 if TYPE_CHECKING:
     from unmask.model import Model
 
-BATCH = 50  # texts written at a time
+BATCH = 50  # texts to write at a time
 
 
 @dataclass(frozen=True)
 class Written:
-    """Texts and how they were written: seconds, network calls at most, device, dtype, seed."""
+    """Texts and how they were written: seconds, maximum number of network calls, device, dtype, seed."""
 
     texts: list[str]
     how: dict[str, Any]
@@ -43,12 +43,12 @@ def write_texts(
     warm: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Written:
-    """As many texts as there are real ones, each with room for the tokens of its real one and its end. An
-    autoregressive model has its window, since it ends by itself.
+    """Write as many texts as there are real ones, each with room for the tokens of its real text and an end.
 
-    length: room for so many tokens instead, for all; beyond the model's window it is written window by window. full:
-    all of that is written, since no text may end before. warm: the first batch is written once before, untimed.
-    Text i depends on the model, the sampler, the lengths in its batch and (seed, i) alone.
+    An autoregressive model gets its whole window, because it ends texts by itself. length: room for this many tokens
+    instead, for all texts; beyond the model's window texts are written window by window. full: texts fill their room,
+    and none may end earlier. warm: write the first batch once before, untimed. Text i depends only on the model, the
+    sampler, the lengths in its batch and (seed, i).
 
     >>> write_texts(model, model.make_sampler(steps=64), real).how["seconds_per_text"]  # doctest: +SKIP
     """
@@ -77,7 +77,7 @@ def write_texts(
         "sampler": repr(fitted),
         "calls": fitted.max_calls(longest),
         "seconds_per_text": seconds / len(texts),
-        "processor_seconds_per_text": processor / len(texts),  # of all threads; what others run does not count
+        "processor_seconds_per_text": processor / len(texts),  # CPU time of all threads of this process
         "timed": f"the sampler alone{', after a first batch that is not counted' if warm else ''}",
         "batch": min(batch, len(texts)),
         "lengths": _lengths(model, length, full=full),
@@ -89,9 +89,9 @@ def write_texts(
 
 
 def _room(model: Model, real: Sequence[str], length: int | None, *, full: bool) -> list[int]:
-    """Tokens of each text at most, its end among them."""
+    """The maximum number of tokens of each text, including its end."""
     window = model.length - len(model.begin) - len(model.end)
-    if length is not None:  # what writes from left to right and ends by itself needs no more than its window
+    if length is not None:  # a model that writes from left to right and ends by itself needs only its window
         return [length if full or model.process is not None else min(length, window)] * len(real)
     if model.process is None:
         return [window] * len(real)
@@ -106,7 +106,7 @@ def _lengths(model: Model, length: int | None, *, full: bool) -> str:
 
 def save_texts(path: Path, written: Written) -> None:
     lines = [{"index": i, "text": text} for i, text in enumerate(written.texts)]
-    lines[0]["how"] = written.how  # beside the first: the file stays one of texts alone
+    lines[0]["how"] = written.how  # stored in the first line, so that the file contains only texts
     atomic_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 

@@ -1,4 +1,4 @@
-"""Suites: sets of texts that a model is measured on by one protocol, `unmask eval MODEL --suite NAME`."""
+"""Suites: sets of texts measured by one protocol, `unmask eval MODEL --suite NAME`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a suite is: sets that are measured by one protocol, and how its numbers are laid out."""
+"""What a suite is: sets measured by one protocol, and the layout of its numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from unmask.model import Model
 
 T = TypeVar("T")
-Two = tuple[T, T]  # of a model, and of the one that it is measured against
+Two = tuple[T, T]  # for the model, and for the one it is compared with
 Numbers = dict[str, Any]
 Identity = dict[str, Any]
 PLAIN_OR_COMPRESSED = ("", *COMPRESSED)
@@ -25,23 +25,24 @@ NOT_MEASURED = "not measured"
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(ABC):
-    """A set of a suite: where it is read. name: of its file of results; title: in tables."""
+    """A set of a suite: where it is read. name: of its results file; title: in tables."""
 
     name: str
     title: str
 
     @abstractmethod
     def readable(self, folder: Path | None) -> bool:
-        """Whether it can be in a folder of data (None: on the hub), so that it is measured where no set is named."""
+        """Whether the set can be read from this folder (None: from the hub), and so is measured by default."""
 
     @abstractmethod
     def find(self, folder: Path | None) -> tuple[Any, str]:
-        """What the suite measures on, and a hash that changes exactly when that does."""
+        """The data to measure on, and a hash that changes exactly when the data does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a set: its numbers, or why there are none. taken: they are an earlier run's, from its file."""
+    """The result of a set: its numbers, or why there are none. taken: the numbers are an earlier run's, read from its
+    file."""
 
     set: Entry
     numbers: Numbers | None = None
@@ -51,14 +52,15 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a suite has found of a set: numbers with their protocol, and what the model wrote, a record a text."""
+    """The measurements of a set: numbers with their protocol, and what the model wrote, one record per text."""
 
     numbers: Numbers
     outputs: Sequence[Mapping[str, Any]] | None = None
 
 
 class Layout(ABC):
-    """A suite's numbers for a terminal of 80 columns, in Markdown and in a report. beside: what else the table has."""
+    """The layout of a suite's numbers for a terminal of 80 columns, Markdown and a report. beside: further parts of the
+    table."""
 
     beside: ClassVar[str] = ""
 
@@ -72,7 +74,7 @@ class Layout(ABC):
 
     @abstractmethod
     def columns_and_rows(self, suite: Suite, outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
-        """The table's cells, also of what is quoted beside."""
+        """The table's cells, including quoted figures."""
 
     @abstractmethod
     def notes(self, suite: Suite, outcomes: Sequence[Outcome]) -> list[str]:
@@ -80,23 +82,23 @@ class Layout(ABC):
 
     @abstractmethod
     def protocol_line(self, numbers: Numbers) -> str:
-        """What all sets of a run have in common, in a line."""
+        """What all sets of a run have in common, in one line."""
 
     @abstractmethod
     def source_line(self, numbers: Numbers) -> str:
-        """Where a set comes from and what it went through."""
+        """Where a set comes from and how it was preprocessed."""
 
     def told(self, numbers: Numbers) -> list[str]:
-        """What else must be known of a set's numbers, in sentences without their full stop."""
+        """Further remarks on a set's numbers, as sentences without a full stop."""
         return []
 
     def counts(self, numbers: Numbers) -> dict[str, str]:
-        """What was counted in a set, for the protocol's table."""
+        """The counts of a set, for the protocol's table."""
         return {}
 
     def markdown(self, suite: Suite, model: str, outcomes: Sequence[Outcome], against: str | None = None) -> str:
-        """The table, its notes, and the protocol of each set; of a model that it is measured against the same table,
-        and the differences."""
+        """The table, its notes, and the protocol of each set; with a second model also its table and the
+        differences."""
         from unmask.evaluation.suites import differences
 
         parts = [f"# {suite.name}: {model}", markdown_table(*self.columns_and_rows(suite, outcomes))]
@@ -116,7 +118,7 @@ class Layout(ABC):
 
 
 def others_of(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The outcomes of the model that a suite was measured against.
+    """The outcomes of the model that a suite's model was compared with.
 
     >>> others_of([])
     []
@@ -141,9 +143,9 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 @dataclass(frozen=True, kw_only=True)
 class Suite(ABC):
-    """Sets that are measured by one protocol. version: of the protocol; a new one makes older results unknown.
+    """Sets measured by one protocol. version: of the protocol; results of an older version are not reused.
 
-    options: what `unmask eval` may be told of how it is measured; others are refused.
+    options: the options of `unmask eval` that affect how the suite is measured; others are refused.
     """
 
     name: str
@@ -154,36 +156,38 @@ class Suite(ABC):
 
     @abstractmethod
     def common(self, model: Model, run: SuiteRun) -> Identity:
-        """What decides the numbers of every set, besides model, seed and version; what cannot be is refused."""
+        """Everything that determines the numbers of every set, besides model, seed and version; unsupported settings
+        are refused."""
 
     def of_set(self, model: Model, one: Entry, run: SuiteRun) -> Identity:
-        """What decides the numbers of this set besides."""
+        """What determines the numbers of this set in addition."""
         return {}
 
     @abstractmethod
     def measure(self, model: Model, one: Entry, found: Any, run: SuiteRun, identity: Identity) -> Measured:
-        """The numbers of a set, of what its `find` gave."""
+        """Measure a set. found: the data from its `find`."""
 
     @abstractmethod
     def measure_both(
         self, models: Two[Model], one: Entry, found: Any, runs: Two[SuiteRun], identities: Two[Identity]
     ) -> Measured:
-        """The same of two models: numbers with `against`, the other one's, and `differences`; see `differences.py`."""
+        """The same for two models: numbers with the other model's as `against`, and with `differences`; see
+        `differences.py`."""
 
     @abstractmethod
     def alike(self, models: Two[Model], run: SuiteRun) -> Two[SuiteRun]:
-        """How each of two models is measured, so that they can be compared; or why they cannot be."""
+        """Two runs that measure two models comparably; refused if that is impossible."""
 
     def of_file(self, path: str) -> Entry:
-        """The set of a file of the user's, where `options` has data."""
+        """The set for a file of the user's, if `options` contains data."""
         raise UsageError(f"the suite {self.name} has its own texts: leave out --data, or --suite")
 
     def usual(self, model: Model, sets: Sequence[Entry]) -> Sequence[Entry]:
-        """Of the sets that a folder can hold those that mean something of this model, where no set is named."""
+        """The default sets for this model, among those that a folder can hold."""
         return sets
 
     def chosen(self, names: Iterable[str] | None, folder: Path | None) -> list[Entry]:
-        """The sets of these names; None: all that the folder can hold, or all that the hub has.
+        """The sets with these names; None: all that the folder can hold, or all that the hub has.
 
         >>> from unmask.evaluation.suites import find_suite
         >>> [one.title for one in find_suite("zero-shot").chosen(["wikitext", "ptb"], None)]
@@ -199,7 +203,7 @@ class Suite(ABC):
 
 
 def find_file(folder: Path | None, path: str) -> Path:
-    """A set's file in the folder of the data, plain or compressed.
+    """A set's file in the data folder, plain or compressed.
 
     >>> find_file(None, "multi30k/train.de")
     Traceback (most recent call last):

@@ -1,13 +1,13 @@
-"""Detokenizers: they put texts that were cut into words and marks back into the spelling that people write.
+"""Detokenizers: they restore natural spelling in texts that were split into words and punctuation.
 
-A language model trained on natural text is not to be measured on " , " and " @-@ ". Each set of the zero-shot suite
-(MDLM, arXiv 2406.07524, table 3) names one of these. A line is read word by word: a mark is joined to the word on its
-left, on its right or on both sides, a quotation mark by whether it opens or closes. So only spaces change, but for the
-stand-ins that a set is known for (`@-@`, `N`, `<unk>`, curly quotes).
+A language model trained on natural text should not be measured on " , " and " @-@ ". Each set of the zero-shot suite
+(MDLM, arXiv 2406.07524, table 3) names one of these detokenizers. A line is processed word by word: a punctuation mark
+is joined to the word on its left, on its right or on both sides, and a quotation mark according to whether it opens or
+closes. So only spaces change, apart from a set's known placeholders (`@-@`, `N`, `<unk>`, curly quotes).
 
-What differs from the published evaluation, whose rules are replacements of strings: a quotation mark without its pair
-is left alone, all of English's contractions are joined ("they 're"), and `N` is a number at a line's ends, too, but in
-PTB alone ("40 ° N" in WikiText is north).
+Differences from the published evaluation, whose rules are string replacements: an unpaired quotation mark is unchanged,
+all English contractions are joined ("they 're"), and `N` is also a number at the ends of a line, but only in PTB ("40 °
+N" in WikiText is north).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _HEADING = re.compile(r"((?:= )+)(.+?)((?: =)+)")
 
 @dataclass(frozen=True)
 class Joining:
-    """Which words stand without a space: before them (`left`), after them (`right`), on both sides, or as a pair."""
+    """Which words are joined without a space: to the word before (`left`), to the word after (`right`), to both, or as
+    a pair."""
 
     left: frozenset[str]
     right: frozenset[str]
@@ -34,7 +35,7 @@ class Joining:
     paired: frozenset[str] = frozenset(['"', "'"])
 
     def line(self, line: str) -> str:
-        """One line, its words joined; spaces at its ends go.
+        """Join the words of a line; spaces at its ends are removed.
 
         >>> ENGLISH.line(' He said , " it was n\\'t ( quite ) black " . ')
         'He said, "it wasn\\'t (quite) black".'
@@ -43,7 +44,7 @@ class Joining:
         left = {word: words.count(word) for word in self.paired}
         opened: set[str] = set()
         pieces: list[str] = []
-        joined = True  # no space before what comes
+        joined = True  # no space before the next word
         for i, word in enumerate(words):
             before = words[i - 1] if i else ""
             to_left, to_right = self._sides(word)
@@ -62,7 +63,7 @@ class Joining:
 
 
 def _quotation(mark: str, before: str, opened: set[str], left: int) -> tuple[bool, bool]:
-    """Whether a quotation mark is joined to its left and to its right. left: how many more of it the line has."""
+    """Whether a quotation mark is joined to its left and to its right. left: how many more of them the line has."""
     if mark in opened:
         opened.discard(mark)
         return True, False
@@ -81,7 +82,7 @@ _PTB = Joining(left=frozenset(), right=frozenset(["$", "#", "us$", "c$", "hk$", 
 
 
 def as_it_is(text: str) -> str:
-    """Nothing is undone: the text is natural already.
+    """Return the text unchanged: it is already natural.
 
     >>> as_it_is(" a , b ")
     ' a , b '
@@ -90,7 +91,7 @@ def as_it_is(text: str) -> str:
 
 
 def wikitext(text: str) -> str:
-    """WikiText: `@-@`, `@,@` and `@.@` between parts of words and numbers, spaced marks, headings `= = so = =`.
+    """WikiText: `@-@`, `@,@` and `@.@` between parts of words and numbers, spaced punctuation, headings `= = so = =`.
 
     >>> wikitext(" = = Range = = \\n \\n Some 12 @.@ 5 @-@ mile ( 20 km ) roads . ")
     '== Range ==\\n\\nSome 12.5-mile (20 km) roads.'
@@ -120,7 +121,7 @@ def ptb(text: str) -> str:
 
 
 def lm1b(text: str) -> str:
-    """The One Billion Word Benchmark: spaced marks, contractions, prices, slashes and addresses.
+    """The One Billion Word Benchmark: spaced punctuation, contractions, prices, slashes and addresses.
 
     >>> lm1b('She paid $ 5 : see http : / / a.b , or do n\\'t .')
     "She paid $5: see http://a.b, or don't."
@@ -129,7 +130,7 @@ def lm1b(text: str) -> str:
 
 
 def papers(text: str) -> str:
-    """Articles of arXiv and PubMed as Cohan et al. prepared them: what WikiText and LM1B have.
+    """Articles of arXiv and PubMed as Cohan et al. prepared them: the rules of WikiText and LM1B.
 
     >>> papers("the rate ( @xmath0 ) , see fig . 1 / 2")
     'the rate (@xmath0), see fig. 1/2'

@@ -1,7 +1,8 @@
-"""Two models in one suite: their differences as a table, a line a number, which of them are visible, and what that is.
+"""Two models in one suite: a table of their differences, one line per number, and which of them are visible.
 
-A suite that measures two models keeps, of each set, the other one's numbers under `against` and under `differences` a
-plain dict a number: of, name, unit, ours, theirs, value (ours less theirs), ci95, visible; see `difference_of`.
+For each set, a suite that measures two models stores the other model's numbers under `against`. Under `differences` it
+stores one plain dict per number: of, name, unit, ours, theirs, value (ours minus theirs), ci95, visible; see
+`difference_of`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ VISIBLE = "visible: the 95% interval of the difference does not hold 0; of other
 def difference_of(
     name: str, unit: str, ours: float, theirs: float, ci95: Sequence[float] | None, **more: Any
 ) -> Numbers:
-    """A difference as it is kept in a file.
+    """A difference in the format of the results file.
 
     >>> difference_of("BLEU", "points", 30.0, 28.0, (1.0, 3.0))["visible"]
     True
@@ -32,7 +33,7 @@ def difference_of(
 
 
 def rows_of(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """The cells below `COLUMNS`, of every set that was measured."""
+    """The cells below `COLUMNS`, for every measured set."""
     rows = []
     for outcome in outcomes:
         for one in (outcome.numbers or {}).get("differences", ()):
@@ -50,14 +51,14 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[list[str]]:
 
 
 def notes_of(outcomes: Sequence[Outcome]) -> list[str]:
-    """What must be known of the differences, in sentences without their full stop."""
+    """Remarks on the differences, as sentences without a full stop."""
     found = [outcome.numbers for outcome in outcomes if outcome.numbers is not None and "against" in outcome.numbers]
     told = dict.fromkeys(note for numbers in found for note in numbers["against"].get("notes", ()))
     return [*told, VISIBLE] if any(numbers["differences"] for numbers in found) else list(told)
 
 
 def terminal_lines(outcomes: Sequence[Outcome], width: int = 79) -> list[str]:
-    """The same for a terminal, without the two levels, which stand above it.
+    """The same for a terminal, without the two models' values, which are printed above.
 
     >>> terminal_lines([])
     []
@@ -65,7 +66,7 @@ def terminal_lines(outcomes: Sequence[Outcome], width: int = 79) -> list[str]:
     lines: list[list[str]] = []
     for title, of, name, _, _, *rest in rows_of(outcomes):
         what = name if of == "all" else f"{of}, {name}"
-        if name in _DIGITS:  # one number a set
+        if name in _DIGITS:  # one number per set
             lines.append([f"{title}, {what}", *rest])
         else:
             lines += [[title, "", "", ""]] * (not any(row[0] == title for row in lines))

@@ -1,4 +1,4 @@
-"""The infilling suite: tokens of known texts are hidden, at random and in spans, and written anew in their places."""
+"""The infilling suite: tokens of known texts are hidden, at random and in spans, and the model fills them in."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SHARES = (0.15, 0.30, 0.45, 0.60, 0.75)
 WAYS = {"tokens": hide_tokens, "spans": hide_spans}
-LEAST = 8  # tokens of a text
+LEAST = 8  # minimum number of tokens per text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Passages(Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class TextFile(Entry):
-    """The documents of any file that `--data` can name."""
+    """The documents of any file that `--data` accepts."""
 
     path: str
 
@@ -72,7 +72,7 @@ class Infilling(WrittenSuite):
         return record["text"], record["hidden"], record["way"], gaps
 
     def of_file(self, path: str) -> Entry:
-        """The set of a file of the user's."""
+        """The set for a file of the user's."""
         return TextFile(name=Path(path).name.split(".")[0] or "data", title=Path(path).name[:12], path=path)
 
     def asked(self, model: Model) -> str:
@@ -116,7 +116,7 @@ class Infilling(WrittenSuite):
 def _between(
     model: Model, texts: list[list[int]], masks: list[Mask], key_B: Tensor, how: dict[str, Any]
 ) -> list[list[int]]:
-    """Every gap written with what stands on both sides of it."""
+    """Fill every gap given the text on both sides of it."""
     masked = [_masked(model, ids, mask) for ids, mask in zip(texts, masks, strict=True)]
     rows = [[*model.begin, *ids, *model.end] for ids in masked]
     return [model.unframed(row or []) for row in write(model, rows, key_B, list(range(len(rows))), **how)]
@@ -125,7 +125,8 @@ def _between(
 def _from_the_left(
     model: Model, texts: list[list[int]], masks: list[Mask], key_B: Tensor, how: dict[str, Any]
 ) -> list[list[int]]:
-    """One gap after the other, each after what stands before it: given tokens, earlier gaps as they were written."""
+    """Fill the gaps one after the other, each given only the text before it: known tokens, and earlier gaps
+    as filled."""
     written = [_masked(model, ids, mask) for ids, mask in zip(texts, masks, strict=True)]
     mask_id = model.tokenizer.mask_id
     while open_rows := [i for i, ids in enumerate(written) if mask_id in ids]:

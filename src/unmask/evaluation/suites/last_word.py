@@ -1,4 +1,4 @@
-"""The last-word suite: the last word of a passage from all that is before it (LAMBADA, arXiv 1606.06031)."""
+"""The last-word suite: predict the last word of a passage from everything before it (LAMBADA, arXiv 1606.06031)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LastWords(Entry):
 
 
 class LastWord(WrittenSuite):
-    """The likeliest tokens after the context, as many as the last word has."""
+    """Writes the most likely tokens after the context, as many as the last word has."""
 
     answers = frozenset({"output", "tokens", "right"})
 

@@ -1,4 +1,4 @@
-"""Suites of likelihoods: the texts of a set are detokenized, packed and scored, every token once."""
+"""Likelihood suites: the texts of a set are detokenized, packed and scored, every token once."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ OPTIONS = frozenset(["packing", "length", "max_rows", "num_samples", "precision"
 
 @dataclass(frozen=True, kw_only=True)
 class LikelihoodSuite(Suite):
-    """Perplexity, nats and bits per byte of sets of texts, beside the figures of a paper."""
+    """Perplexity, nats and bits per byte of sets of texts, beside figures from a paper."""
 
-    quoted: Mapping[str, str]  # the models whose figures are quoted, in their order → = or ≤
-    quotation: str  # where the quoted figures are from, and of what they are
-    differs: str  # what is otherwise there, in every set
+    quoted: Mapping[str, str]  # quoted models, in the order of the table → = or ≤
+    quotation: str  # source of the quoted figures, and what they measure
+    differs: str  # differences from the paper in every set
 
     def common(self, model: Model, run: SuiteRun) -> Identity:
         length, metric = run.length or model.length, run.metric
@@ -38,7 +38,7 @@ class LikelihoodSuite(Suite):
         if run.packing == "sentence":
             raise UsageError("a suite scores every token, and the packing 'sentence' cuts lines: give wrap or pad")
         estimator = metric.estimator or model.objective.estimator(model.denoiser)
-        model.objective.with_estimator(estimator).check(model.denoiser)  # now, rather than once a set
+        model.objective.with_estimator(estimator).check(model.denoiser)  # check now, rather than for each set
         if run.packing is None and model.packing != "wrap":
             packed = f"this model was trained on rows of the packing {model.packing}"
             run.say(f"{packed}, sets are packed by wrap: see --packing")
@@ -74,7 +74,7 @@ class LikelihoodSuite(Suite):
         runs = replace(run, metric=ours), replace(run, metric=theirs)
         if len({model.tokenizer.fingerprint() for model in models}) == 1:
             return runs
-        most = run.metric.max_rows  # rows hold other parts of a text for each, so texts are counted
+        most = run.metric.max_rows  # the two models' rows hold different parts of a text, so the limit counts texts
         first, second = (replace(one, metric=replace(one.metric, max_rows=None), max_texts=most) for one in runs)
         return first, second
 
@@ -85,12 +85,12 @@ class LikelihoodSuite(Suite):
         ours, theirs = _read(models, found, run, identities)
         try:
             against = Other.of(other, theirs.rows, (ours.rows, model.tokenizer), run.metric.max_rows)
-        except UsageError as e:  # of this set alone
+        except UsageError as e:  # concerns only this set
             raise DataError(str(e)) from None
         with run.bar(one.title) as progress:
             how: dict[str, Any] = {"seed": run.seed, "world": run.world, "progress": progress}
             about = ours.about(found, identities[0]["data"])
-            metric = run.metric if run.metric.estimator is not None else runs[1].metric  # of whom it is
+            metric = run.metric if run.metric.estimator is not None else runs[1].metric  # the one that has it
             first, second, apart = evaluate_against(model, ours.rows, against, metric, about=about, **how)
         texts = cast(TextSet, one)
         numbers = _numbers(texts, second, theirs, "the other model") | {"identity": identities[1]}
@@ -108,7 +108,7 @@ def _difference(apart: Difference, first: Measurement, second: Measurement) -> N
 
 
 def _read(models: Sequence[Model], found: Source, run: SuiteRun, identities: Sequence[Identity]) -> list[_Read]:
-    """The set's rows as each model spells and frames them."""
+    """The set's rows as tokenized and framed for each model."""
     read: list[_Read] = []
     for model, identity in zip(models, identities, strict=True):
         anchor: Anchor = identity["anchor"]
@@ -120,7 +120,7 @@ def _read(models: Sequence[Model], found: Source, run: SuiteRun, identities: Seq
 
 @dataclass
 class _Read:
-    """A set's rows, and what was read."""
+    """A set's rows, and information about what was read."""
 
     rows: Rows
     documents: int = 0
@@ -141,7 +141,7 @@ class _Read:
 
 
 def _pack(model: Model, source: Source, how: dict[str, Any], most: int | None = None) -> _Read:
-    """Every document, or so many spread evenly; none cut: what is too long for a row goes on in further ones."""
+    """Pack every document, or `most` of them spread evenly; none is truncated, long ones continue in further rows."""
     counts = [0, 0, 0]
 
     def documents() -> Iterator[str]:
@@ -158,7 +158,7 @@ def _pack(model: Model, source: Source, how: dict[str, Any], most: int | None = 
 
     try:
         rows = pack_texts(documents(), model.tokenizer, go_on=True, **how)
-    except OSError as e:  # a corpus of somebody else's
+    except OSError as e:  # raised by a third-party corpus
         raise DataError(f"cannot read {source.name}: {e.strerror or e}") from None
     except DataError as e:
         if counts[2]:
@@ -173,7 +173,7 @@ def _spread(num: int, most: int) -> set[int]:
 
 
 def _numbers(one: TextSet, measured: Measurement, read: _Read, whose: str = "the model") -> Numbers:
-    """All that is kept of a set; plain data."""
+    """All results that are stored for a set, as plain data."""
     bound, report = measured.bound, read.rows.report
     if bound is None or not math.isfinite(bound.nats):
         value = "no likelihood" if bound is None else f"{bound.nats} nats"

@@ -1,6 +1,6 @@
-"""Perplexities as a table: for a terminal of 80 columns, and in Markdown beside the figures of a paper.
+"""Perplexities as a table: for a terminal of 80 columns, and in Markdown beside figures from a paper.
 
-A pseudo-likelihood's number stands in a column of its own name, never among perplexities.
+A pseudo-likelihood has its own column and is never listed among perplexities.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NONE = "—"
 
 
 class PerplexityTable(Layout):
-    """A line a set: perplexity with its sign and interval, nats, bits, tokens scored and dropped."""
+    """One line per set: perplexity with its sign and interval, nats, bits, tokens scored and dropped."""
 
     beside = ", with the paper's figures quoted beside"
 
@@ -95,7 +95,7 @@ class PerplexityTable(Layout):
 
 
 def _cells(numbers: Numbers, *, pseudo: bool) -> tuple[str, ...]:
-    """PPL, interval, nats, bits, tokens, dropped; where the number is of the other kind, no PPL."""
+    """PPL, interval, nats, bits, tokens, dropped; PPL is empty if the number is of the other kind."""
     key = "pseudo_ppl" if pseudo else "ppl"
     interval = numbers.get(f"{key}_ci95")
     spread = _NONE if interval is None else f"{_short(interval[0])} – {_short(interval[1])}"
@@ -111,7 +111,7 @@ def _pseudo(numbers: Numbers) -> bool:
 
 
 def _short(value: Any) -> str:
-    """Four digits or more, in 7 characters.
+    """Format a value with at least four digits in at most 7 characters.
 
     >>> [_short(x) for x in (9.87654, 123.456, 12345.6, 1e9, None)]
     ['9.88', '123.5', '12,346', '1e+09', 'inf']

@@ -1,8 +1,8 @@
 """The planning suite: sums, whose first digit depends on their last ones, written in both directions.
 
-Autoregression must write a digit before those that decide it where the sum is written forward; reversed, each digit
-needs the carry of the one before alone. A model of any order may write the end first. Numbers are those of the corpus
-`addition`, in the part that no training run sees.
+If the sum is written forward, autoregression has to write each digit before those that it depends on. Reversed, each
+digit only needs the carry of the one before. A model that generates in any order may write the end first. The numbers
+are those of the corpus `addition`, from the part that no training run sees.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from unmask.model import Model
 
 NUM = 1000
-CHAINS = ((0, 1), (2, 3), (4, 99))  # how far a carry runs
+CHAINS = ((0, 1), (2, 3), (4, 99))  # lengths of the carry chain
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sums(Entry):
-    """Sums written in one direction, the same in every run."""
+    """Sums written in one direction, identical in every run."""
 
     direction: Direction
 
@@ -51,7 +51,7 @@ class Sums(Entry):
 
 
 class Planning(PromptSuite):
-    """The numbers are the prompt, their sum is written after it."""
+    """The prompt is the two numbers; the model writes their sum."""
 
     def common(self, model: Model, run: SuiteRun) -> Identity:
         identity = super().common(model, run)
@@ -92,7 +92,7 @@ class Planning(PromptSuite):
 
 
 def _right_digits(output: str, reference: str) -> int:
-    """How many digits stand in their place."""
+    """The number of digits that are correct and in the right place."""
     return sum(a == b for a, b in zip(re.sub(r"\s", "", output), reference, strict=False))
 
 

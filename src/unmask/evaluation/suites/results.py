@@ -1,4 +1,4 @@
-"""What a suite keeps in a folder: one file a set, written whole, that says what model and protocol it is of."""
+"""A suite's results in a folder: one file per set, written atomically, with the model and protocol it belongs to."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from unmask.storage.atomic import atomic_text
 if TYPE_CHECKING:
     from unmask.model import Model
 
-OUTPUTS = ".jsonl"  # of the file with what a model wrote, beside its numbers
+OUTPUTS = ".jsonl"  # suffix of the file with the generated texts, next to the numbers
 
 
 def model_fingerprint(model: Model) -> str:
-    """Changes exactly when the weights do, or what else decides a model's bound.
+    """A hash that changes exactly when the weights, or anything else that determines a model's bound, change.
 
     >>> model_fingerprint(model)  # doctest: +SKIP
     '9c0b…'
@@ -38,13 +38,13 @@ def model_fingerprint(model: Model) -> str:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a suite in a folder; no folder: nothing is kept."""
+    """The results of a suite in a folder; without a folder nothing is stored."""
 
     folder: Path | None
     suite: Suite
 
     def check(self, sets: Iterable[Entry]) -> None:
-        """Refuse a folder that is none, or where files of other things stand in the results' places."""
+        """Refuse a path that is not a folder, or a folder with unrelated files under the names of results."""
         if self.folder is None:
             return
         if self.folder.exists() and not self.folder.is_dir():
@@ -55,12 +55,13 @@ class Results:
                 raise UsageError(f"--out: {path} is no result of the suite {self.suite.name}: give a folder of its own")
 
     def prepare(self) -> None:
-        """Make the folder, before anything is measured that could not be kept."""
+        """Create the folder, so that an unwritable one fails before anything is measured."""
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
 
     def finished(self, one: Entry, identity: Identity) -> tuple[Numbers | None, list[str]]:
-        """A set's numbers where they are of this model and protocol; else what has changed since, if they are there."""
+        """A set's stored numbers if they match this model and protocol; otherwise what has changed, if there
+        are any."""
         if self.folder is None or not (path := self._path(self.folder, one)).exists():
             return None, []
         numbers = _read(path)
@@ -70,12 +71,12 @@ class Results:
         outputs = numbers.get("outputs")
         if not changed and isinstance(outputs, dict) and outputs.get("sha256") != _digest(path.with_suffix(OUTPUTS)):
             changed = [f"{one.name}{OUTPUTS}, what the model wrote"]
-        if "against" not in identity:  # of two models then, of one now
+        if "against" not in identity:  # two models then, one now
             numbers = {name: value for name, value in numbers.items() if name not in ("against", "differences")}
         return (None, changed) if changed else (numbers, [])
 
     def keep(self, one: Entry, numbers: Numbers, outputs: Sequence[Mapping[str, Any]] | None = None) -> Numbers:
-        """Write what the model wrote, then the set's numbers, each whole or not at all; what is kept comes back."""
+        """Write what the model wrote, then the set's numbers, each atomically; returns what is stored."""
         if self.folder is None:
             return numbers
         path = self._path(self.folder, one)
@@ -87,7 +88,7 @@ class Results:
         return numbers
 
     def write_table(self, markdown: str) -> Path | None:
-        """Write the table of all sets; its path."""
+        """Write the table of all sets; returns its path."""
         if self.folder is None:
             return None
         path = self.folder / f"{self.suite.name}.md"
@@ -100,7 +101,7 @@ class Results:
 
 
 def results_in(folder: Path, suite: Suite) -> dict[str, Numbers]:
-    """What a folder holds of a suite, by the set's name; files of other things are passed over.
+    """A suite's results in a folder, by set name; other files are ignored.
 
     >>> results_in(Path("no/such/folder"), suite)  # doctest: +SKIP
     {}

@@ -1,4 +1,4 @@
-"""Runs a suite: each set is found and measured; what is finished is taken from its file."""
+"""Runs a suite: finds and measures each set; finished sets are read from their files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Bar = Callable[[str], AbstractContextManager[Progress | None]]
 
 @dataclass(frozen=True)
 class _Way:
-    """A model, how it is measured, and what decides the numbers of every set."""
+    """A model, how it is measured, and what determines the numbers of every set."""
 
     model: Model
     run: SuiteRun
@@ -36,13 +36,13 @@ class _Way:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteRun:
-    """How a suite is measured. say: is told what is taken from a file or measured again. bar: a progress bar for each
-    set, by its title.
+    """How a suite is measured.
 
-    Of likelihoods: metric; packing, None: each set's own. Of what a model writes: writing.
-    length: None: the model's window, or the smaller one of both. against: a model that is measured on the same, for the
-    differences; writing_against: how it writes, if not as the first one does. max_texts: texts of a set, spread evenly,
-    where they are counted rather than rows; None: all.
+    say: receives a sentence when a set is read from a file or measured again. bar: a progress bar for each set, by its
+    title. metric and packing apply to likelihoods (packing None: each set's own), writing to generated texts. length:
+    None: the model's window, or the smaller one of two models. against: a second model measured on the same data, for
+    differences; writing_against: how it writes, if not like the first. max_texts: maximum number of texts per set,
+    spread evenly, where texts rather than rows are counted; None: all.
     """
 
     suite: Suite
@@ -61,7 +61,9 @@ class SuiteRun:
     bar: Bar = lambda label: nullcontext()
 
     def outcomes(self, model: Model, sets: Iterable[Entry]) -> Iterator[Outcome]:
-        """Each set's outcome, as soon as it is there. A set that cannot be read or measured does not stop the others.
+        """Yield each set's outcome as soon as it is available.
+
+        A set that cannot be read or measured does not stop the others.
 
         >>> run = SuiteRun(suite=find_suite("zero-shot"), data_dir=Path("data"))  # doctest: +SKIP
         >>> for outcome in run.outcomes(model, run.suite.chosen(None, run.data_dir)):  # doctest: +SKIP
@@ -84,11 +86,11 @@ class SuiteRun:
                 yield Outcome(set=one, failure=" ".join(str(e).split()))
 
     def _common(self, model: Model) -> Identity:
-        """What decides the numbers of every set."""
+        """What determines the numbers of every set."""
         return {
             "suite": self.suite.name,
             "version": self.suite.version,
-            **self.suite.common(model, self),  # first what may be refused: the hash takes a while
+            **self.suite.common(model, self),  # first, because it may refuse the run and the hash takes a while
             "model": model_fingerprint(model),
             "seed": self.seed,
             "device": model.device.type,

@@ -1,4 +1,4 @@
-"""Scores of written texts as a table: a line a number, each with its interval, and the protocol of each set."""
+"""Scores of generated texts as a table: one line per number, with its interval, and the protocol of each set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NONE = "—"
 
 
 class ScoreTable(Layout):
-    """A line a number: of which set and part of it, its name, value, 95% interval."""
+    """One line per number: its set and part, name, value and 95% interval."""
 
     def header(self, numbers: Numbers | None) -> str:
         return _line(("set", "of", "number", "value", "95% interval"))

@@ -1,7 +1,7 @@
-"""The style suite: Yelp's 1,000 human references, a sentence's sentiment turned round and all else kept.
+"""The style suite: Yelp's 1,000 human references; the sentiment of a sentence is reversed and everything else kept.
 
-Style is told by a classifier of our own, preservation by BLEU and chrF to the source and to the person's rewrite. The
-sources themselves and the rewrites stand in the same table: what is copied has all of the preservation.
+Style is judged by our own classifier, preservation by BLEU and chrF against the source and the human rewrite. The same
+table has lines for the unchanged sources and for the human rewrites: copying preserves everything.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _FOLDER = "style_transfer"
 
 @dataclass(frozen=True, kw_only=True)
 class Judged(Items):
-    """The references, with the sentences that a classifier learns from."""
+    """The references, with the sentences that the classifier is trained on."""
 
     corpus: Restyle
 
 
 @dataclass(frozen=True, kw_only=True)
 class References(Entry):
-    """Sentences with what a person made of them."""
+    """Sentences with their human rewrites."""
 
     def readable(self, folder: Path | None) -> bool:
         return True
@@ -52,7 +52,7 @@ class References(Entry):
 
 
 class Style(PromptSuite):
-    """The words that mark a sentence's style are deleted, and it is written anew under the other style's name."""
+    """Deletes the words that mark a sentence's style and rewrites it under the other style's name."""
 
     def common(self, model: Model, run: SuiteRun) -> Identity:
         need_sacrebleu()
@@ -108,7 +108,7 @@ class Style(PromptSuite):
         scores += [*alike("output", "source", "outputs"), *alike("output", "reference", "outputs")]
         beside = [accuracy("reference", "rewrites by people"), *alike("reference", "source", "rewrites by people")]
         beside += [accuracy("source", "sources unchanged"), *alike("source", "reference", "sources unchanged")]
-        return [*scores, *(dataclasses.replace(one, sums=None) for one in beside)]  # which no model wrote
+        return [*scores, *(dataclasses.replace(one, sums=None) for one in beside)]  # not written by a model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ class _Ready(Judged):
 
 
 def _spelled(text: str) -> str:
-    """As people write it, in small letters: people's rewrites join their marks, Yelp's sentences do not.
+    """Natural spelling in lower case: human rewrites join punctuation, Yelp's sentences do not.
 
     >>> _spelled("it 's small , yet good .")
     "it's small, yet good."

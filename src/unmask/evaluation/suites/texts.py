@@ -1,4 +1,4 @@
-"""Sets of texts: where they are read, how they are detokenized and how they are packed."""
+"""Sets of texts: where they are read, how they are detokenized and packed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def each(texts: Iterable[str]) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Documents of a set, from a corpus; the path of a local one is relative to the folder of the data.
+    """The documents of a set, from a corpus; a local path is relative to the data folder.
 
-    what: the split and what a document is, for the protocol. documents: of what the corpus yields (lines, say).
-    differs: what is not as in the paper whose figures are quoted. name: the file in the folder, or the dataset.
+    what: the split and what counts as a document, for the protocol. documents: turns what the corpus yields (lines, for
+    example) into documents. differs: differences from the paper whose figures are quoted. name: the file in the folder,
+    or the dataset.
     """
 
     corpus: Corpus
@@ -38,26 +39,26 @@ class Source:
     documents: Callable[[Iterable[str]], Iterator[str]] = each
 
     def texts(self) -> Iterator[str]:
-        """The documents as they are measured; what stands before a text as its prompt (a title) is part of it."""
+        """The documents as they are measured; a corpus's prompt for a text (such as a title) becomes part of it."""
         read = (document.prompt + document.text for document in self.corpus.documents())
         return map(self.detokenize, self.documents(read))
 
     def fingerprint(self) -> str:
-        """Changes exactly when the texts would."""
+        """Changes exactly when the texts change."""
         parts = [self.corpus.fingerprint(), self.detokenize.__name__, self.documents.__name__]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def line(self) -> str:
-        """Where the texts come from and what is undone in them."""
+        """Where the texts come from and how they are detokenized."""
         undone = "as it is" if self.detokenize is as_it_is else f"detokenizer {self.detokenize.__name__}"
         return f"{self.name}: {self.what}; {undone}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextSet(Entry):
-    """One set: local files of a folder, a dataset of the hub, or either. packing: the suite's own, see `Policy`.
+    """One set: local files in a folder, a dataset of the hub, or either. packing: the suite's own, see `Policy`.
 
-    quoted: what a paper reports for it, by the model's name.
+    quoted: a paper's figures for it, by model name.
     """
 
     local: Source | None = None
@@ -73,7 +74,8 @@ class TextSet(Entry):
         return source, source.fingerprint()
 
     def source(self, folder: Path | None) -> Source:
-        """Where this set is read: in the folder of the data, where one is given and the set has local files.
+        """Where this set is read: from the data folder, if there is one and the set has local files, otherwise from the
+        hub.
 
         >>> from unmask.evaluation.suites import find_suite
         >>> find_suite("zero-shot").sets["ptb"].source(None).name

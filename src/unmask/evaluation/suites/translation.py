@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PairFiles(Entry):
-    """Two files of which a line of the one belongs to that of the other. path: of both, without its language."""
+    """Two parallel files: line i of one belongs to line i of the other. path: of both, without the language suffix."""
 
     path: str
     source: str = "de"
@@ -38,7 +38,7 @@ class PairFiles(Entry):
 
 
 class Translation(PromptSuite):
-    """A source is the prompt, its translation is written after it."""
+    """The source is the prompt; the model writes its translation."""
 
     def common(self, model: Model, run: SuiteRun) -> Identity:
         need_sacrebleu()

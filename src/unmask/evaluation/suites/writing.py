@@ -1,4 +1,4 @@
-"""How a model is asked to write for a suite: sampler, guidance, the length of what is written, batches."""
+"""How a model writes for a suite: sampler, guidance, length of the output, batches."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Writing:
-    """sampler and options: as in `Model.make_sampler`; the likeliest tokens are taken unless they say otherwise.
+    """How to generate texts. sampler and options: as in `Model.make_sampler`; decoding is greedy unless they say
+    otherwise.
 
-    lengths: try so many lengths of the target, around the source's own number of tokens, and keep the one of the least
-    bound (draws: of each); None: the canvas goes to the window's end, and end-of-text decides, as the packing `fill`
-    teaches.
-    max_rows: texts, spread evenly over the set; None: all.
+    lengths: try this many target lengths, around the source's own number of tokens, and keep the one with the lowest
+    bound (draws: per candidate). None: the canvas extends to the end of the window, and end-of-text decides, as the
+    packing `fill` teaches. max_rows: number of texts, spread evenly over the set; None: all.
 
     >>> Writing(sampler="confidence", options={"tokens": 1}).batch
     16
@@ -51,7 +51,7 @@ class Writing:
                 raise UsageError(f"{name} must be at least 1, got {value}")
 
     def make(self, model: Model) -> Sampler:
-        """The sampler, which takes the likeliest token where it can be told and is not told otherwise."""
+        """The sampler, greedy if it supports that and the options do not say otherwise."""
         try:
             return model.make_sampler(self.sampler, **({"temperature": 0.0} | dict(self.options)))
         except UnknownOption as e:
@@ -60,14 +60,14 @@ class Writing:
             return model.make_sampler(self.sampler, **self.options)
 
     def fits(self, model: Model) -> Writing:
-        """The same for a model that has not this sampler, or ends its texts itself: as it writes by itself."""
+        """The same for a model without this sampler, or one that ends its texts itself: its default way of writing."""
         way = self
         if self.sampler is not None and self.sampler not in model.sampler_names():
             way = replace(way, sampler=None, options={})
         return replace(way, lengths=None) if model.process is None else way
 
     def identity(self, model: Model) -> Identity:
-        """What decides what is written, besides model and seed."""
+        """What determines the output, besides model and seed."""
         if self.lengths is not None and model.process is None:
             raise UsageError("an autoregressive model ends its texts itself: leave out --lengths")
         ranked = {} if self.lengths is None else {"lengths": self.lengths, "draws": self.draws}
@@ -77,7 +77,7 @@ class Writing:
         return {"sampler": sampler, "asked": asked, "guidance": self.guidance, "max_rows": self.max_rows, **ranked}
 
     def chosen(self, num: int) -> list[int]:
-        """The numbers of the texts that are taken, of so many.
+        """The indices of the texts to use, out of `num`.
 
         >>> Writing(max_rows=3).chosen(7)
         [0, 3, 6]
@@ -89,8 +89,10 @@ class Writing:
 
 
 def check_prompts(model: Model, way: Writing) -> None:
-    """Refuse a model that was trained without prompts, for nothing tells it where a source ends and a target begins;
-    and one that cannot tell where a target ends."""
+    """Refuse a model that was trained without prompts, because it cannot know where a source ends and a target begins.
+
+    Also refuse one that cannot tell where a target ends.
+    """
     if model.packing not in ("pad", "fill") or not model.separator:
         raise UsageError(
             "this model was trained without prompts (its folder names no separator), so it cannot write a target for "
@@ -106,7 +108,7 @@ def check_prompts(model: Model, way: Writing) -> None:
 def in_batches(
     world: World, numbers: Sequence[int], batch: int, work: Callable[[list[int]], list[Any]], progress: Progress | None
 ) -> list[Any]:
-    """What `work` makes of each number, in batches that several processes take turns with; on each process all of it.
+    """Apply `work` to the items in batches shared among processes; every process receives all results.
 
     >>> in_batches(World(), [1, 2, 3], 2, lambda some: [n * n for n in some], None)
     [1, 4, 9]
@@ -121,7 +123,7 @@ def in_batches(
         except UnmaskError as e:
             if type(e) is not UnmaskError:
                 raise
-            raise DataError(str(e)) from None  # another process's failure costs this set, here as there
+            raise DataError(str(e)) from None  # a failure in another process fails this set as a local one would
         if progress is not None:
             progress(min(len(numbers), len(made)), len(numbers))
     return made
@@ -130,7 +132,7 @@ def in_batches(
 def targets(
     model: Model, way: Writing, prompts: Sequence[str], seed: int, world: World, progress: Progress | None = None
 ) -> list[str | None]:
-    """A target for each prompt, by its number and the seed alone; None where the prompt leaves no room for one.
+    """A target for each prompt, determined by its number and the seed; None if the prompt leaves no room for one.
 
     >>> targets(model, Writing(), ["Ein Hund rennt."], 0, World())  # doctest: +SKIP
     ['A dog is running.']
@@ -155,8 +157,8 @@ def targets(
 
 
 def _of_least_bound(model: Model, way: Writing, prompt: str, number: int, seed: int, how: dict[str, Any]) -> str:
-    """The target written in several lengths side by side; the one whose bound given the prompt and its length is
-    least."""
+    """Write the target in several lengths side by side; return the one with the lowest bound given the prompt and its
+    length."""
     assert way.lengths is not None
     tokenizer, head = model.tokenizer, prompt + model.separator
     ids = tokenizer.encode(head)

@@ -1,4 +1,4 @@
-"""Suites of written texts: a model writes for each item of a set, and what it wrote is scored and kept."""
+"""Suites of generated texts: a model writes for each item of a set, and the output is scored and stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from unmask.evaluation.suites.run import SuiteRun
     from unmask.model import Model
 
-FEWEST = 10  # texts of a difference's interval: the bootstrap of fewer is far too narrow
+FEWEST = 10  # minimum number of texts for a difference's interval: with fewer the bootstrap is far too narrow
 OPTIONS = frozenset(["max_rows", "batch", "sampler", "against_sampler", "guidance"])
 Record = dict[str, Any]
 Note = Callable[[str], None]
@@ -28,7 +28,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Items:
-    """What a model is asked in a set. source: where it is from, for the protocol; records: an item each, plain data."""
+    """The items of a set. source: their origin, for the protocol; records: one per item, plain data."""
 
     source: str
     records: Sequence[Record]
@@ -37,7 +37,7 @@ class Items:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What became of the items: a record each with what was written, the scores, and what was left out, in words."""
+    """The results: one record per item with the output, the scores, and a description of what was left out."""
 
     records: list[Record]
     scores: list[Score]
@@ -47,9 +47,10 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenSuite(Suite):
-    """A model writes, a tool scores; the likeliest tokens are taken where nobody says otherwise.
+    """A model writes, a tool scores; decoding is greedy by default.
 
-    answers: the fields of a record that are the model's; in the others two models' records must agree to be compared.
+    answers: the fields of a record that hold the model's output. Two models can be compared only if the other fields of
+    their records are equal.
     """
 
     answers: ClassVar[frozenset[str]] = frozenset({"output"})
@@ -59,21 +60,21 @@ class WrittenSuite(Suite):
 
     @abstractmethod
     def asked(self, model: Model) -> str:
-        """What the model is asked, and what it sees of the answer's length, in a sentence without its full stop."""
+        """What the model is asked, and what it knows about the answer's length, as a sentence without a full stop."""
 
     @abstractmethod
     def write(
         self, model: Model, records: list[Record], run: SuiteRun, found: Any, progress: Progress | None
     ) -> Written:
-        """What the model writes for these items, and the scores."""
+        """Write the output for these items, and score it."""
 
     def ready(self, one: Entry, found: Any, run: SuiteRun) -> Items:
-        """What the models are asked, of what the set's `find` gave."""
+        """The questions for the models, from the result of the set's `find`."""
         items: Items = found
         return items
 
     def question(self, record: Record) -> Any:
-        """What a model was asked in a record."""
+        """The part of a record that is the question."""
         return {name: value for name, value in record.items() if name not in self.answers}
 
     def measure(self, model: Model, one: Entry, found: Any, run: SuiteRun, identity: Identity) -> Measured:
@@ -81,7 +82,7 @@ class WrittenSuite(Suite):
         return Measured(numbers=numbers, outputs=written.records)
 
     def alike(self, models: Two[Model], run: SuiteRun) -> Two[SuiteRun]:
-        """The other model writes with the same sampler where it has it, else with its own."""
+        """The other model writes with the same sampler if it has it, otherwise with its own."""
         if run.writing_against is not None:
             return run, replace(run, writing=run.writing_against)
         writing = run.writing.fits(models[1])
@@ -144,7 +145,7 @@ class WrittenSuite(Suite):
 
 
 def _difference(ours: Score, theirs: Score | None, seed: int) -> Numbers | None:
-    """Paired by bootstrap; None of what no model wrote, and where the two are of other texts."""
+    """Paired by bootstrap; None for texts that no model wrote, and if the two cover different texts."""
     if theirs is None or ours.sums is None or theirs.sums is None or ours.sums.over != theirs.sums.over:
         return None
     ci95 = None if ours.n < FEWEST else paired_ci95(ours.sums, theirs.sums, seed=seed)
@@ -153,7 +154,8 @@ def _difference(ours: Score, theirs: Score | None, seed: int) -> Numbers | None:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSuite(WrittenSuite):
-    """Suites of sources and targets: a record's `prompt` is given, never noised, and a target written after it."""
+    """Suites of sources and targets: a record's `prompt` is given, never noised, and the model writes a target after
+    it."""
 
     def common(self, model: Model, run: SuiteRun) -> Identity:
         check_prompts(model, run.writing)
@@ -161,10 +163,10 @@ class PromptSuite(WrittenSuite):
 
     @abstractmethod
     def scores(self, records: list[Record], items: Items, seed: int) -> list[Score]:
-        """The numbers of the records, each with its `output`."""
+        """The scores of the records, each with its `output`."""
 
     def spelled(self, output: str) -> str:
-        """An output as it is scored and kept: one line."""
+        """An output as it is scored and stored: on one line."""
         return " ".join(output.split())
 
     def write(

@@ -1,13 +1,14 @@
-"""The zero-shot suite: texts that a model was not trained on (MDLM, arXiv 2406.07524, table 3). A set is one entry.
+"""The zero-shot suite: texts that a model was not trained on (MDLM, arXiv 2406.07524, table 3).
 
-What differs from the published evaluation (kuleshov-group/mdlm):
+Each set is one entry. Differences from the published evaluation (kuleshov-group/mdlm):
 
-- Every token is scored. There each thousand documents are chained and what does not fill a last row is dropped: short
-  sets lose much, and a set of few short lines is empty at a window of 1,024. Here the last row is a short one.
-- Rows are the text alone, without the begin and end tokens that stand there around each row and are scored with it.
-- The test splits are read. There the validation splits are, of all but LM1B, LAMBADA and AG News.
-- An article of WikiText is a document. There a line is, blank ones too, with end-of-text after each.
-- Detokenizers are our own: `detokenizers.py` says what they do otherwise.
+- Every token is scored. There, every thousand documents are concatenated and the remainder that does not fill a row is
+  dropped: short sets lose much, and a set of few short lines is empty at a window of 1,024. Here, the last row is
+  shorter.
+- Rows contain only the text, without the begin and end tokens that there surround each row and are scored with it.
+- Test splits are used. There, validation splits are, for all sets except LM1B, LAMBADA and AG News.
+- A document of WikiText is an article. There, it is a line, including blank ones, each followed by end-of-text.
+- The detokenizers are our own: `detokenizers.py` lists the differences.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from unmask.evaluation.suites.likelihood import OPTIONS, LikelihoodSuite
 from unmask.evaluation.suites.perplexity_table import PerplexityTable
 from unmask.evaluation.suites.texts import Source, TextSet
 
-PARQUET = "refs/convert/parquet"  # the hub's copy of a dataset that is made by code, which is never run
+PARQUET = "refs/convert/parquet"  # the hub's converted copies of datasets that are made by code, which we never run
 _TITLE = re.compile(r" ?= [^=]+ = ?")
 
 
 def articles(lines: Iterable[str]) -> Iterator[str]:
-    """WikiText's lines → its articles; one begins at a title, ` = Name = ` after a blank line.
+    """Group WikiText's lines into articles; one begins at a title, ` = Name = ` after a blank line.
 
     >>> list(articles([" = A = ", " ", " x = y = z ", " ", " = B = ", " w "]))
     [' = A = \\n \\n x = y = z \\n ', ' = B = \\n w ']
@@ -46,7 +47,7 @@ def articles(lines: Iterable[str]) -> Iterator[str]:
 
 
 def paper_texts(lines: Iterable[str]) -> Iterator[str]:
-    """Articles one a line, without the word that some files put before each.
+    """Articles, one per line, without the word that some files put before each.
 
     >>> list(paper_texts(["Article: we show", "it is"]))
     ['we show', 'it is']

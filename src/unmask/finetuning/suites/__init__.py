@@ -1,4 +1,5 @@
-"""Suites: tasks whose files lie in a folder, fine-tuned with the same options, in one table beside the paper's."""
+"""Suites: tasks whose files are in a folder, fine-tuned with the same options, in one table beside the
+paper's figures."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ import importlib
 from unmask.errors import UsageError, did_you_mean
 from unmask.finetuning.suites.base import TaskSuite
 
-SUITES = {"glue": "glue", "genomic-benchmarks": "genomic_benchmarks"}  # by name their modules
+SUITES = {"glue": "glue", "genomic-benchmarks": "genomic_benchmarks"}  # name → module
 
 
 def find_suite(name: str) -> TaskSuite:
-    """The suite of that name.
+    """The suite with that name.
 
     >>> find_suite("genomic-benchmarks").title
     'Genomic Benchmarks'

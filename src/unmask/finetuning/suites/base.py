@@ -1,4 +1,4 @@
-"""What a suite of fine-tunings is: tasks that lie as files in a folder, and the paper's figures beside them."""
+"""What a suite of fine-tunings is: tasks in files of a folder, and the paper's figures."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ USUAL_FOLDS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteTask:
-    """A task: its files relative to the folder of the data, and how it is measured; the first metric is the table's.
+    """A task: its files relative to the data folder, and its metrics, of which the first appears in the table.
 
-    split: what is reported, in words. crossed: it is reported by cross-validation, whatever is asked for the others.
-    named_only: it runs where it is named. quoted: the paper's figures in hundredths, by system, and their ranges over
-    seeds where it tells them.
+    split: a description of what is reported. crossed: always reported by cross-validation. named_only: runs only if it
+    is named. quoted: the paper's figures in hundredths, by system, and their ranges over seeds if it gives them.
     """
 
     name: str
@@ -38,8 +37,10 @@ class SuiteTask:
     quoted_ranges: Mapping[str, float] = field(default_factory=dict)
 
     def config(self, base: FinetuneConfig, folder: Path, out: Path) -> FinetuneConfig:
-        """The options of a fine-tuning with this task in the place of its data. Folds go to what has no file of its own
-        that stops."""
+        """The options of a fine-tuning with this task as its data.
+
+        Folds apply to what has no file of its own for early stopping.
+        """
         files = {
             part: str(find_file(folder, path))
             for part in ("train", "valid", "test")
@@ -55,10 +56,10 @@ class SuiteTask:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSuite:
-    """Tasks that are trained with the same options and stand in one table.
+    """Tasks that are trained with the same options and share one table.
 
-    holds: what the folder of the data holds, for messages. systems: whose figures are quoted, by `quotation`.
-    reference: the one to which the others' gaps are taken. spread: what stands after ± in the table, half the 95%
+    holds: what the data folder contains, for messages. systems: the systems whose figures are quoted, from `quotation`.
+    reference: the system that the others' gaps are relative to. spread: the meaning of ± in the table: half the 95%
     interval over seeds, or the whole range over them.
     """
 
@@ -72,7 +73,7 @@ class TaskSuite:
     spread: Literal["interval", "range"]
 
     def chosen(self, names: Iterable[str] | None) -> list[SuiteTask]:
-        """The tasks of these names; None: all but those that run only where they are named.
+        """The tasks with these names; None: all except those that run only if named.
 
         >>> from unmask.finetuning.suites import find_suite
         >>> [task.name for task in find_suite("glue").chosen(None)]
@@ -88,7 +89,7 @@ class TaskSuite:
 
 
 def find_file(folder: Path, path: str) -> Path:
-    """A task's file in the folder of the data, plain or compressed.
+    """A task's file in the data folder, plain or compressed.
 
     >>> find_file(Path("glue"), "CoLA/train.tsv")  # doctest: +SKIP
     PosixPath('glue/CoLA/train.tsv.xz')

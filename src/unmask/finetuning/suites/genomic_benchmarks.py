@@ -12,7 +12,7 @@ from unmask.finetuning.config import TaskData
 from unmask.finetuning.suites.base import SuiteTask, TaskSuite
 
 SYSTEMS = ("Mamba AR", "Caduceus MLM", "Caduceus Plaid", "Caduceus SEDD", "Caduceus MDLM")
-SHORTEST = 4  # bases: two or three of them, which some of Ensembl's enhancers have, are no sequence
+SHORTEST = 4  # bases: some of Ensembl's enhancers have only two or three, which are not meaningful sequences
 
 
 def _crossed(name: str, title: str, path: str, *quoted: tuple[float, float]) -> SuiteTask:

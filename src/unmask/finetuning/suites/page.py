@@ -1,4 +1,4 @@
-"""The page of a suite: a table in the paper's shape, gaps and whether they are visible, every metric, the splits."""
+"""The page of a suite: a table in the paper's layout, gaps and whether they are visible, all metrics, the splits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _done(result: SuiteResult) -> list[SuiteTask]:
 
 
 def lines(result: SuiteResult) -> list[list[str]]:
-    """A line for each task, metric and start."""
+    """One line per task, metric and start."""
     made: list[list[str]] = []
     for task in _done(result):
         report = result.reports[task.name]
@@ -57,12 +57,12 @@ def lines(result: SuiteResult) -> list[list[str]]:
 
 
 def gap_lines(result: SuiteResult) -> list[list[str]]:
-    """A line for each gap."""
+    """One line per gap."""
     return [[task.title, *gap.cells()] for task in _done(result) for gap in result.gaps.get(task.name, [])]
 
 
 def across(result: SuiteResult) -> str:
-    """The shape of the paper's table: a line for each system, a column for each task's first metric, and their mean."""
+    """The layout of the paper's table: one line per system, one column for each task's first metric, and their mean."""
     tasks = _done(result)
     found: dict[str, list[str]] = {}
     models = {str(result.folder): result.model}
@@ -109,14 +109,14 @@ def _quoted(task: SuiteTask, name: str) -> str:
 
 
 def _mean(values: Sequence[float | None]) -> str:
-    """Of a line that has a number for every task."""
+    """The mean of a line that has a number for every task."""
     known = [value for value in values if value is not None]
     return percent(sum(known) / len(known)) if known and len(known) == len(values) else ""
 
 
 def resolution(result: SuiteResult, task: SuiteTask) -> float | None:
-    """The gap in the task's first metric below which nothing is visible: half the interval of a gap that was taken, or
-    of one between two such systems on other examples."""
+    """The smallest visible gap in the task's first metric: the half-width of a measured gap, or of one between two such
+    systems on different examples."""
     taken = [gap for gap in result.gaps.get(task.name, []) if gap.metric == task.metrics[0]]
     halves = [gap.interval.half for gap in taken if gap.interval.half is not None]
     if halves:
@@ -129,7 +129,7 @@ def resolution(result: SuiteResult, task: SuiteTask) -> float | None:
 
 
 def invisible(result: SuiteResult, task: SuiteTask) -> str:
-    """Which of the paper's gaps are too small for these runs; nothing where none is known."""
+    """Which of the paper's gaps are too small to be visible with these runs; empty if none is known."""
     least, reference = resolution(result, task), result.suite.reference
     if not least or reference not in task.quoted:  # 0: all answers were one class, which no other examples would change
         return ""
@@ -144,14 +144,14 @@ def invisible(result: SuiteResult, task: SuiteTask) -> str:
 
 
 def splits(result: SuiteResult) -> list[str]:
-    """What was reported of each task, what was left out or cut, and which tasks have failed."""
+    """What was reported for each task, what was left out or cut, and which tasks failed."""
     told = [f"{task.title}: {task.split}{_counted(result.reports[task.name])}" for task in _done(result)]
     titles = result.suite.tasks
     return told + [f"{titles[name].title} is not here: {said}" for name, said in result.failures.items()]
 
 
 def _counted(report: Numbers) -> str:
-    """What of a task's examples was left out and cut, and what of the reported ones was trained on."""
+    """How many of a task's examples were left out or cut, and how many reported ones occur in training."""
     said = ""
     if folds := report.get("folds"):
         said += f"; {folds} folds, drawn anew for each seed"

@@ -1,4 +1,4 @@
-"""`unmask finetune --suite NAME`: every task in a folder of its own, and one table of all."""
+"""`unmask finetune --suite NAME`: every task in a folder of its own, and one table for all."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from unmask.finetuning.suites.page import suite_markdown
 from unmask.storage.atomic import atomic_text
 from unmask.storage.untrusted import read_json
 
-OF_TASKS = ("kind", "labels", "metrics", "folds")  # options that a task brings
+OF_TASKS = ("kind", "labels", "metrics", "folds")  # options that a task sets itself
 
 
 @dataclass
 class SuiteResult:
-    """What became of a suite: reports, gaps and failures by task. others: of each folder that stands beside this one
-    the reports of its tasks."""
+    """The result of a suite: reports, gaps and failures by task. others: the reports by task of each folder to compare
+    with."""
 
     suite: TaskSuite
     folder: Path
@@ -66,11 +66,12 @@ def finetune_suite(
     device: str | None = None,
     watch: Watch | None = None,
 ) -> SuiteResult:
-    """Fine-tune a model for the named tasks of a suite (None: all that do not ask to be named) with the same options.
+    """Fine-tune a model for the named tasks of a suite (None: all except those that must be named) with the same
+    options.
 
-    Each has a folder of its own in `config.out`; a call that is repeated goes on where it ended. A task whose files are
-    missing or bad, or that ends in numbers that are not finite, is told and does not stop the others. against: finished
-    folders of the suite, whose answers ours are compared with.
+    Each task has its own folder in `config.out`; a repeated call resumes. A task whose files are missing or invalid, or
+    that ends in non-finite numbers, is reported and does not stop the others. against: finished folders of the suite to
+    compare the answers with.
 
     >>> finetune_suite("stories", load_finetune_config(), data_dir="glue", tasks=["rte"])  # doctest: +SKIP
     """
@@ -107,7 +108,7 @@ def finetune_suite(
 
 
 def _finished_before(result: SuiteResult) -> list[str]:
-    """Take in what other calls have finished in the folder, of the same model by the same options: these tasks."""
+    """Add the tasks that other calls have finished in the folder, with the same model and options."""
     kinds = [_kind_of(result.folder / name) for name in result.reports]
     found = []
     for name in result.suite.tasks.keys() - result.reports.keys() - result.failures.keys():
@@ -120,7 +121,7 @@ def _finished_before(result: SuiteResult) -> list[str]:
 
 
 def _kind_of(folder: Path) -> Numbers:
-    """The model and those options that all tasks of a suite share."""
+    """The model and the options that all tasks of a suite share."""
     try:
         identity = read_json(folder / ABOUT)["identity"]
         shared = {key: value for key, value in identity["options"].items() if key not in OF_TASKS}
@@ -137,7 +138,7 @@ def _write(result: SuiteResult) -> None:
 def _readable(
     tasks: Sequence[SuiteTask], config: FinetuneConfig, folder: Path, result: SuiteResult
 ) -> dict[str, FinetuneConfig]:
-    """The options of every task whose files are there and good: all are read before the first hour is spent."""
+    """The options of every task whose files exist and are valid; all are read before any training starts."""
     configs = {}
     for task in tasks:
         try:
@@ -150,7 +151,7 @@ def _readable(
 
 
 def _compare(result: SuiteResult, name: str, others: Sequence[Path], watch: Watch) -> None:
-    """The gaps of a finished task to random weights and to the folders that have it, too, of the same examples."""
+    """The gaps of a finished task to random weights, and to the folders that also have it, on the same examples."""
     there, ours = [], read_answers(result.folder / name)
     for other in others:
         if not all((other / name / file).is_file() for file in (ABOUT, "report.json")):
