@@ -1,4 +1,4 @@
-"""Deterministic automata over bytes: what constraints are made of before they meet a vocabulary."""
+"""Deterministic automata over bytes, the form of constraints before they are combined with a vocabulary."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Dfa:
     accept_S: NDArray[np.bool_]
 
     def reduced(self) -> Dfa:
-        """The same language without useless states, and without states that differ in name only."""
+        """An automaton of the same language without useless states, and with equivalent states merged."""
         next_SB, accept_S = reduce_states(self.next_SB, self.accept_S)
         return Dfa(next_SB, accept_S)
 
 
 def same_columns(table: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The first of each kind of column, and the kind of every column: by a hash, which is fast, then verified."""
+    """Group equal columns: the first index of each group, and the group of every column (by hash, then verified)."""
     factors = np.random.default_rng(0).integers(1 << 63, size=len(table), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     hashed = factors @ table.astype(np.uint64)
     _, first, kind = np.unique(hashed, return_index=True, return_inverse=True)
@@ -39,12 +39,12 @@ def same_columns(table: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[n
 def reduce_states(
     next_SC: NDArray[np.int32], accept_S: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Drop states that are not reached or lead nowhere, and join those with the same transitions; state 0 stays first.
+    """Drop unreachable and dead states, and merge states with equal transitions; state 0 stays first.
 
-    Joining from the end backwards is not full minimisation where there are loops; it is always right, and exact for
-    finite languages.
+    Merging backwards from the end is always correct, and gives the minimal automaton for finite languages, but not
+    always if there are loops.
     """
-    # Columns that are the same stay the same: one of each is enough.
+    # Equal columns stay equal, so one of each is enough.
     first, column_C = same_columns(next_SC)
     next_SC = next_SC[:, first]
     useful = np.union1d([0], np.flatnonzero(_reached(next_SC) & _leads_on(next_SC, accept_S)))
@@ -55,7 +55,7 @@ def reduce_states(
         )
         if len(first) == len(accept_S):
             return next_SC[:, column_C], accept_S
-        order = np.argsort(first, kind="stable")  # by first appearance: the start remains state 0
+        order = np.argsort(first, kind="stable")  # by first occurrence, so the start remains state 0
         name_S = np.argsort(order)[inverse.reshape(-1)].astype(np.int32)
         kept = first[order]
         next_SC = np.where(next_SC[kept] < 0, np.int32(-1), name_S[next_SC[kept]])
@@ -65,7 +65,7 @@ def reduce_states(
 def _renumber(
     next_SC: NDArray[np.int32], accept_S: NDArray[np.bool_], kept: NDArray[Any]
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    name_S = np.full(len(accept_S) + 1, -1, dtype=np.int32)  # one more, so that -1 stays -1
+    name_S = np.full(len(accept_S) + 1, -1, dtype=np.int32)  # one extra entry, so that -1 stays -1
     name_S[kept] = np.arange(len(kept))
     return name_S[next_SC[kept]], accept_S[kept]
 
@@ -82,7 +82,7 @@ def _reached(next_SC: NDArray[np.int32]) -> NDArray[np.bool_]:
 
 
 def _leads_on(next_SC: NDArray[np.int32], accept_S: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """States from which some text is accepted: the same walk along the reversed arrows."""
+    """States from which some text is accepted, found by following transitions backwards."""
     num = len(accept_S)
     row, column = np.nonzero(next_SC >= 0)
     arrows = np.unique(next_SC[row, column].astype(np.int64) * num + row)  # sorted by where they end
@@ -100,7 +100,7 @@ def _leads_on(next_SC: NDArray[np.int32], accept_S: NDArray[np.bool_]) -> NDArra
 def explore(
     start: Hashable, step: Callable[[Any, int], Hashable | None], accepts: Callable[[Any], bool], letters: set[int]
 ) -> Dfa:
-    """The automaton of a function: `step(state, byte)` is the next state or None. Bytes beyond `letters` act alike."""
+    """The automaton of a function: `step(state, byte)` is the next state or None. Bytes outside `letters` act alike."""
     other = next((b for b in range(256) if b not in letters), None)
     names: dict[Hashable, int] = {start: 0}
     queue = [start]

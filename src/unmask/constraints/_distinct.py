@@ -1,4 +1,4 @@
-"""Arrays of different values out of a few."""
+"""JSON arrays of distinct values from a short list."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from unmask.constraints._dfa import Dfa
 from unmask.constraints._nfa import Nfa
 from unmask.constraints.regex import MAX_BUILT, MAX_STEPS
 
-MAX_VALUES = 8  # which of them have been used makes a state each: 2^8
+MAX_VALUES = 8  # one state per subset of used values: 2^8
 
 
 def distinct(values: list[Any], least: int, most: int) -> Dfa:
-    """JSON arrays of least to most of these values, each once at most, in any order.
+    """The automaton of JSON arrays of `least` to `most` of these values, each at most once, in any order.
 
     >>> distinct([1, "a"], 2, 2).accept_S.tolist().count(True)  # all of them end alike
     1
@@ -35,7 +35,7 @@ def distinct(values: list[Any], least: int, most: int) -> Dfa:
 
     spelled = [json.dumps(value, ensure_ascii=False) for value in values]
     used = {0: space(write(0, "["))}
-    for mask in range(1 << len(values)):  # a set comes after all that are part of it
+    for mask in range(1 << len(values)):  # a set comes after all of its subsets
         if mask not in used:
             continue
         here, num = used[mask], mask.bit_count()
@@ -50,7 +50,7 @@ def distinct(values: list[Any], least: int, most: int) -> Dfa:
 
 
 def different(values: list[Any]) -> list[Any]:
-    """The values without those that equal an earlier one, as JSON has it: 1 and 1.0 do, 1 and true do not.
+    """The values without those that equal an earlier one, in the sense of JSON: 1 equals 1.0, but not true.
 
     >>> different([1, 1.0, True, [1], [1.0]])
     [1, True, [1]]

@@ -1,7 +1,7 @@
-"""Nondeterministic automata over bytes, with conditions on a place in the text, and how they become deterministic.
+"""Nondeterministic automata over bytes, with conditions on a position in the text, and their determinisation.
 
-A condition such as $ or \\b asks about the character before, which is known, and about what follows, which is not yet.
-So each state carries what may still follow it; a byte that may not is no transition.
+A condition such as $ or \\b depends on the previous character, which is known, and on what follows, which is not yet.
+So each state records what may follow it, and has no transition for other bytes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 
 from unmask.constraints._dfa import Dfa
 
-# What may follow a place: nothing, one line end and nothing more, a line end and more, a word's letter, anything else.
+# What may follow a position: nothing, a final line end, a line end and more, a word character, any other character.
 END, LAST_LINE, LINE, WORD, OTHER = (1 << i for i in range(5))
 ANYTHING = END | LAST_LINE | LINE | WORD | OTHER
-START = 0  # of the text: what stands before its first character, beside LINE, WORD and OTHER
+START = 0  # the beginning of the text, as a kind of previous character besides LINE, WORD and OTHER
 MAX_CODE = 0x10FFFF
 _WORD_RANGES = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 _KINDS = [LINE if b == 0x0A else WORD if any(lo <= b <= hi for lo, hi in _WORD_RANGES) else OTHER for b in range(256)]
-_SIZES = ((0x00, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, MAX_CODE))  # no half characters
+_SIZES = ((0x00, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, MAX_CODE))  # no surrogates
 
-Ranges = Sequence[tuple[int, int]]  # of characters, first and last of each
-Guard = tuple[tuple[int, int], ...]  # for each kind of character before the place what may follow; else nothing may
-_States = frozenset[tuple[int, int]]  # each with what may follow it
+Ranges = Sequence[tuple[int, int]]  # of characters, (first, last) of each range
+Guard = tuple[tuple[int, int], ...]  # (kind of previous character, what may follow); other kinds do not match
+_States = frozenset[tuple[int, int]]  # (state, what may follow)
 
 
 class TooLarge(Exception):
@@ -54,12 +54,12 @@ class Nfa:
         return len(self._bytes) - 1
 
     def go(self, here: int, there: int, guard: Guard | None = None) -> None:
-        """A transition that reads nothing, open where the guard lets it be."""
+        """Add a transition that reads nothing, allowed where the guard holds."""
         self._free[here].append((there, guard))
         self._guarded |= guard is not None
 
     def read(self, here: int, ranges: Ranges, there: int) -> None:
-        """A transition that reads one character of these, as UTF-8."""
+        """Add a transition that reads one of these characters, as UTF-8."""
         known: dict[tuple[tuple[int, int], ...], int] = {(): there}
 
         def before(tail: tuple[tuple[int, int], ...]) -> int:
@@ -73,7 +73,7 @@ class Nfa:
                 self._bytes[here].append((*parts[0], before(parts[1:])))
 
     def splice(self, here: int, dfa: Dfa, there: int) -> None:
-        """All of what the automaton accepts."""
+        """Add transitions that read any text accepted by `dfa`."""
         names = [self.state() for _ in dfa.accept_S]
         self.go(here, names[0])
         for name, row, accepts in zip(names, dfa.next_SB, dfa.accept_S, strict=True):
@@ -83,7 +83,7 @@ class Nfa:
                 self.go(name, there)
 
     def determinised(self, *, max_states: int, max_steps: int) -> Dfa:
-        """The same language, read by one state at a time; TooLarge where that takes too much."""
+        """The deterministic automaton of the same language; raises TooLarge if it exceeds the limits."""
         before = functools.cache(self._transitions)
         start = self._reached(0, ANYTHING, START)
         names: dict[_States, int] = {start: 0}
@@ -114,7 +114,7 @@ class Nfa:
         return Dfa(np.stack(rows), np.array(accept_S)).reduced()
 
     def _reached(self, state: int, may: int, before: int) -> _States:
-        """The states that read something, and the end, that are reached from here without reading."""
+        """The final state and the states with reading transitions that are reachable from here without reading."""
         reached, queue = {(state, may)}, [(state, may)]
         for here, left in queue:
             for there, guard in self._free[here]:
@@ -125,7 +125,7 @@ class Nfa:
         return frozenset(item for item in reached if self._bytes[item[0]] or item[0] == self.final)
 
     def _transitions(self, state: tuple[int, int]) -> list[tuple[int, int, _States]]:
-        """Bytes from and to, and the states after them."""
+        """(first byte, last byte, states after them)."""
         here, may = state
         if not self._guarded:
             return [(lo, hi, self._reached_cached(there, ANYTHING, OTHER)) for lo, hi, there in self._bytes[here]]
@@ -144,7 +144,7 @@ class Nfa:
 
 
 def _left(may: int, kind: int) -> int:
-    """What may follow a character of this kind where `may` might follow the place before it; 0: it may not stand here.
+    """What may follow a character of this kind, if `may` may follow the position before it; 0 if it is not allowed.
 
     >>> _left(ANYTHING, WORD) == ANYTHING, _left(LAST_LINE | END, LINE) == END, _left(END, WORD)
     (True, True, 0)
@@ -155,7 +155,7 @@ def _left(may: int, kind: int) -> int:
 
 
 def _alike(first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Parts of a range of bytes that are all of one kind."""
+    """Split a range of bytes into parts of one kind each."""
     lo = first
     for b in range(first, last + 1):
         if b == last or _KINDS[b + 1] != _KINDS[lo]:
@@ -164,7 +164,7 @@ def _alike(first: int, last: int) -> Iterator[tuple[int, int]]:
 
 
 def _utf8(lo: int, hi: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """A range of characters as ranges of their bytes, one after the other.
+    """A range of characters as sequences of byte ranges.
 
     >>> [*_utf8(0x61, 0x7FF)]
     [((97, 127),), ((194, 223), (128, 191))]

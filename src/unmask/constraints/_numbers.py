@@ -7,13 +7,13 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from unmask.constraints._dfa import Dfa, explore
 from unmask.constraints.regex import regex_dfa
 
-FRACTION = 6  # digits after the point of a number between bounds: then no reader's rounding moves it across one
-DIGITS = 15  # of a bound, for the same reason
+FRACTION = 6  # digits after the point of a bounded number, few enough that a parser's rounding cannot cross a bound
+DIGITS = 15  # digits of a bound, for the same reason
 _ANY = r"(?:\.[0-9]+)?"
 
 
 def integers(least: Decimal | None, most: Decimal | None) -> str | None:
-    """The pattern of the integers from least to most, both included; None where there are none.
+    """The pattern of the integers from least to most, inclusive; None if there are none.
 
     >>> import re
     >>> pattern = integers(Decimal("-1.5"), Decimal(12))
@@ -33,15 +33,15 @@ def integers(least: Decimal | None, most: Decimal | None) -> str | None:
 
 
 def numbers(least: Decimal | None, most: Decimal | None, *, above: bool, below: bool) -> Dfa | None:
-    """The numbers from least to most, without an exponent; above, below: that bound itself is not one of them.
+    """The numbers from least to most, without an exponent; above, below: whether the bound itself is excluded.
 
-    None where there are none.
+    None if there are none.
     """
     asked = [rf"-?(?:0|[1-9][0-9]*)(?:\.[0-9]{{1,{FRACTION}}})?"]
     if least is not None:
         asked.append(_at_least(least, strict=above, sign="-", other=""))
     if most is not None:
-        asked.append(_at_least(-most, strict=below, sign="", other="-"))  # x <= q where -x >= -q
+        asked.append(_at_least(-most, strict=below, sign="", other="-"))  # x <= q if -x >= -q
     dfas = [regex_dfa(pattern) for pattern in asked]
 
     def step(states: tuple[int, ...], byte: int) -> tuple[int, ...] | None:
@@ -56,8 +56,8 @@ def numbers(least: Decimal | None, most: Decimal | None, *, above: bool, below: 
 
 
 def _at_least(bound: Decimal, *, strict: bool, sign: str, other: str) -> str:
-    """x >= bound (strict: >). sign is what a number below zero begins with, other what one above it does; of -x the one
-    is the other's."""
+    """The pattern of x >= bound (strict: >). sign is the prefix of numbers below zero, other that of numbers above; for
+    a condition on -x they are swapped."""
     whole, _, fraction = f"{abs(bound):f}".partition(".")
     size, fraction = int(whole), fraction.rstrip("0")
     if bound > 0 or (bound == 0 and strict):
@@ -80,7 +80,7 @@ def _larger(size: int, fraction: str, strict: bool) -> str:
 
 
 def _smaller(size: int, fraction: str, strict: bool) -> str:
-    """From 0 on."""
+    """The pattern of the numbers from 0 to size.fraction, or below it if strict."""
     ways = [f"{fraction[:i]}[0-{int(d) - 1}][0-9]*" for i, d in enumerate(fraction) if d != "0"]
     ways += [fraction[:i] for i in range(1, len(fraction))]
     ways += [] if strict else [f"{fraction}0*" if fraction else "0+"]
@@ -91,7 +91,7 @@ def _smaller(size: int, fraction: str, strict: bool) -> str:
 
 
 def _whole(lo: int, hi: int | None) -> str | None:
-    """Whole numbers from lo (0 or more) to hi, without a sign."""
+    """The pattern of integers from lo (0 or more) to hi, without a sign."""
     if hi is not None and lo > hi:
         return None
     longest = len(str(lo if hi is None else hi))
@@ -104,7 +104,7 @@ def _whole(lo: int, hi: int | None) -> str | None:
 
 
 def _between(a: str, b: str) -> str:
-    """Strings of digits from a to b, which are as long as each other."""
+    """The pattern of digit strings from a to b, which have the same length."""
     if len(a) <= 1:
         return f"[{a}-{b}]" if a else ""
     tail = len(a) - 1

@@ -1,6 +1,6 @@
-"""A regular expression, as Python's own parser reads it with re.ASCII, as an automaton.
+"""From a regular expression, parsed by Python's own parser with re.ASCII, to an automaton.
 
-The parser's tree says what a pattern means; nothing here reads the pattern's letters.
+Only the parser's tree is used; nothing here parses the pattern itself.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _NAMES = {
 
 
 class Wrong(UsageError):
-    """An invalid pattern, or one that asks for what cannot be enforced. The message goes on from the pattern's name."""
+    """An invalid or unsupported pattern. The message is a continuation of a sentence that starts with its name."""
 
 
 def parsed(pattern: str) -> tuple[Any, int]:
-    """The parser's tree, and the flags that hold for all of it."""
+    """The parser's tree, and the global flags."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what a later Python may read otherwise; this one's reading is meant
+            warnings.simplefilter("ignore")  # about syntax that a later Python may parse differently
             tree = _parser.parse(pattern, re.ASCII)
     except (re.error, OverflowError, ValueError) as e:
         raise Wrong("is no regular expression: {reason}", reason=e) from None
@@ -51,14 +51,14 @@ def parsed(pattern: str) -> tuple[Any, int]:
 
 
 class Builder:
-    """Reads a tree into an Nfa. splices: automata that stand for a character of the pattern."""
+    """Builds an Nfa from a tree. splices: automata that replace a character of the pattern."""
 
     def __init__(self, splices: Mapping[str, Dfa]) -> None:
         self.nfa = Nfa()
         self.splices = {ord(character): dfa for character, dfa in splices.items()}
 
     def size(self, items: Any) -> int:
-        """How many characters and conditions it has with all counts written out. What cannot be enforced is refused."""
+        """The number of characters and conditions with all repeats expanded; refuses unsupported syntax."""
         total = 0
         for op, value in items:
             if op in _NAMES:
@@ -78,7 +78,7 @@ class Builder:
         return total
 
     def sequence(self, items: Any, here: int, flags: int) -> int:
-        """The state after all of it."""
+        """Add all items from state `here` on; return the state after them."""
         for op, value in items:
             here = self._item(op, value, here, flags)
         return here
@@ -107,7 +107,7 @@ class Builder:
         return there
 
     def _repeat(self, value: Any, here: int, flags: int) -> int:
-        """Greedy or lazy: which texts match as a whole is the same."""
+        """Add a repeat, greedy or lazy, which makes no difference for full matches."""
         least, most, inner = value
         for _ in range(least):
             here = self.sequence(inner, here, flags)
@@ -123,7 +123,7 @@ class Builder:
 
 
 def _guard(code: Any, flags: int) -> Guard:
-    """What may follow, by what stands before."""
+    """The guard of a condition: what may follow, by the kind of the previous character."""
     before = (START, LINE, WORD, OTHER)
     if flags & re.MULTILINE:
         code = _op.AT_MULTILINE.get(code, code)
@@ -136,7 +136,7 @@ def _guard(code: Any, flags: int) -> Guard:
         return tuple((kind, ends[code]) for kind in before)
     if code is _op.AT_BOUNDARY:
         return tuple((kind, ANYTHING & ~WORD if kind == WORD else WORD) for kind in before)
-    # Whether the empty text has a place that is no boundary depends on the version of Python.
+    # Whether \B matches in the empty text depends on the version of Python.
     empty = 0 if re.search(r"\B", "") else END
     inside = {kind: WORD if kind == WORD else ANYTHING & ~WORD for kind in before}
     return tuple({**inside, START: inside[START] & ~empty}.items())
@@ -174,7 +174,7 @@ def _members(items: Any) -> Iterator[tuple[int, int]]:
 
 
 def _other_case(ranges: Ranges) -> Iterator[tuple[int, int]]:
-    """Of ASCII letters alone."""
+    """The ranges in the other case, for ASCII letters only."""
     for first, shift in ((_UPPER[0], _TO_LOWER), (_UPPER[0] + _TO_LOWER, -_TO_LOWER)):
         for lo, hi in ranges:
             a, b = max(lo, first), min(hi, first + _UPPER[1] - _UPPER[0])
@@ -183,7 +183,7 @@ def _other_case(ranges: Ranges) -> Iterator[tuple[int, int]]:
 
 
 def _without(ranges: Ranges) -> Ranges:
-    """All characters but these, which are sorted."""
+    """All characters except those of these sorted ranges."""
     others, at = [], 0
     for lo, hi in ranges:
         if lo > at:

@@ -1,4 +1,4 @@
-"""Whether a JSON schema is valid and all of it can be enforced: what cannot is refused by name, in one sentence."""
+"""Checks that a JSON schema is valid and can be enforced completely; anything else is refused by name."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from unmask.constraints._numbers import DIGITS
 from unmask.constraints.regex import regex_dfa
 from unmask.errors import Public, UsageError, did_you_mean
 
-# What says nothing about the value, and for each form of a schema what is enforced. All else is refused: a keyword
-# that is read over would give values that the schema does not allow.
+# Keywords that do not restrict the value, and for each form of a schema those that are enforced. All others are
+# refused: ignoring a keyword would give values that the schema does not allow.
 NOTES = {"$schema", "$id", "$defs", "definitions", "$comment", "title", "description", "default", "examples"}
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 SUPPORTED = {
@@ -38,7 +38,7 @@ ONE_OF = ("$ref", "anyOf", "oneOf", "enum", "const")
 
 
 def check(data: Any, where: str = "schema") -> None:
-    """Refuse, by name, what would not be enforced."""
+    """Refuse, by name, keywords that would not be enforced."""
     if not isinstance(data, dict):
         raise UsageError(
             "{where}: expected a JSON object that describes a value, got {value}",
@@ -121,7 +121,7 @@ def _list(data: dict[str, Any], key: str, where: str, of: str) -> list[Any]:
 
 
 def schema_path(where: str) -> Public:
-    """Where in a schema, for a message: the names of its properties are not public."""
+    """A location in a schema, for a message; the names of its properties are not public."""
     return Public(where, "schema" if where == "schema" else "schema.…")
 
 

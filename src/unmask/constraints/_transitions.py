@@ -1,4 +1,4 @@
-"""The transitions between an automaton's states, and what leads along them."""
+"""The transitions between an automaton's states, and the token classes on them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from unmask.errors import Public, UsageError
 
-MAX_PAIRS = 1 << 19  # of states with a way between them
+MAX_PAIRS = 1 << 19  # pairs of states with a transition between them
 _CELLS = 1 << 22  # states × classes that are sorted at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Transitions:
-    """P: pairs of states with a transition from one to the other, sorted. U: the sets of classes that lead along them,
-    each named once: in a pattern that repeats itself many pairs have the same one.
+    """P: sorted pairs of states with a transition from one to the other. U: the distinct sets of classes on these
+    transitions; in repetitive patterns many pairs share a set.
 
-    Set u has the classes class_E[start_U[u] : start_U[u + 1]]; start_U has one number more than there are sets.
+    Set u has the classes class_E[start_U[u] : start_U[u + 1]]; start_U has one more entry than there are sets.
     """
 
     from_P: NDArray[np.int64]
@@ -37,7 +37,7 @@ class Transitions:
         ([(0, 1, 0), (1, 0, 0), (1, 1, 1)], [0, 1, 2])
         """
         S, C = next_SC.shape
-        narrow: type[np.signedinteger[Any]] = np.int16 if S < 1 << 15 else np.int32  # few bytes are sorted faster
+        narrow: type[np.signedinteger[Any]] = np.int16 if S < 1 << 15 else np.int32  # narrow types sort faster
         sets: dict[bytes, int] = {}
         pairs: list[NDArray[np.int64]] = []
         names: list[int] = []

@@ -1,4 +1,4 @@
-"""The token automaton: an automaton over bytes joined with a vocabulary, tokens that act alike grouped into classes."""
+"""The token automaton: an automaton over bytes combined with a vocabulary, with equivalent tokens in classes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from unmask.data.tokenizers import Tokenizer
 from unmask.errors import Public, UsageError
 
 MAX_CELLS = 1 << 26  # states × classes
-_BLOCK = 64  # states that walk through the vocabulary at a time
+_BLOCK = 64  # states processed at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Automaton:
-    """Which rows of tokens are accepted. State 0 is the start.
+    """An automaton that accepts or rejects rows of tokens. State 0 is the start.
 
-    class_I: the class of each id; tokens of a class lead every state to the same next one.
+    class_I: the class of each id; tokens of a class have the same transitions in every state.
     next_SC: the state after a state and a class, -1 for no transition. over: see Constraint; "both": it reads the text
-    with two more ids in it, which stand before and after each gap (see `interleave`).
+    with two additional ids, which mark the beginning and end of each gap (see `interleave`).
     """
 
     next_SC: NDArray[np.int32]
@@ -40,7 +40,7 @@ class Automaton:
 
     @property
     def num_words(self) -> int:
-        """Ids of the vocabulary; the marks that open and close a gap are not among them."""
+        """The number of ids in the vocabulary, without the markers that open and close a gap."""
         return len(self.class_I) - 2 * (self.over == "both")
 
     @property
@@ -49,7 +49,7 @@ class Automaton:
 
     @classmethod
     def of(cls, next_SI: NDArray[np.int32], accept_S: NDArray[np.bool_], over: str = "text") -> Automaton:
-        """From the full table of states × ids.
+        """Create an automaton from the full table of states × ids.
 
         >>> import numpy as np
         >>> even_ones = Automaton.of(np.array([[0, 1, -1], [1, 0, -1]], dtype=np.int32), np.array([True, False]))
@@ -60,19 +60,20 @@ class Automaton:
         return cls(next_SI[:, first], accept_S, class_I, over).reduced()
 
     def reduced(self) -> Automaton:
-        """Without useless states; then classes that no longer differ are joined."""
+        """The automaton without useless states, and with classes merged that no longer differ."""
         next_SC, accept_S = reduce_states(self.next_SC, self.accept_S)
         first, kind_C = same_columns(next_SC)
         return Automaton(np.ascontiguousarray(next_SC[:, first]), accept_S, kind_C[self.class_I], self.over)
 
     @functools.cached_property
     def transitions(self) -> Transitions:
-        """The transitions between states: computed once, and they travel with the automaton to another process."""
+        """The transitions between states: computed once, and pickled with the automaton."""
         return Transitions.of(self.next_SC)
 
     def cost(self, length: int, *, likeliest: bool = False) -> Cost:
-        """What a row of so many tokens costs to write under this automaton, the network aside. likeliest: at
-        temperature 0.
+        """The cost of writing a row of `length` tokens under this automaton, without the network.
+
+        likeliest: at temperature 0.
 
         >>> zeros = Automaton.of(np.array([[0, -1, -1]], dtype=np.int32), np.array([True]))
         >>> zeros.cost(200).call == 2 * zeros.cost(100).call, zeros.cost(200).row_bytes < 1 << 26
@@ -90,7 +91,7 @@ class Automaton:
         return bool(self.accept_S[state])
 
     def shortest(self, never: Sequence[int] = ()) -> int | None:
-        """How many tokens the shortest accepted row has, without the ids in `never`; None: no row is accepted."""
+        """The length of the shortest accepted row without the ids in `never`; None if no row is accepted."""
         may_I = np.ones(len(self.class_I), dtype=bool)
         may_I[list(never)] = False
         classes = np.unique(self.class_I[may_I])
@@ -107,7 +108,7 @@ class Automaton:
 
 
 def join(dfa: Dfa, tokenizer: Tokenizer, *, over: str, may_end: bool) -> Automaton:
-    """The rows of tokens whose spelling `dfa` accepts; after an end-of-text everything may follow.
+    """The automaton of the rows of tokens whose spelling `dfa` accepts; after an end-of-text anything may follow.
 
     >>> from unmask.constraints.choices import spelled
     >>> from unmask.data.tokenizers import load_tokenizer
@@ -124,7 +125,8 @@ def join(dfa: Dfa, tokenizer: Tokenizer, *, over: str, may_end: bool) -> Automat
             most=Public(MAX_STATES),
         )
     first, inside = tokenizer.spellings()
-    # A text's first token may be spelled otherwise than one inside (no joining space): the start is a state of its own.
+    # A text's first token may be spelled differently from later ones (no joining space), so the start is a separate
+    # state.
     next_SB = np.concatenate([dfa.next_SB[:1], dfa.next_SB])
     next_SB = np.where(next_SB < 0, np.int32(-1), next_SB + 1)
     accept_S = np.concatenate([dfa.accept_S[:1], dfa.accept_S])
@@ -135,7 +137,7 @@ def join(dfa: Dfa, tokenizer: Tokenizer, *, over: str, may_end: bool) -> Automat
         kind_I = same_columns(_walk(next_SB, np.arange(lo, min(lo + _BLOCK, len(accept_S))), words))[1]
         class_I = np.unique(class_I * (kind_I.max() + 1) + kind_I, return_inverse=True)[1].reshape(-1)
     end = len(accept_S)
-    for id in special:  # each acts as no other id does
+    for id in special:  # each has a class of its own
         class_I[id] = class_I.max() + 1
     class_I = np.unique(class_I, return_inverse=True)[1].reshape(-1)
     first_C = np.unique(class_I, return_index=True)[1]
@@ -145,7 +147,7 @@ def join(dfa: Dfa, tokenizer: Tokenizer, *, over: str, may_end: bool) -> Automat
     next_SC[1:end] = _walk(next_SB, np.arange(1, end), _Words.of([inside[id] for id in first_C], []))
     next_SC[:end, class_I[special]] = -1
     if tokenizer.bos_id is not None:
-        next_SC[0, class_I[tokenizer.bos_id]] = 0  # stands before the text and spells nothing of it
+        next_SC[0, class_I[tokenizer.bos_id]] = 0  # precedes the text and is not part of its spelling
     next_SC = _end(next_SC, accept_S, class_I, tokenizer, may_end)
     automaton = Automaton(next_SC, np.append(accept_S, may_end), class_I, over).reduced()
     if not automaton.accept_S.any():
@@ -154,7 +156,7 @@ def join(dfa: Dfa, tokenizer: Tokenizer, *, over: str, may_end: bool) -> Automat
 
 
 def count_tokens(least: int, most: int | None, tokenizer: Tokenizer, *, over: str, may_end: bool) -> Automaton:
-    """The rows of `least` to `most` tokens, the end not counted."""
+    """The automaton of the rows of `least` to `most` tokens, not counting end-of-text."""
     num = (least if most is None else most) + 1
     class_I = np.zeros(tokenizer.num_ids, dtype=np.int64)
     for number, id in enumerate(_special(tokenizer)):
@@ -177,7 +179,7 @@ def _end(
     tokenizer: Tokenizer,
     may_end: bool,
 ) -> NDArray[np.int32]:
-    """End-of-text leads from every accepting state to the last one, in which anything may follow."""
+    """Add end-of-text: from every accepting state to the last state, after which anything may follow."""
     if may_end:
         end = len(accept_S)
         next_SC[:end][accept_S, class_I[tokenizer.eot_id]] = end
@@ -187,7 +189,7 @@ def _end(
 
 
 def intersect(a: Automaton, b: Automaton) -> Automaton:
-    """What both accept."""
+    """The automaton of the rows that both accept."""
     key_I = a.class_I * b.num_classes + b.class_I
     both_C, class_I = np.unique(key_I, return_inverse=True)
     a_SC, b_SC = a.next_SC[:, both_C // b.num_classes], b.next_SC[:, both_C % b.num_classes]
@@ -202,9 +204,9 @@ def intersect(a: Automaton, b: Automaton) -> Automaton:
 
 
 def interleave(text: Automaton, gap: Automaton) -> Automaton:
-    """Texts that `text` accepts, with gaps that `gap` accepts. Two ids more, the last ones, open and close a gap.
+    """The automaton of texts that `text` accepts with gaps that `gap` accepts. The last two, new ids mark gaps.
 
-    The state is that of `text` and, in a gap, that of `gap`; outside, `gap` reads nothing.
+    A state is a pair of a state of `text` and, inside a gap, a state of `gap`; outside gaps, `gap` reads nothing.
 
     >>> even = Automaton.of(np.array([[1, 1, -1], [0, 0, -1]], dtype=np.int32), np.array([True, False]))  # in length
     >>> ones = Automaton.of(np.array([[-1, 0, -1]], dtype=np.int32), np.array([True]), "gap")
@@ -216,7 +218,7 @@ def interleave(text: Automaton, gap: Automaton) -> Automaton:
     key_I = text.class_I * gap.num_classes + gap.class_I
     both_C, class_I = np.unique(key_I, return_inverse=True)
     num = len(both_C)
-    # Outside, a token leaves the gap's state where it is; no transition is a state of its own, the last one.
+    # Outside, a token does not change the gap's state; "no transition" is represented by the last state.
     text_SC = text.next_SC[:, both_C // gap.num_classes].astype(np.int64)
     gap_SC = np.concatenate([gap.next_SC[:, both_C % gap.num_classes], np.full((1, num), outside, dtype=np.int32)])
 
@@ -236,7 +238,7 @@ def interleave(text: Automaton, gap: Automaton) -> Automaton:
 def _reached_pairs(
     start: int, step: Callable[[NDArray[np.int64]], NDArray[np.int64]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Pairs of states, as one number each, that are reached from the first, and the transition from each and class."""
+    """The pairs of states (as one number each) reachable from `start`, and the transitions of each by class."""
     pairs, rows, done = np.array([start]), [], 0
     while done < len(pairs):
         successors = step(pairs[done:])
@@ -264,19 +266,19 @@ def _joined(both: Automaton) -> Automaton:
 def compile_constraints(
     constraints: Constraint | Sequence[Constraint], tokenizer: Tokenizer, *, may_end: bool
 ) -> Automaton:
-    """One automaton for one constraint or for several that must all hold."""
+    """One automaton for a constraint, or for several that must all hold."""
     several = [constraints] if isinstance(constraints, Constraint) else list(constraints)
     if not several:
         raise UsageError("no constraint in the list: leave it out instead")
     made = [_made(c, tokenizer, may_end) for c in several]
     parts = [[a for a in made if a.over == over] for over in ("text", "gap")]
     whole = functools.reduce(interleave, [functools.reduce(intersect, part) for part in parts if part])
-    _ = whole.transitions  # computed here, where too many of them are refused like all else
+    _ = whole.transitions  # computed now, so that too many transitions are refused here
     return whole
 
 
 def _made(constraint: Constraint, tokenizer: Tokenizer, may_end: bool) -> Automaton:
-    """Joining a large vocabulary takes a second or so: the last few are kept."""
+    """The constraint's automaton, cached: combining it with a large vocabulary takes about a second."""
     try:
         return _kept(constraint, tokenizer, may_end)
     except TypeError:  # an option that cannot be a key, such as a list
@@ -289,7 +291,7 @@ def _kept(constraint: Constraint, tokenizer: Tokenizer, may_end: bool) -> Automa
 
 
 def check_size(num_states: int, num_classes: int) -> None:
-    """Refuse what would take the memory of a network."""
+    """Refuse automata that would need as much memory as a network."""
     if num_states * num_classes > MAX_CELLS:
         raise UsageError(
             "the constraint has {num_states} states and {num_classes} kinds of tokens in this vocabulary, "
@@ -300,7 +302,7 @@ def check_size(num_states: int, num_classes: int) -> None:
 
 
 def _special(tokenizer: Tokenizer) -> list[int]:
-    """Ids that are no part of a text's spelling."""
+    """Ids that are not part of a text's spelling."""
     bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     return sorted({tokenizer.mask_id, tokenizer.eot_id, *bos})
 
@@ -318,7 +320,7 @@ class _Words:
     def of(cls, words: Sequence[bytes | None], special: Sequence[int]) -> _Words:
         kept = [b"" if word is None else word for word in words]
         for id in special:
-            kept[id] = b""  # spells nothing, so no pattern can ask for it
+            kept[id] = b""  # has no spelling, so no pattern can match it
         length_I = np.array([len(word) for word in kept])
         order_I = np.argsort(-length_I, kind="stable")
         start_I = np.cumsum(length_I) - length_I
@@ -326,8 +328,8 @@ class _Words:
 
 
 def _walk(next_SB: NDArray[np.int32], states: NDArray[np.int64], words: _Words) -> NDArray[np.int32]:
-    """The state after each of `states` and each word [states, words]; a column of letters at a time."""
-    # A dead state of its own at the end, so that -1 walks on as any other.
+    """The state after each of `states` and each word [states, words], computed one letter column at a time."""
+    # An extra dead state at the end, so that -1 needs no special case.
     table = np.concatenate([next_SB, np.full((1, next_SB.shape[1]), -1, dtype=np.int32)])
     at = np.repeat(states[:, None].astype(np.int32), len(words.order_I), axis=1)
     for column in range(int(words.length_I.max(initial=0))):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 room = Room(
     "unmask.constraints", base="Constraint", helpers=("automaton", "conditioning", "cost", "leading_space", "tables")
 )
-MAX_STATES = 4000  # of an automaton; each of them meets the whole vocabulary once
+MAX_STATES = 4000  # of an automaton; each is combined with the whole vocabulary once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +43,11 @@ class Constraint(ABC):
 
     @abstractmethod
     def automaton(self, tokenizer: Tokenizer, *, may_end: bool = True) -> Automaton:
-        """The rows of tokens that obey. may_end: end-of-text may be written; what follows it is not asked anything."""
+        """The automaton of the rows of tokens that obey. may_end: end-of-text may be written, and anything after it."""
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...] | None:
-    """Texts as a tuple; None stays None. One text alone is a list of one: letter by letter it means nothing."""
+    """Texts as a tuple; None stays None. A single string counts as one text, not as a sequence of letters."""
     if value is None:
         return None
     texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, typing.Iterable) else (None,)

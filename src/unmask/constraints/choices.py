@@ -32,7 +32,7 @@ class Choices(Constraint):
 
 
 def spelled(options: Iterable[str]) -> Dfa:
-    """The automaton of a finite list of texts: what has been read so far is the state."""
+    """The automaton of a finite list of texts; the state is the text read so far."""
     whole = {option.encode() for option in options}
     begun = {word[:i] for word in whole for i in range(len(word) + 1)}
     return explore(

@@ -1,11 +1,12 @@
 """The draw of a constrained step: the product of the positions' distributions, given that the automaton accepts.
 
-Backward messages carry, for each state before a position, the log of the probability that what follows is accepted;
-forward the tokens that open are drawn from left to right, each from its exact law given those drawn before it, while
-positions that stay masked are summed out. Everything is float64; messages are logarithms, so nothing underflows.
+A backward pass computes messages: for each state before a position, the log probability that the rest is accepted. A
+forward pass draws the tokens that open from left to right, each from its exact conditional distribution given those
+drawn before, while positions that stay masked are summed out. Everything is float64; messages are logarithms, so
+nothing underflows.
 
-Memory has a bound whatever is asked: spans are taken some at a time, and of a long one the messages are kept at the
-edges of blocks, inside which they are computed again on the way forward.
+Memory is bounded: spans are processed in groups, and for a long span messages are kept only at the edges of blocks,
+inside which they are recomputed in the forward pass.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from unmask.errors import NonFiniteError
 from unmask.rng import categorical, uniform
 from unmask.samplers.drawing import Drawing
 
-# A token of probability 0 counts as e^-FLOOR of the likeliest: written only where the constraint leaves nothing else.
+# A token of probability 0 gets e^-FLOOR times that of the likeliest: written only if the constraint allows no other.
 FLOOR = 1e5
-COLD = 1e-9  # a temperature below it changes nothing: float32 logits differ by more than that
-_LINEAR = 600.0  # logs closer than this are summed in the plain, as e^-600 is still a normal float64
+COLD = 1e-9  # lower temperatures make no difference: float32 logits differ by more than that
+_LINEAR = 600.0  # logs closer than this are summed as plain numbers, as e^-600 is still a normal float64
 
 
 @dataclass(frozen=True)
 class Spans:
-    """What the automaton reads: G spans of at most M tokens each, and where their positions are answered.
+    """The automaton's input: G spans of at most M tokens each, and the lines of the prediction for their positions.
 
-    line_GM: the line of log_p for a masked position, -1 for a fixed one. counter_GM: the position's number for draws.
+    line_GM: the line of log_p for a masked position, -1 for a fixed one. counter_GM: the position's counter for draws.
     """
 
     token_GM: Tensor
@@ -45,7 +46,7 @@ class Spans:
     counter_GM: Tensor
 
     def part(self, lo: int, hi: int) -> tuple[Spans, int, int]:
-        """Some of the spans, with lines counted from their first one; and which lines those are."""
+        """Spans lo..hi-1, with lines counted from their first one, and the range of these lines."""
         some = Spans(*(x[lo:hi] for x in vars(self).values()))
         masked_GM = some.line_GM >= 0
         first, last = int(some.line_GM[masked_GM].min()), int(some.line_GM.max())
@@ -53,11 +54,11 @@ class Spans:
 
 
 def draw(tables: Tables, log_p_NI: Tensor, spans: Spans, drawing: Drawing, never: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens of the positions that open, span by span from left to right, and the logs of their probabilities.
+    """Draw tokens for the positions that open, span by span from left to right; also their log-probabilities.
 
-    Temperature acts on the distributions before they are conditioned, top-k and top-p on each token's law afterwards.
-    At temperature 0 the likeliest accepted completion is taken, which is the limit of small temperatures; the
-    probabilities returned are then the model's own.
+    Temperature acts on the distributions before conditioning, top-k and top-p on each token's distribution afterwards.
+    At temperature 0 the likeliest accepted completion is taken, which is the limit of small temperatures; the returned
+    probabilities are then the model's own.
     """
     num = max(1, CELLS // _cells(tables, spans.token_GM.shape[1]))
     parts = []
@@ -70,14 +71,14 @@ def draw(tables: Tables, log_p_NI: Tensor, spans: Spans, drawing: Drawing, never
 
 
 def _cells(tables: Tables, length: int) -> int:
-    """Numbers that the weights and messages of so many positions take."""
+    """The number of values in the weights and messages of `length` positions."""
     return length * (tables.num_sets + tables.num_states) + len(tables.to_P)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Positions lo..hi of all spans. beta_MGS: the message before each of them and after the last. log_u_NU: for each
-    masked line the log weight of each set of classes, and -inf in one more column; line_GM: its lines."""
+    """Positions lo..hi of all spans. beta_MGS: the message before each position and after the last. log_u_NU: for each
+    masked line the log weight of each set of classes, with an additional column of -inf; line_GM: its lines."""
 
     lo: int
     hi: int
@@ -89,7 +90,7 @@ class Block:
 def _blocks(
     tables: Tables, log_p_NI: Tensor, spans: Spans, temperature: float, never: Tensor, *, best: bool
 ) -> Iterator[Block]:
-    """From left to right, as far as something opens: the messages of a whole text may be too many to be kept."""
+    """The blocks from left to right, up to the last position that opens, since all messages may not fit in memory."""
     G, M = spans.token_GM.shape
     size = max(1, CELLS // max(1, G * (tables.num_sets + tables.num_states)))
     starts = range(0, M, size)
@@ -123,10 +124,12 @@ def _accepting(tables: Tables, num: int) -> Tensor:
 def backward(
     tables: Tables, log_u_NU: Tensor, spans: Spans, lo: int, hi: int, after_GS: Tensor, *, best: bool = False
 ) -> Tensor:
-    """Messages before positions lo..hi and, last, `after_GS` itself [hi - lo + 1, G, S + 1]: the log of the probability
-    that from this state on everything is accepted. spans.line_GM has the lines of those positions alone.
+    """Messages before positions lo..hi, followed by `after_GS` itself, [hi - lo + 1, G, S + 1].
 
-    best: the largest term instead of the sum.
+    A message is the log probability that the rest is accepted, for each state. spans.line_GM has the lines of these
+    positions only.
+
+    best: use the largest term instead of the sum.
     """
     S, device = tables.num_states, after_GS.device
     beta_MGS = after_GS.new_full((hi - lo + 1, *after_GS.shape), -torch.inf)
@@ -155,11 +158,11 @@ def backward(
 
 
 def possible(tables: Tables, spans: Spans, never: Tensor) -> Tensor:
-    """[G] whether some writing of the masks is accepted, whatever the network says."""
+    """[G] whether the masks can be filled so that the span is accepted, for any network."""
     may_I = torch.ones_like(tables.word_I, dtype=torch.float64).index_fill(0, never, 0.0)
     w_C = torch.zeros(tables.next_SC.shape[1]).to(may_I).index_add(0, tables.word_I, may_I)
     log_u_1U = torch.cat([tables.sums_UC @ w_C, w_C.new_zeros(1)]).log()[None]
-    # Many rows are the same before anything is written: each kind is looked at once.
+    # Many rows are equal before anything is written: each distinct row is checked once.
     M = spans.token_GM.shape[1]
     masked_GM = spans.line_GM >= 0
     inside_GM = torch.arange(M, device=masked_GM.device) < spans.length_G[:, None]
@@ -189,9 +192,9 @@ def possible(tables: Tables, spans: Spans, never: Tensor) -> Tensor:
 
 
 def tempered(log_p_NI: Tensor, temperature: float, never: Tensor) -> tuple[Tensor, float]:
-    """Log weights in float64, the largest 0; -inf for what is never written and for nothing else. And the least other.
+    """Log weights in float64, the largest 0, with -inf exactly for ids in `never`; also the smallest finite one.
 
-    It walks through the vocabulary as few times as it can: nothing else here costs as much.
+    It passes over the vocabulary as few times as possible, since this is the most expensive part of a draw.
     """
     x_NI = log_p_NI.to(torch.float64, copy=True).index_fill_(1, never, -torch.inf)
     top_N1 = x_NI.amax(dim=1, keepdim=True)
@@ -211,7 +214,7 @@ def tempered(log_p_NI: Tensor, temperature: float, never: Tensor) -> tuple[Tenso
 
 
 def _set_weights(tables: Tables, log_p_NI: Tensor, temperature: float, never: Tensor, *, best: bool) -> Tensor:
-    """[N, U + 1]: for each line and set of classes the log of the sum (or the largest) of its tokens."""
+    """[N, U + 1] for each line and set of classes, the log of the sum (or the maximum) of its tokens' weights."""
     C, U = tables.next_SC.shape[1], tables.num_sets
     log_u_NU = log_p_NI.new_full((len(log_p_NI), U + 1), -torch.inf, dtype=torch.float64)
     num = max(1, LINES // max(log_p_NI.shape[1], U))
@@ -227,7 +230,7 @@ def _set_weights(tables: Tables, log_p_NI: Tensor, temperature: float, never: Te
 
 
 def _grouped_by_set(sums_UC: Tensor, log_w_NC: Tensor, *, best: bool) -> Tensor:
-    """What the product with sums_UC is of plain numbers, of logarithms (or the largest); some sets at a time."""
+    """The product with sums_UC in logarithms (or the maximum), for some sets at a time."""
     start_U, class_E = sums_UC.crow_indices(), sums_UC.col_indices()
     log_u_NU = log_w_NC.new_empty(len(log_w_NC), len(start_U) - 1)
     edges, lo = start_U.tolist(), 0
@@ -243,7 +246,7 @@ def _grouped_by_set(sums_UC: Tensor, log_w_NC: Tensor, *, best: bool) -> Tensor:
 
 
 def _grouped(x_NK: Tensor, group_K: Tensor, num: int, *, best: bool) -> Tensor:
-    """Log-sum-exp (or the largest) of the columns of each group."""
+    """Log-sum-exp (or the maximum) of the columns of each group."""
     index_NK = group_K.expand_as(x_NK)
     top = x_NK.new_full((len(x_NK), num), -torch.inf).scatter_reduce(1, index_NK, x_NK, "amax")
     if best:
@@ -255,8 +258,8 @@ def _grouped(x_NK: Tensor, group_K: Tensor, num: int, *, best: bool) -> Tensor:
 
 def _sample(tables: Tables, log_p_NI: Tensor, spans: Spans, drawing: Drawing, never: Tensor) -> tuple[Tensor, Tensor]:
     S, to_P = tables.num_states, tables.to_P[:-1]
-    # Before position m the states' weights given what is drawn so far, all that follows included: these are plain
-    # probabilities, so they need no logarithms.
+    # The states' weights before position m, given the tokens drawn so far and that the rest is accepted: these are
+    # plain probabilities, so they need no logarithms.
     weight_GS = tables.log_accept_S.new_zeros(len(spans.token_GM), S + 1)
     weight_GS[:, 0] = 1
     opens_GM = spans.opens_GM
@@ -268,7 +271,7 @@ def _sample(tables: Tables, log_p_NI: Tensor, spans: Spans, drawing: Drawing, ne
     stop = max(m for m, opens in enumerate(flags[0]) if opens) + 1
     for block in _blocks(tables, log_p_NI, spans, drawing.temperature, never, best=False):
         for m in range(block.lo, min(block.hi, stop)):
-            # beta after / beta before, in logs: how much a transition is favoured by what must follow.
+            # beta after / beta before, in logs: how much the rest of the text favours a transition.
             before_GS, after_GS = block.beta_MGS[m - block.lo], block.beta_MGS[m - block.lo + 1]
             before_GS = -before_GS.masked_fill(before_GS.isneginf(), torch.inf)
             if flags[0][m]:
@@ -295,8 +298,8 @@ def _sample(tables: Tables, log_p_NI: Tensor, spans: Spans, drawing: Drawing, ne
 def _draw_token(
     tables: Tables, x_GI: Tensor, log_a_GS: Tensor, after_GS: Tensor, u_G: Tensor, drawing: Drawing
 ) -> tuple[Tensor, Tensor]:
-    """A token from weight × (sum over states of how far it leads on): the exact law at this position."""
-    # Few states carry weight at a time: the others are left out.
+    """Draw a token from its exact conditional distribution: weight × (sum over states of the message it leads to)."""
+    # Only few states have weight at a time; the others are skipped.
     num = int((log_a_GS > -torch.inf).sum(dim=1).max())
     log_a_GK, state_GK = log_a_GS[:, :-1].topk(min(num, log_a_GS.shape[1] - 1), dim=1)
     C = tables.next_SC.shape[1]
@@ -312,7 +315,7 @@ def _draw_token(
 
 
 def _best(tables: Tables, log_p_NI: Tensor, spans: Spans, drawing: Drawing, never: Tensor) -> tuple[Tensor, Tensor]:
-    """The likeliest accepted completion (Viterbi); of it, the positions that open."""
+    """The likeliest accepted completion (Viterbi), restricted to the positions that open."""
     state_G = torch.zeros_like(spans.length_G)
     token_GM = spans.token_GM.clone()
     log_prob_GM = torch.zeros_like(token_GM, dtype=torch.float64)
@@ -328,7 +331,7 @@ def _best(tables: Tables, log_p_NI: Tensor, spans: Spans, drawing: Drawing, neve
                 token_GM[g, m] = (x_GI + ahead_GC[:, tables.word_I]).argmax(dim=1)
                 log_x_theta_GI = log_p_NI[line_G].double().log_softmax(dim=1)
                 log_prob_GM[g, m] = log_x_theta_GI.gather(1, token_GM[g, m, None]).squeeze(1)
-            # After a shorter span's end the state does not matter any more.
+            # After a shorter span's end the state no longer matters.
             to_G = tables.after(tables.next_SC[state_G, tables.class_I[token_GM[:, m]]])
             state_G = to_G.clamp(max=tables.num_states - 1)
     return token_GM[spans.opens_GM], log_prob_GM[spans.opens_GM]

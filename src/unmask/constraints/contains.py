@@ -31,7 +31,7 @@ class Contains(Constraint):
         begun = {phrase[:i] for phrase in phrases for i in range(len(phrase) + 1)}
         everything = frozenset(range(len(phrases)))
 
-        # The state: which phrases have occurred, and the longest end of the text that begins one.
+        # The state: which phrases have occurred, and the longest suffix of the text that is a prefix of one.
         def step(state: tuple[frozenset[int], bytes], byte: int) -> tuple[frozenset[int], bytes]:
             contained, tail = state
             if contained == everything:

@@ -32,7 +32,7 @@ class Excludes(Constraint):
         phrases = sorted({phrase.encode() for phrase in self.phrases})
         begun = {phrase[:i] for phrase in phrases for i in range(len(phrase))}
 
-        # The state: the longest end of the text that begins a phrase (Aho and Corasick, 1975).
+        # The state: the longest suffix of the text that is a prefix of a phrase (Aho and Corasick, 1975).
         def step(tail: bytes, byte: int) -> bytes | None:
             tail += bytes((byte,))
             if any(tail.endswith(phrase) for phrase in phrases):

@@ -53,7 +53,7 @@ class Gc(Constraint):
         least = math.ceil(self.low * self.window - 1e-9)
         most = math.floor(self.high * self.window + 1e-9)
 
-        # The state: how many bases of the window are there, and how many of them are G or C.
+        # The state: the number of bases in the window so far, and how many of them are G or C.
         def step(state: tuple[int, int], byte: int) -> tuple[int, int] | None:
             if byte not in LETTERS:
                 return None

@@ -19,7 +19,7 @@ from unmask.constraints.regex import regex_dfa, spliced_dfa
 from unmask.data.tokenizers import Tokenizer
 from unmask.errors import MissingExtraError, Public, UnmaskError, UsageError
 
-_STANDS_FOR = range(0xF0000, 0x100000)  # characters of nobody's language: each for a part that we spell ourselves
+_STANDS_FOR = range(0xF0000, 0x100000)  # private-use characters, each a placeholder for a part that is built here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class JsonSchema(Constraint):
 
     @classmethod
     def of(cls, schema: Mapping[str, Any], **options: Any) -> JsonSchema:
-        """From the schema as plain data."""
+        """Create the constraint from the schema as plain data."""
         return cls(schema=dict(schema), **options)
 
     def automaton(self, tokenizer: Tokenizer, *, may_end: bool = True) -> Automaton:
@@ -92,8 +92,9 @@ def _not_finite(spelled: str) -> float:
 
 
 class _Spelling:
-    """Parts of a schema that the package does not do, or does otherwise than `re`: a character stands for each while it
-    writes the whole. bare: those that are no strings, so that the quotes around them go."""
+    """Parts of a schema that the package does not support, or treats differently from `re`: each is replaced by a
+    placeholder character while the package compiles the schema. bare: those that are not strings, so that the quotes
+    around them are removed."""
 
     def __init__(self, schema: str) -> None:
         self._free = (chr(code) for code in _STANDS_FOR if chr(code) not in schema)
@@ -101,13 +102,13 @@ class _Spelling:
         self.bare: list[str] = []
 
     def spelled_out(self, data: Any, where: str = "schema") -> Any:
-        """The schema, which has been checked, as the package is to read it."""
+        """The checked schema, with placeholders, as input for the package."""
         if isinstance(data, list):
             return [self.spelled_out(part, where) for part in data]
         if not isinstance(data, dict):
             return data
         if data.keys() & {"enum", "const"}:
-            return {key: part for key, part in data.items() if key != "type"}  # each value has been checked to be of it
+            return {key: part for key, part in data.items() if key != "type"}  # values were checked to have this type
         if not isinstance(data.get("type"), str | list):
             return {key: self._inner(key, part, where) for key, part in data.items()}
         kinds = types_of(data, where)
@@ -147,7 +148,7 @@ class _Spelling:
 
 
 def _bounded(data: dict[str, Any], kind: str, where: str) -> Dfa:
-    """Integers or numbers between what the schema names, the narrower of two bounds on a side."""
+    """Integers or numbers between the schema's bounds; of two bounds on a side, the narrower one."""
     bounds = {key: Decimal(str(data[key])) for key in BOUNDS if key in data}
     least = max((bounds[key] for key in ("minimum", "exclusiveMinimum") if key in bounds), default=None)
     most = min((bounds[key] for key in ("maximum", "exclusiveMaximum") if key in bounds), default=None)

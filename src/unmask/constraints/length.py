@@ -14,7 +14,7 @@ from unmask.errors import Public, UsageError
 class Length(Constraint):
     """From `least` to `most` tokens (most=None: no limit), end-of-text not counted.
 
-    A gap in which the text may not end has as many tokens as masks; there this only says which numbers are right.
+    In a gap where the text may not end, the number of tokens equals the number of masks, so this only checks it.
 
     >>> Length(least=3, most=3).most
     3

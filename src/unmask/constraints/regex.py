@@ -14,9 +14,9 @@ from unmask.constraints.automaton import Automaton, join
 from unmask.data.tokenizers import Tokenizer
 from unmask.errors import Public, UsageError
 
-MAX_SIZE = 20_000  # characters in a pattern, repeats written out
-MAX_BUILT = 10 * MAX_STATES  # states before those that do the same are joined: fewer may become few enough
-MAX_STEPS = 1 << 22  # of making them: some short patterns have automata of astronomic size
+MAX_SIZE = 20_000  # characters in a pattern, repeats expanded
+MAX_BUILT = 10 * MAX_STATES  # limit of states before equivalent ones are merged
+MAX_STEPS = 1 << 22  # of determinisation: some short patterns have automata of astronomic size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Regex(Constraint):
 
 @functools.lru_cache(maxsize=64)
 def regex_dfa(pattern: str) -> Dfa:
-    """The automaton over the UTF-8 bytes of all texts that match.
+    """The automaton over the UTF-8 bytes of all matching texts.
 
     >>> regex_dfa("a|ab").accept_S.tolist()
     [False, True, True]
@@ -45,7 +45,7 @@ def regex_dfa(pattern: str) -> Dfa:
 
 
 def spliced_dfa(pattern: str, splices: Mapping[str, Dfa], *, name: str = "pattern") -> Dfa:
-    """The same; a character that is a key stands for all that its automaton accepts."""
+    """The same, where each character in `splices` stands for any text that its automaton accepts."""
     subject = Public(f"the {name}")
     if name == "pattern":
         spelled = repr(pattern if len(pattern) <= 60 else pattern[:57] + "...")

@@ -1,4 +1,4 @@
-"""An automaton's tables on a device: made once, shared by all who draw under it."""
+"""An automaton's tables on a device: computed once, shared by all draws."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from unmask.constraints.automaton import Automaton
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """An automaton as tensors of one device, see Transitions for P and U.
+    """An automaton as tensors on one device; see Transitions for P and U.
 
-    next_SC has -1 for no transition. set_P and to_P have one number more: a padding pair of weight 0.
-    sums_UC[u, c] is 1 where class c is in set u. by_state: states of similar numbers of transitions, and for each of
-    them its pairs (P: none). class_I: of each id that may stand in a span, word_I: of those that a network predicts.
+    next_SC has -1 for no transition. set_P and to_P have one additional entry: a padding pair of weight 0.
+    sums_UC[u, c] is 1 if class c is in set u. by_state: groups of states with similar numbers of transitions, and the
+    pairs of each state (P: none). class_I: the class of each id that may occur in a span; word_I: of the ids that a
+    network predicts.
     """
 
     class_I: Tensor
@@ -35,7 +36,7 @@ class Tables:
 
     @classmethod
     def of(cls, automaton: Automaton, device: torch.device) -> Tables:
-        """On the automaton's own memory where the device can read it."""
+        """Create the tables, sharing the automaton's memory if the device can read it."""
         arcs, (S, C) = automaton.transitions, automaton.next_SC.shape
 
         def tensor(x: np.ndarray) -> Tensor:
@@ -69,7 +70,7 @@ class Tables:
         return int(self.sums_UC.shape[0])
 
     def after(self, next: Tensor) -> Tensor:
-        """Entries of next_SC as indices of messages, whose last number, S, stands for no transition."""
+        """Entries of next_SC as indices into messages, where the last index, S, means no transition."""
         return next.long().masked_fill_(next < 0, self.num_states)
 
 
@@ -81,12 +82,12 @@ class _Shared:
         self.tables: dict[torch.device, Tables] = {}
 
 
-_shared: WeakKeyDictionary[Automaton, _Shared] = WeakKeyDictionary()  # as long as anybody holds the automaton
+_shared: WeakKeyDictionary[Automaton, _Shared] = WeakKeyDictionary()  # as long as the automaton is referenced
 _shared_lock = threading.Lock()
 
 
 def tables_of(automaton: Automaton, device: torch.device) -> Tables:
-    """The automaton's tables, made once for all rows, threads and requests."""
+    """The automaton's tables, computed once for all rows, threads and requests."""
     with _shared_lock:
         shared = _shared.setdefault(automaton, _Shared())
     with shared.lock:
@@ -96,7 +97,7 @@ def tables_of(automaton: Automaton, device: torch.device) -> Tables:
 
 
 def _by_state(from_P: np.ndarray, S: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """States and their pairs, padded. One table where that is no waste, else a table for each power of four."""
+    """States and their pairs, padded: one table if little is wasted, otherwise a table for each power of four."""
     count_S = np.bincount(from_P, minlength=S)
     most = max(1, int(count_S.max(initial=0)))
     size_S = np.full(S, most)

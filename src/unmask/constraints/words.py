@@ -44,7 +44,7 @@ class Words(Constraint):
         allow = None if self.allow is None else {self._fold(word) for word in self.allow} - forbid
         begun = {word[:i] for word in forbid | (allow or set()) for i in range(len(word) + 1)}
 
-        # The state: the word begun, None where it is one that nobody names.
+        # The state: the current word so far, None if it is not a prefix of any listed word.
         def good(word: bytes | None) -> bool:
             return word == b"" or (word not in forbid if allow is None else word in allow)
 
@@ -60,4 +60,4 @@ class Words(Constraint):
         return join(dfa, tokenizer, over=self.over, may_end=may_end)
 
     def _fold(self, word: str) -> bytes:
-        return word.encode().lower() if self.ignore_case else word.encode()  # of bytes: ASCII alone
+        return word.encode().lower() if self.ignore_case else word.encode()  # lower() of bytes affects ASCII only

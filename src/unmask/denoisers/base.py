@@ -17,7 +17,7 @@ room = Room("unmask.denoisers", base="Denoiser", helpers=("network", "flat_rows"
 
 
 def other_way(denoiser: object, *, causal: bool) -> str:
-    """What to do about a denoiser that sees both sides where it must not, or does not where it must.
+    """Advice for an error message, if a denoiser is causal but must not be, or the reverse.
 
     >>> other_way(None, causal=True)
     'set denoiser.causal = true'
@@ -40,33 +40,32 @@ class Denoiser(ABC):
 
     @property
     def framed(self) -> bool:
-        """Whether rows begin and end with fixed tokens, also those that are cut out of a stream: encoders know no
-        others."""
+        """Whether all rows begin and end with fixed tokens, also rows cut out of a stream, as encoders require."""
         return False
 
     @property
     @abstractmethod
     def causal(self) -> bool:
-        """Whether position l sees only what stands before it."""
+        """Whether position l sees only the positions before it."""
 
     @property
     @abstractmethod
     def uses_level(self) -> bool:
-        """Whether the network looks at the noise level."""
+        """Whether the network is conditioned on the noise level."""
 
     def for_tokenizer(self, tokenizer: Tokenizer) -> Self:
-        """This description with what it takes from the vocabulary: what is built and saved."""
+        """This description completed with information from the vocabulary, as it is built and saved."""
         return self
 
     @abstractmethod
     def build(self, *, num_ids: int, mask_id: int) -> Network:
-        """The module, freshly initialised, for a vocabulary of `num_ids` ids, the mask among them."""
+        """Create the module with fresh weights, for a vocabulary of `num_ids` ids including the mask."""
 
     def check_start(self, *, num_ids: int, mask_id: int) -> None:  # noqa: B027 (most describe all of it)
-        """Refuse to begin from nothing with a network that nobody has described."""
+        """Raise if the description is not explicit enough to train from scratch."""
 
     def describe(self, network: Network) -> None:
-        """Refuse what `build` returned where it cannot be trained and saved, and let it carry this description."""
+        """Attach this description to the network that `build` returned; raise if it cannot be trained and saved."""
         from unmask.denoisers.network import Network
 
         made: object = network

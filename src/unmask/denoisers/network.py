@@ -1,4 +1,4 @@
-"""What every denoiser module offers, its attention pattern, and the wrapper that makes one of a function."""
+"""The interface of denoiser modules, their attention pattern, and the wrapper that turns a function into one."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from unmask.denoisers.recorded import Recorder
 
 
-Cache = Any  # what a network keeps of the positions it has read; nobody but the network looks inside
+Cache = Any  # a network's state for the positions that it has read; opaque to everything else
 
 
 class Attend(NamedTuple):
     """Which positions a position may see, besides what the network itself forbids (a causal one sees no later ones).
 
-    valid_BL: False at padding, which stands at the end of a row and which nobody sees. mask [L, L] or [B, L, L]: True
-    where the position of the row may see the one of the column. blocks [L] or [B, L]: each position's block number; it
-    sees its own and earlier blocks. causal: it sees no later positions, where the network `looks_back`; back: those of
-    the first so many rows see none. All hold at once. A position always sees itself.
+    valid_BL: False at padding, which is at the end of a row and not visible to any position. mask [L, L] or [B, L, L]:
+    True where the row's position may see the column's. blocks [L] or [B, L]: each position's block number; a position
+    sees its own and earlier blocks. causal: no position sees later ones, for networks with `looks_back`; back: the same
+    for the first `back` rows only. All conditions apply together. A position always sees itself.
 
     >>> Attend(blocks=torch.tensor([0, 0, 1])).allowed()[0, 0].int().tolist()
     [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
@@ -49,8 +49,8 @@ class Attend(NamedTuple):
     def allowed(self, shape: tuple[int, int] | None = None) -> Tensor | None:
         """A boolean mask [1 or B, 1, 1 or L, L] for `scaled_dot_product_attention`; None: everything is visible.
 
-        `causal` is in it only beside a mask or blocks: by itself attention's kernels know it without one. shape (B, L)
-        is needed for `back` alone.
+        `causal` is included only together with a mask or blocks: attention kernels support it alone without a mask.
+        shape (B, L) is needed only for `back`.
         """
         if self.back:
             assert shape is not None
@@ -70,7 +70,7 @@ class Attend(NamedTuple):
             )
         both = functools.reduce(torch.logical_and, parts)
         both = both.tril() if self.causal else both
-        # Else a padded position might see nothing, and a softmax over nothing is NaN, which spreads.
+        # Otherwise a padded position might see nothing, and the softmax over nothing is NaN, which spreads.
         return both | torch.eye(both.shape[-1], dtype=torch.bool, device=both.device)
 
 
@@ -86,7 +86,7 @@ def attending(attend: Attend | None, valid_BL: Tensor | None) -> Attend:
 
 
 class LinearHead(NamedTuple):
-    """A head that is one linear map, where its bias is made of more than a parameter."""
+    """The weight and bias of a head that is one linear map but whose bias is not simply a parameter."""
 
     weight: Tensor
     bias: Tensor | None
@@ -146,11 +146,11 @@ class Network(nn.Module):
         span: tuple[int, int] | None = None,
         at_BK: Tensor | None = None,
     ) -> Tensor:
-        """h_BLD, or h_BKD at the positions `at_BK`. `valid_BL` is short for `attend=Attend(valid_BL)`.
+        """Compute h_BLD, or h_BKD at the positions `at_BK`. `valid_BL` is short for `attend=Attend(valid_BL)`.
 
-        With a cache of `new_cache`, positions start..stop-1 of a `span` (start, stop), [B, stop - start, D]: the cache
-        holds what stands before start, and afterwards what stands before stop. A call may be repeated with the same
-        span, so a network must still find its state at `start`. At start = 0 it begins anew.
+        With a cache of `new_cache`, the result is [B, stop - start, D] for positions start..stop-1 of the `span`
+        (start, stop). The cache contains the positions before start, and afterwards those before stop. A call may be
+        repeated with the same span, so the state at `start` must remain available. start = 0 resets the cache.
         """
 
     def trunk_at(
@@ -163,7 +163,7 @@ class Network(nn.Module):
         attend: Attend | None = None,
         cond: Tensor | None = None,
     ) -> Tensor:
-        """h_ND at distinct positions of the flat batch (row x L + position): what a loss asks for.
+        """Compute h_ND at distinct positions of the flat batch (row x L + position), as losses need it.
 
         A network that can save work after its last exchange between positions does so here.
         """
@@ -173,17 +173,17 @@ class Network(nn.Module):
         return h_ND
 
     def takes_ragged(self) -> bool:
-        """Is there a `trunk_ragged`, and is it the shorter way now?"""
+        """Whether `trunk_ragged` is implemented and currently the faster way."""
         return False
 
     def trunk_ragged(
         self, z_M: Tensor, level_B: Tensor | None, rows: Ragged, flat_N: Tensor, *, cond: Tensor | None = None
     ) -> Tensor:
-        """`trunk_at` for rows without their padding: z_M end to end, flat_N counts in it."""
+        """`trunk_at` for rows without padding: z_M has them end to end, and flat_N indexes it."""
         raise NotImplementedError
 
     def can_fuse_training(self) -> bool:
-        """Do `trunk_at` and `trunk_ragged` have kernels of their own for training, so that nothing is compiled?"""
+        """Whether `trunk_at` and `trunk_ragged` have their own training kernels, so that nothing is compiled."""
         return False
 
     @abstractmethod
@@ -191,23 +191,23 @@ class Network(nn.Module):
         """logits_NI over all ids, the mask's included."""
 
     def head_parameters(self) -> list[nn.Parameter]:
-        """The parameters that `head` uses; all of the denoiser's is always right, fewer is leaner.
+        """The parameters that `head` uses; returning all of the denoiser's is correct, but less efficient.
 
-        The objective's are not among them, for what a loss takes from those it names itself (see `summed_nats`), and
-        neither are a task head's.
+        The objective's parameters are not included, since a loss names those that it uses (see `summed_nats`), nor are
+        those of a task head.
         """
         return [p for name, p in self.named_parameters() if not name.startswith(("objective.", "task."))]
 
     def head_linear(self) -> nn.Linear | LinearHead | None:
-        """The head where it is one linear map and nothing else: losses and samplers then take shorter ways."""
+        """The head, if it is a single linear map: losses and samplers are then faster."""
         return None
 
     def begins_anew(self) -> list[str]:
-        """The names of parameters that weights of the same network from elsewhere may lack: they keep their start."""
+        """The names of parameters that loaded weights may lack; these keep their initial values."""
         return []
 
     def saved(self, weights: dict[str, Tensor]) -> tuple[Denoiser, dict[str, Tensor]]:
-        """The description and the weights that a model's folder holds of this network, given its weights now."""
+        """The description and the weights to save in a model's folder, given the network's current weights."""
         return self.config, weights
 
     def parts(self) -> list[nn.Module]:
@@ -215,19 +215,21 @@ class Network(nn.Module):
         return []
 
     def before_replay(self) -> None:
-        """Called before captured graphs of this network run: what they read besides the weights is made fresh."""
+        """Called before captured graphs of this network run, to update what they read besides the weights."""
 
     def matrices(self) -> dict[str, int]:
         """The names of the parameters that Muon takes, and how many maps each stacks (queries, keys and values: 3)."""
         return {}
 
     def new_cache(self, batch: int, length: int) -> Cache | None:
-        """An empty cache for so many rows of so many positions; None: a causal network without one is read from the
-        beginning of its rows each time."""
+        """An empty cache for `batch` rows of `length` positions.
+
+        None: a causal network without a cache reads its rows from the beginning each time.
+        """
         return None
 
     def can_decode(self) -> bool:
-        """Is there a `decode` that a CUDA graph can replay?"""
+        """Whether there is a `decode` that a CUDA graph can replay."""
         return False
 
     def decode(self, ids_B: Tensor, position_1: Tensor, cache: Cache, stop: int) -> Tensor:
@@ -236,29 +238,29 @@ class Network(nn.Module):
         raise NotImplementedError
 
     def can_step_rows(self) -> bool:
-        """Is there a `step_rows`? Without it, rows at different positions are read one after another by `trunk`."""
+        """Whether there is a `step_rows`; without it, `trunk` reads rows at different positions one after another."""
         return False
 
     def step_rows(self, ids_M: Tensor, caches: Sequence[Cache], at: Sequence[int]) -> Tensor:
         """h_MD of a causal network, line b at position `at[b]` of a row of its own, given the token before it. Each
         cache is of one row whose positions before at[b] have been read.
 
-        A call may be repeated with the same `at`. Lines after the last cache are nobody's, there to make whole batches.
-        A row's line must not depend on the others.
+        A call may be repeated with the same `at`. Lines after the last cache are padding to a full batch. A row's line
+        must not depend on the others.
         """
         raise NotImplementedError
 
     def device_for(self, tokens: Tensor) -> torch.device:
-        """Where the parameters are; a function without any works where its tokens are."""
+        """The device of the parameters; for a function without parameters, that of the tokens."""
         return next((p.device for p in self.parameters()), tokens.device)
 
     def forward(self, z: Tensor, level: Tensor | None = None, **options: Any) -> Tensor:
-        """logits_BLI at every position: for tests and small tables; training and sampling ask for less."""
+        """logits_BLI at every position, for tests and small tables; training and sampling compute fewer."""
         return self.head(self.trunk(z, level, **options))
 
 
 def read_on(network: Network, z_BL: Tensor, cache: Cache | None, start: int, stop: int) -> Tensor:
-    """h_BD of a causal network at position stop - 1, when its cache holds what stands before `start`."""
+    """h_BD of a causal network at position stop - 1, if its cache contains the positions before `start`."""
     if cache is None:
         return network.trunk(z_BL[:, :stop])[:, -1]
     return network.trunk(z_BL, cache=cache, span=(start, stop))[:, -1]
@@ -266,7 +268,7 @@ def read_on(network: Network, z_BL: Tensor, cache: Cache | None, start: int, sto
 
 @contextmanager
 def evaluating(network: Network) -> Iterator[None]:
-    """Dropout off inside the block, as before after it."""
+    """Switch dropout off inside the block, and restore it afterwards."""
     was_training = network.training
     network.eval()
     try:
@@ -276,14 +278,14 @@ def evaluating(network: Network) -> Iterator[None]:
 
 
 def refuse_options(name: str, **options: object) -> None:
-    """An option that a denoiser does not support raises instead of being ignored."""
+    """Raise if an option is set that the denoiser does not support."""
     for option, value in options.items():
         if value is not None:
             raise UsageError(f"the denoiser {name} does not support {option}")
 
 
 def check_labels(label_B: Tensor | None, classes: int) -> Tensor | None:
-    """The classes of the rows, for a network that knows some; another must get none.
+    """The classes of the rows, for a network trained with classes; raises for any other.
 
     >>> check_labels(torch.tensor([0]), 0)
     Traceback (most recent call last):
@@ -295,8 +297,8 @@ def check_labels(label_B: Tensor | None, classes: int) -> Tensor | None:
 
 
 def level_column(level: Tensor | None, z: Tensor, uses_level: bool, dtype: torch.dtype) -> Tensor | None:
-    """The level, [B] or [B, L], as this network wants it: None when it does not look, an error when it must and there
-    is none."""
+    """The level, [B] or [B, L], as this network expects it: None if it is not conditioned on the level; raises if it is
+    and there is none."""
     if not uses_level:
         return None
     if level is None:

@@ -1,4 +1,4 @@
-"""Rows of different lengths end to end, without padding: what a network does position by position costs text alone."""
+"""Rows of different lengths end to end, without padding, so that per-position computations process only text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEW_SIZES = 4096
 
 
 class Ragged(NamedTuple):
-    """Where the M tokens of a padded batch [B, L] stand, row after row; only attention has to know."""
+    """The places of the M tokens of a padded batch [B, L], row after row; only attention needs to know them."""
 
     at_M: Tensor  # in the flat padded batch: row x L + position
     row_M: Tensor
@@ -42,9 +42,9 @@ class Ragged(NamedTuple):
 
 
 def ragged(valid_BL: Tensor, multiple: int = 1) -> Ragged:
-    """The places of all that is not padding, up to a multiple. Counted where valid_BL is: on the host, in training.
+    """The places of all tokens except padding, filled up to a multiple with additional rows at the end.
 
-    What is missing to the multiple is filled with rows of their own after all others.
+    The tokens are counted on the device of valid_BL, which in training is the host.
 
     >>> ragged(torch.tensor([[True, True, False], [True, False, False]])).starts
     tensor([0, 2, 3], dtype=torch.int32)

@@ -1,6 +1,6 @@
 """A training pass as two CUDA graphs: recorded for a shape once, then replayed by two launches instead of hundreds.
 
-A host that hands a GPU its kernels one by one is slower than the GPU itself, the more so the smaller the network is.
+Launching kernels one by one is slower than the GPU itself, especially for small networks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 FIRST = 3  # passes of a shape before it is recorded
-MOST = 64  # recordings in a network's life: more shapes than that are no habit
+MOST = 64  # recordings per network: with more shapes than this, they are unlikely to recur
 
 Pass = Callable[..., tuple[Tensor, ...]]
 
 
 class Recorder:
-    """Replays what it has seen before. It belongs to a network, whose weights stay where they are in memory."""
+    """Replays passes of known shapes. It belongs to a network, whose weights must keep their addresses."""
 
     def __init__(self) -> None:
         self._seen: Counter[Hashable] = Counter()
@@ -51,7 +51,7 @@ class Recorder:
         return run(*inputs) if recording is None else recording(inputs)
 
     def _record(self, run: Pass, inputs: Sequence[Tensor], owner: nn.Module) -> Recording | None:
-        """None where memory is short. A recording keeps its activations; half of the device is left to others."""
+        """Record a pass; None if memory is short. A recording keeps its activations; half of the memory stays free."""
         self._left -= 1
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()

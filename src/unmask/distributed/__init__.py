@@ -1,1 +1,1 @@
-"""Several processes: who they are, how a network is spread over them, what watches them."""
+"""Distributed training: the group of processes, how a network is distributed over them, and the watchdog."""

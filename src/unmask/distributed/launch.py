@@ -1,4 +1,4 @@
-"""Start a command several times on this machine, as torchrun does, and turn how they end into one line and one code."""
+"""Start a command in several processes on this machine, as torchrun does, and report one line and one exit code."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 
 from unmask.errors import PeerError, Stopped, UsageError
 
-NOTES = "UNMASK_LAUNCH_NOTES"  # where a started process leaves its last words
+NOTES = "UNMASK_LAUNCH_NOTES"  # the file for a started process's final message
 
 
 def launch(words: list[str], *, nproc: int, max_restarts: int = 0) -> None:
-    """`unmask WORDS` in `nproc` processes; returns when all are done, raises what the first to fail said.
+    """Run `unmask WORDS` in `nproc` processes; return when all are done, or raise the error of the first that failed.
 
     >>> launch(["train", "demo"], nproc=2)  # doctest: +SKIP
     """
@@ -34,7 +34,7 @@ def launch(words: list[str], *, nproc: int, max_restarts: int = 0) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // nproc)))
     for name in logging.root.manager.loggerDict:
         if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # we say it in a line
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # reported in one line below
     options: dict[str, Any] = {
         "run_id": uuid.uuid4().hex,
         "rdzv_backend": "c10d",
@@ -55,7 +55,7 @@ def launch(words: list[str], *, nproc: int, max_restarts: int = 0) -> None:
 
 
 def leave_note(code: int, message: str) -> bool:
-    """A started process's last words, for the one that started it; False where nobody did, or the pipe is closed."""
+    """Leave the final message of a started process for its launcher; False if there is no launcher or it has gone."""
     if NOTES not in os.environ:
         return False
     try:
@@ -66,7 +66,7 @@ def leave_note(code: int, message: str) -> bool:
 
 
 def _ending(notes: Path, codes: dict[int, int]) -> Exception:
-    """What to tell the user of processes that ended with these codes and notes."""
+    """The error to report for processes that ended with these exit codes and notes."""
     said: dict[int, tuple[int, str]] = {}
     for path in sorted(notes.iterdir()):
         with contextlib.suppress(ValueError):
@@ -74,7 +74,7 @@ def _ending(notes: Path, codes: dict[int, int]) -> Exception:
     stopped = [message for code, message in said.values() if code == Stopped.exit_code]
     if stopped and all(code in (0, Stopped.exit_code, -signal.SIGTERM) for code in codes.values()):
         return Stopped(stopped[0])
-    # Who was killed comes first; those that only lost a peer say nothing new.
+    # Killed processes are reported first; processes that only lost a peer add nothing.
     for rank, code in sorted(codes.items()):
         if code < 0 and code != -signal.SIGTERM:
             return PeerError(f"rank {rank} was killed by {signal.Signals(-code).name}; the others were ended")

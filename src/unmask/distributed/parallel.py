@@ -1,4 +1,4 @@
-"""A network on several processes: alone, copied (DDP) or sharded (FSDP2), and tensors that are sharded with it."""
+"""A network on several processes: alone, replicated (DDP) or sharded (FSDP2), and tensors that are sharded with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Work(nn.Module):
-    """Something done with a network as one forward pass, which is what DDP and FSDP hook into."""
+    """Runs any function of a network as one forward pass, which DDP and FSDP hook into."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Work(nn.Module):
 
 
 class ParallelNetwork:
-    """A network in this process: whole and alone, whole beside copies of it (ddp), or a share of each tensor (fsdp).
+    """A network in this process: on its own, as one of several replicas (ddp), or a shard of each tensor (fsdp).
 
     >>> net = torch.nn.Linear(2, 2)
     >>> ParallelNetwork(net, World(), "auto")(lambda n: n(torch.ones(2))).shape  # type: ignore[arg-type]
@@ -47,7 +47,7 @@ class ParallelNetwork:
             _shard(self.work, network, world, bf16)
 
     def __call__(self, f: Callable[[Network], T]) -> T:
-        """f(network), where a backward pass after it adds up the gradients of all processes."""
+        """f(network), set up so that its backward pass reduces the gradients over all processes."""
         if self.kind == "alone":
             return f(self.network)
         with self.world.together():
@@ -57,12 +57,12 @@ class ParallelNetwork:
         return result
 
     def look(self, f: Callable[[Network], T]) -> T:
-        """f(network) without gradients. Under fsdp all processes must do it, with the same number of network calls."""
+        """f(network) without gradients. With fsdp all processes must call it, with the same number of network calls."""
         return cast(T, self.work(f)) if self.kind == "fsdp" else f(self.network)
 
     @contextlib.contextmanager
     def accumulating(self, more: bool) -> Iterator[None]:
-        """While more micro-batches follow, gradients stay here; they are exchanged once, with the last."""
+        """If more micro-batches follow, accumulate gradients locally; they are exchanged once, with the last one."""
         if isinstance(self.work, nn.parallel.DistributedDataParallel) and more:
             with self.work.no_sync():
                 yield
@@ -73,10 +73,10 @@ class ParallelNetwork:
 
 
 class _Reaching(torch.autograd.Function):
-    """The same number, whose backward pass reaches every parameter, those included that it does not depend on.
+    """The identity, with a backward pass that reaches every parameter, including those that the loss does not use.
 
-    DDP waits for each parameter's turn in the backward pass; one that a step does not use would never come, and all
-    processes would stop. Nothing is added to a gradient: an undefined one passes through.
+    DDP waits for every parameter in the backward pass; without this, a parameter that a step does not use would hang
+    all processes. Nothing is added to a gradient: an undefined one passes through.
     """
 
     @staticmethod
@@ -96,7 +96,7 @@ def _choose(network: Network, world: World, parallel: Parallel) -> Literal["alon
         return parallel
     if world.device.type != "cuda":
         return "ddp"
-    # Weights, gradients, two moments and an average, 4 bytes each; the other half is left to activations.
+    # Weights, gradients, two moments and an average, 4 bytes each; the other half is left for activations.
     state = 20 * sum(p.numel() for p in network.parameters())
     return "fsdp" if state > torch.cuda.get_device_properties(world.device).total_memory / 2 else "ddp"
 
@@ -109,8 +109,8 @@ def _shard(work: nn.Module, network: Network, world: World, bf16: bool) -> None:
         if not parameter.ndim:
             raise UsageError(f"{name} has no axis and cannot be sharded: make it a tensor of one number, shape (1,)")
     mesh = init_device_mesh(world.device.type, (world.size,))
-    # What is left to the root keeps its precision: its head's gradient is a sum over chunks. Nothing is cast on its way
-    # in: times are float64 on purpose.
+    # Parameters that stay in the root keep their precision: the head's gradient is a sum over chunks. Inputs are not
+    # cast, since times are float64 on purpose.
     full = MixedPrecisionPolicy(cast_forward_inputs=False)
     half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for part in network.parts():
@@ -120,42 +120,42 @@ def _shard(work: nn.Module, network: Network, world: World, bf16: bool) -> None:
 
 
 def _is_cut(tensor: Tensor) -> bool:
-    """Is it a DTensor? Asked so, its module is not imported."""
+    """Whether it is a DTensor, checked without importing its module."""
     return hasattr(tensor, "to_local")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's share of a tensor; the tensor itself where it is not shared."""
+    """This process's shard of a tensor; the tensor itself if it is not sharded."""
     return cast(Any, tensor).to_local() if _is_cut(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be shared among processes, which then must all ask."""
+    """The full tensor. If it is sharded, all processes must call this."""
     return cast(Any, tensor).full_tensor() if _is_cut(tensor) else tensor
 
 
 def like(full: Tensor, place: Tensor) -> Tensor:
-    """A whole tensor as `place` is: on its device, and cut as it is cut."""
+    """A full tensor, moved to the device of `place` and sharded in the same way."""
     if not _is_cut(place) or _is_cut(full):
         return full.to(place.device)
-    from torch.distributed.tensor import distribute_tensor  # takes seconds: where nothing is cut nobody waits for it
+    from torch.distributed.tensor import distribute_tensor  # takes seconds: imported only if needed
 
     cut = cast(Any, place)
     return distribute_tensor(full.to(place.device), cut.device_mesh, cut.placements, src_data_rank=None)
 
 
 def rows_here(tensor: Tensor) -> slice | None:
-    """Which rows of all this process's share is, cut as fsdp cuts; None where the tensor is not shared."""
+    """The rows of the full tensor in this process's fsdp shard; None if the tensor is not sharded."""
     if not _is_cut(tensor):
         return None
     mesh = cast(Any, tensor).device_mesh
-    part = -(-tensor.shape[0] // mesh.size())  # as large as can be, so that the last may have less
+    part = -(-tensor.shape[0] // mesh.size())  # rounded up, so the last shards may be smaller
     begin = min(tensor.shape[0], mesh.get_local_rank() * part)
     return slice(begin, begin + local(tensor).shape[0])
 
 
 def share_like(share: Tensor, place: Tensor) -> Tensor:
-    """What each process has worked out for its own share of `place`, as the shares of one tensor."""
+    """One tensor, sharded like `place`, from the shards that the processes have computed."""
     if not _is_cut(place):
         return share
     from torch.distributed.tensor import DTensor

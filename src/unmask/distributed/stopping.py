@@ -1,4 +1,4 @@
-"""Requests to stop: signals that ask a process to finish what it is at, rather than ending it."""
+"""Stop requests: signals that ask a process to finish its current step instead of ending it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """SIGTERM, SIGUSR1 (SLURM's warning) and the first Ctrl-C only ask: the step is finished and saved.
+    """Treat SIGTERM, SIGUSR1 (SLURM's warning) and the first Ctrl-C as requests: the step is finished and saved.
 
     A second Ctrl-C interrupts at once.
     """

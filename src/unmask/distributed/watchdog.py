@@ -1,4 +1,4 @@
-"""Names the process that a hung group waits for, and ends the wait."""
+"""Reports which process a hung group is waiting for, and ends the wait."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 
 
 class Watchdog:
-    """Each process counts what it does together with the others and posts the count; a straggler is missing.
+    """Each process counts its collective operations and posts the count, which reveals stragglers.
 
-    A collective that never comes back cannot be interrupted, so the process ends with a line that says who is missing.
+    A collective that hangs cannot be interrupted, so the process ends with a line that says which process is missing.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
         self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
         self.count = 0
-        self.armed = False  # reading a corpus may take as long as it takes; steps may not
+        self.armed = False  # reading a corpus may take arbitrarily long, steps may not
         self.moved = time.monotonic()
-        self._heard: dict[int, tuple[bytes, float]] = {}  # a post, and since when it stands
+        self._heard: dict[int, tuple[bytes, float]] = {}  # the last post of a rank, and when it was first seen
         self._asked = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unmask-watchdog", daemon=True)
 
     def tick(self) -> None:
-        """Something is about to be done together."""
+        """Count a collective operation that is about to begin."""
         self.count += 1
         self.moved = time.monotonic()
 
@@ -54,7 +54,7 @@ class Watchdog:
                 reached = time.monotonic()
                 if self.armed and reached - self.moved > self.timeout:
                     problem = self._stragglers(3 * every)
-            except (RuntimeError, OSError):  # whoever keeps the store may be gone, and torchrun sees to that in time
+            except (RuntimeError, OSError):  # the process that holds the store may be gone, which torchrun handles
                 now = time.monotonic()
                 if self.armed and now - max(reached, self.moved) > self.timeout:
                     problem = "the process that keeps the group's store cannot be reached"
@@ -64,7 +64,7 @@ class Watchdog:
                 os._exit(1)
 
     def _stragglers(self, silence: float) -> str:
-        """Who has done less than this process, or gives no more sign of life; asked again and again once it is late."""
+        """The processes that are behind this one or have stopped posting; called repeatedly once the group is late."""
         missing = []
         now = time.monotonic()
         for rank in range(self.size):

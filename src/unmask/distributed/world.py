@@ -1,6 +1,6 @@
-"""Several processes that work on one thing: who they are and what they tell each other.
+"""The group of processes that work on one task, and their communication.
 
-Started by torchrun (or `unmask train --nproc`); one process alone is a world of size 1, which costs it nothing.
+They are started by torchrun (or `unmask train --nproc`); a single process is a world of size 1, without overhead.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class World:
     rank: int = 0
     size: int = 1
     device: torch.device = torch.device("cpu")
-    restarts: int = 0  # how often torchrun has started these processes again
+    restarts: int = 0  # how often torchrun has restarted these processes
     watchdog: Watchdog | None = None
 
     @property
     def first(self) -> bool:
-        """The one process that writes files and talks to the user."""
+        """Whether this is rank 0, the only process that writes files and prints."""
         return self.rank == 0
 
     def share(self, rows: int) -> tuple[int, int]:
-        """Which rows of a batch are this process's."""
+        """The range of rows of a batch that this process computes."""
         if rows % self.size:
             raise UsageError(
                 f"a batch of {rows} rows cannot be divided among {self.size} processes: "
@@ -76,7 +76,7 @@ class World:
         return values
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What the first process makes, on every process; its error, too, is everybody's."""
+        """Call `make` on the first process and return its value on all; an error is raised on all of them, too."""
         if self.size == 1:
             return make()
         made: list[Any] = [None, None]
@@ -94,7 +94,7 @@ class World:
         return cast(T, made[0])
 
     def agree(self, work: Callable[[], T]) -> list[T]:
-        """Everybody's result, by rank; what one process raises all raise, so that none waits for another.
+        """The results of all processes, by rank; an error of one is raised by all, so that none waits for another.
 
         >>> World().agree(lambda: 7)
         [7]
@@ -109,33 +109,33 @@ class World:
             error = e
         said = None if error is None else (isinstance(error, ModelFolderError), printable(error, 400))
         answers = self.gather((made, said))
-        if isinstance(error, OSError) and not self.first:  # the first process's becomes a line where it leaves a folder
+        if isinstance(error, OSError) and not self.first:  # the first process raises its own unchanged
             raise UnmaskError(printable(error, 400)) from error
         if error is not None:
             raise error
         for rank, (_, other) in enumerate(answers):
             if other is not None:
                 raise (ModelFolderError if other[0] else UnmaskError)(f"rank {rank}: {other[1]}")
-        answers[self.rank] = (made, None)  # itself, not a copy that went round
+        answers[self.rank] = (made, None)  # the object itself, not a pickled copy
         return [cast(T, value) for value, _ in answers]
 
     def barrier(self) -> None:
-        """Wait until all are here."""
+        """Wait until all processes have arrived."""
         self.gather(None)
 
     def arm(self) -> None:
-        """From here on nobody takes long: who does hangs."""
+        """Start the watchdog's time limit: from here on, a process that takes too long counts as hung."""
         if self.watchdog is not None:
             self.watchdog.armed = True
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Around whatever needs the others: who does not come, or is gone, is named."""
+        """Wraps every collective operation: processes that hang or have died are reported by rank."""
         if self.watchdog is not None:
-            self.watchdog.tick()  # before, not after: who waits has ticked, who is missing has not
+            self.watchdog.tick()  # before, not after: waiting processes have ticked, a missing one has not
         try:
             yield
-        except RuntimeError as e:  # gloo and NCCL say so, each in its own words
+        except RuntimeError as e:  # gloo and NCCL report a lost peer in different words
             if self.size > 1 and _is_peer_failure(e):
                 raise PeerError(f"rank {self.rank}: another process is gone, see its own message") from e
             raise
@@ -172,18 +172,18 @@ def join_world(device: str | None = None, *, timeout: float = 600.0) -> Iterator
         with watchdog:
             world = _member(on, restarts, watchdog)
             yield world
-            with contextlib.suppress(PeerError):  # who leaves first would close connections that others still use
+            with contextlib.suppress(PeerError):  # leaving early would close connections that others still use
                 world.barrier()
     finally:
-        with contextlib.suppress(Exception):  # after a peer's death there is nothing to take leave of
+        with contextlib.suppress(Exception):  # fails if a peer has died, which no longer matters
             dist.destroy_process_group()
 
 
 def _join(backend: str, restarts: int, limit: datetime.timedelta) -> tuple[distributed_c10d.Store, int]:
-    """Meet the others; the store that all of them see, and this process's rank."""
+    """Join the process group; return the store that all processes share, and this process's rank."""
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if shared and _number("GROUP_WORLD_SIZE", 1) > 1 and _number("TORCHELASTIC_MAX_RESTARTS", 0):
-        # The machines count their restarts apart, and nothing else tells a process which of its addresses are new.
+        # Machines count their restarts separately, and the count is the only way to tell new addresses from old ones.
         raise UsageError(
             "after a restart processes of several machines do not find each other in torchrun's own store: "
             "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, on every machine"
@@ -195,14 +195,14 @@ def _join(backend: str, restarts: int, limit: datetime.timedelta) -> tuple[distr
             )
     try:
         store, rank, size = next(rendezvous("env://", timeout=limit))
-        if shared:  # this one outlives a restart, and with it the addresses of processes that are gone
+        if shared:  # this store survives a restart, with the addresses of dead processes
             store = distributed_c10d.PrefixStore(f"unmask/{restarts}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except (RuntimeError, ValueError) as e:
         why = (str(e).strip().splitlines() or ["no reason given"])[0]
         raise PeerError(f"rank {os.environ['RANK']}: could not join the other processes: {printable(why, 200)}") from e
-    # From here on the watchdog names who is missing, which a collective's own limit cannot; and before the first step
-    # one process may read a corpus for hours while the others wait.
+    # From here on the watchdog reports missing processes, which a collective's own timeout cannot; and before the first
+    # step one process may read a corpus for hours while the others wait.
     distributed_c10d._set_pg_timeout(datetime.timedelta(days=7))
     return store, rank
 
@@ -217,11 +217,11 @@ def _number(name: str, default: int) -> int:
 
 
 def _end_threads() -> None:
-    """Let the threads of torch's process groups end before Python is taken apart: one that asks for it then aborts.
+    """Let the threads of torch's process groups end before the interpreter shuts down, since using it then aborts.
 
-    A group's threads end with the group, and meshes, DDP and FSDP hold groups in cycles that only a collection ends.
-    Those of a group that somebody still holds wait for nothing but the interpreter, to give back what was exchanged
-    last: they have it while this one sleeps.
+    A group's threads end with the group, but meshes, DDP and FSDP hold groups in reference cycles, so the garbage
+    collector must run. Threads of a group that is still referenced only wait for the GIL to release the last exchanged
+    objects; they get it while this thread sleeps.
     """
     gc.collect()
     time.sleep(0.05)
@@ -229,7 +229,7 @@ def _end_threads() -> None:
 
 def _member(on: torch.device, restarts: int, watchdog: Watchdog | None) -> World:
     world = World(dist.get_rank(), dist.get_world_size(), on, restarts, watchdog)
-    return replace(world, restarts=max(world.gather(restarts)))  # machines count theirs apart
+    return replace(world, restarts=max(world.gather(restarts)))  # machines count theirs separately
 
 
 def _is_peer_failure(error: RuntimeError) -> bool:

@@ -1,6 +1,6 @@
-"""Triton kernels, one file each, for what a GPU does badly one operation at a time.
+"""Triton kernels, one file each, for computations that are slow on a GPU as separate operations.
 
-Each is a drop-in for a few lines of plain torch, which every other device runs; the tests hold the two together.
+Each is a drop-in for a few lines of plain torch, which all other devices run; tests check that both agree.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def fit(x: Tensor) -> bool:
-    """Can the kernels run on this tensor?"""
+    """Whether the kernels can run on this tensor."""
     return HAS_TRITON and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16, torch.float32)

@@ -66,7 +66,7 @@ def adamw_(
 ) -> None:
     """The `count`-th AdamW update of one parameter with scale x grad, then ema += towards x (p - ema).
 
-    All float32 and contiguous; scale and nonfinite are single numbers on the device. Nothing changes where
+    All tensors are float32 and contiguous; scale and nonfinite are single numbers on the device. Nothing changes if
     nonfinite is not 0.
     """
     size = p.numel()

@@ -1,6 +1,6 @@
-"""For training: x + gate x dropout(y + bias) and its LayerNorm in one pass; and back, for the gradients of all of them.
+"""For training: x + gate x dropout(y + bias) and its LayerNorm in one pass, and their backward pass.
 
-Sums over lines are made by programs of so many lines each and added up in a fixed order: a step is the same every time.
+Sums over lines are computed in parts by separate programs and added in a fixed order, so a step is deterministic.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import triton.language as tl
 from torch import Tensor
 
 EPS = 1e-5
-LINES = 32  # of the backward pass: what one program sums over
+LINES = 32  # lines that one program sums over in the backward pass
 
 
 @triton.jit
 def _kept(at, seed, least):
-    """Is the number at this place kept? By a hash of seed and place (C. Wellons' lowbias32), as in dit/dropout.py."""
+    """Whether dropout keeps the number at this index: a hash of seed and index (C. Wellons' lowbias32), as in
+    dit/dropout.py."""
     h = at.to(tl.uint32) ^ seed.to(tl.uint32)
     h = (h ^ (h >> 16)) * 0x7FEB352D
     h = (h ^ (h >> 15)) * 0x846CA68B
@@ -174,11 +175,10 @@ def add_norm(
     shift_D: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """The sum x + gate x dropout(y + bias), and its LayerNorm x weight + shift, both in x's type. y None: nothing is
-    added.
+    """The sum x + gate x dropout(y + bias), and its LayerNorm x weight + shift, both in x's dtype.
 
-    weight, shift and gate may be [C, D]: the lines are C conditions' in turn, as many of each. The dropout's seed is
-    the generator's next number.
+    If y is None, nothing is added. weight, shift and gate may be [C, D]: the lines belong to C conditions in turn, the
+    same number to each. The dropout's seed is the generator's next number.
     """
     apply: Any = _AddNorm.apply
     if y_MD is None:
@@ -204,7 +204,7 @@ class _AddNorm(torch.autograd.Function):
         seed: Tensor | None,
         p: float,
     ) -> Any:
-        """The sum and its norm; where nothing is added, the norm alone."""
+        """The sum and its norm; only the norm if nothing is added."""
         M, D = x.shape
         x, y = x.contiguous(), None if y is None else y.contiguous()
         total = x if y is None else torch.empty_like(x)

@@ -1,4 +1,4 @@
-"""Weighted cross entropy and its gradient in one pass over the logits, which the gradient replaces."""
+"""Weighted cross entropy and its gradient in one pass over the logits, which the gradient overwrites."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _cross_entropy(logits_ptr, stride, x_ptr, weight_ptr, nats_ptr, WIDTH: tl.co
     weight = tl.load(weight_ptr + row).to(tl.float32)
     logit_x = tl.load(base + x).to(tl.float32)
     lanes = tl.arange(0, BLOCK)
-    # The largest logit so far and the sum of exponentials relative to it, a lane at a time; joined behind the loop.
+    # The largest logit so far and the sum of exponentials relative to it, per lane; combined after the loop.
     top = tl.full([BLOCK], -1e30, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, WIDTH, BLOCK):
@@ -38,7 +38,7 @@ def _cross_entropy(logits_ptr, stride, x_ptr, weight_ptr, nats_ptr, WIDTH: tl.co
 
 
 def cross_entropy_grad_(logits_CI: Tensor, x_C: Tensor, weight_C: Tensor) -> Tensor:
-    """nats_C = weight x -log softmax(logits)[x]; afterwards logits_CI holds the gradient of their sum."""
+    """Return nats_C = weight x -log softmax(logits)[x], and overwrite logits_CI with the gradient of their sum."""
     nats_C = torch.empty(len(x_C), dtype=torch.float32, device=logits_CI.device)
     if len(x_C):
         _cross_entropy[(len(x_C),)](

@@ -1,6 +1,6 @@
 """An exact categorical draw over a large vocabulary: sums by chunk in float64, then the chunk and token that u hits.
 
-For a few positions the head's product is part of the first kernel, so that its weights are read once and that is all.
+For a few positions the first kernel also computes the head's product, so the head's weights are read only once.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from unmask.sampling.captured import Lines
 
 CHUNK = 1024  # ids a program sums up
-HEAD_CHUNK = 128  # the same where it also computes their logits
-HEAD_ROWS = 64  # more positions than this are a matter for the matrix library
+HEAD_CHUNK = 128  # the same if it also computes their logits
+HEAD_ROWS = 64  # for more positions than this, the matrix library computes the product
 
 
 @triton.jit
 def _exp(x):
-    """The logits have 24 bits, and so has this; what is added up and compared with u has 53."""
+    """exp in float32, the precision of the logits; sums and the comparison with u are in float64."""
     return tl.exp(x.to(tl.float32)).to(tl.float64)
 
 
@@ -103,7 +103,7 @@ def _pick(
     upto = tl.cumsum(mass, 0)
     total = tl.sum(mass, 0)
     point = tl.load(u_ptr + target) * total
-    # Of the chunks with any mass, the first whose running sum passes the point; rounding can leave none: then the last.
+    # The first chunk with nonzero mass whose running sum exceeds the point; if rounding leaves none, the last one.
     last = tl.max(tl.where(mass > 0, chunks, 0), 0)
     c = tl.minimum(tl.sum(tl.where(upto <= point, 1, 0), 0), last)
     before = tl.sum(tl.where(chunks < c, mass, 0.0), 0)
@@ -113,7 +113,7 @@ def _pick(
     value += tl.load(block_ptr + at, mask=at < width, other=-float("inf"))
     value = value.to(tl.float64) * tl.load(inv_temp_ptr)
     top = tl.load(top_ptr + row * C + c)
-    p = _exp(value - top) * tl.exp(top - highest)  # just as it was summed
+    p = _exp(value - top) * tl.exp(top - highest)  # computed exactly as in the sum
     inside = before + tl.cumsum(p, 0)
     last_lane = tl.max(tl.where(p > 0, lanes, 0), 0)
     lane = tl.minimum(tl.sum(tl.where(inside <= point, 1, 0), 0), last_lane)

@@ -1,6 +1,6 @@
-"""For training: gelu(linear(h)); its backward pass makes the bias's gradient while it makes the product's.
+"""For training: gelu(linear(h)), with a backward pass that computes the bias's gradient together with gelu's.
 
-Sums over lines are made by programs of so many lines each and added up in a fixed order: a step is the same every time.
+Sums over lines are computed in parts by separate programs and added in a fixed order, so a step is deterministic.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 512  # columns of a program
-LINES = 16  # that it sums over
+BLOCK = 512  # columns per program
+LINES = 16  # lines that a program sums over
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -52,7 +52,7 @@ def gelu_backward(dg_MW: Tensor, u_MW: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def linear_gelu(h_MD: Tensor, weight_WD: Tensor, bias_W: Tensor) -> Tensor:
-    """gelu(h weight^T + bias), in h's type; the weights may be in a wider one, which their gradients then are in."""
+    """gelu(h weight^T + bias), in h's dtype; the weights and their gradients may have a wider dtype."""
     out: Tensor = _LinearGelu.apply(h_MD, weight_WD, bias_W)
     return out
 

@@ -1,6 +1,6 @@
-"""For training: the first block's values mixed into a later block's; and back, for the gradients of both and the share.
+"""For training: the first block's values mixed into a later block's, with the gradients of both and of the share.
 
-The share's gradient is summed by programs of so many lines each and added up in a fixed order.
+The share's gradient is computed in parts by separate programs and added in a fixed order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NUMBERS = 4096  # of a program
+NUMBERS = 4096  # values per program
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -59,8 +59,11 @@ def _backward(
 
 
 def mix_values(v_MD: Tensor, first_MD: Tensor, share_1: Tensor) -> tuple[Tensor, Tensor]:
-    """v + share x (first - v), and `first` for the next block that mixes: gradients of all of them come back through
-    it and are added up on the way. Lines may stand apart, as in a joint projection."""
+    """v + share x (first - v), and `first` for the next block that mixes.
+
+    The gradients of all later blocks arrive through the returned `first` and are added on the way. Lines need not be
+    contiguous, as in a joint projection.
+    """
     both: tuple[Tensor, Tensor] = _MixValues.apply(v_MD, first_MD, share_1)
     return both
 

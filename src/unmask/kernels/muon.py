@@ -1,4 +1,4 @@
-"""What Muon does before and after its matrix products, each in one pass: every number is read once and written once."""
+"""Muon's updates before and after its matrix products, one pass each: every number is read once and written once."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def _apply(
 
 
 def momentum_(grad: Tensor, momentum: Tensor, ahead: Tensor, *, scale: Tensor, nonfinite: Tensor, beta: float) -> None:
-    """momentum goes 1 - beta of the way to scale x grad; ahead, in a type of its own, is Nesterov's look from there.
+    """Move momentum by the fraction 1 - beta to scale x grad; ahead, in its own dtype, gets the Nesterov step from it.
 
-    All contiguous; scale and nonfinite are single numbers on the device. Where nonfinite is not 0 the momentum stays.
+    All tensors are contiguous; scale and nonfinite are single numbers on the device. If nonfinite is not 0, momentum
+    does not change.
     """
     size = grad.numel()
     _momentum[(triton.cdiv(size, BLOCK),)](
@@ -57,7 +58,7 @@ def apply_(
     decay: float,
     towards: float,
 ) -> None:
-    """p = (1 - decay) p - rate x update, then ema += towards x (p - ema); nothing changes where nonfinite is not 0."""
+    """p = (1 - decay) p - rate x update, then ema += towards x (p - ema); nothing changes if nonfinite is not 0."""
     size, place = p.numel(), p if ema is None else ema
     _apply[(triton.cdiv(size, BLOCK),)](
         p, update, place, nonfinite, rate, decay, towards, size, EMA=ema is not None, BLOCK=BLOCK, num_warps=8

@@ -1,4 +1,4 @@
-"""What stands between two products of a transformer block: residual, gate, norm, shift and scale, in one pass."""
+"""The steps between two products of a transformer block in one pass: residual, gate, norm, shift and scale."""
 
 from __future__ import annotations
 
@@ -66,10 +66,11 @@ def residual_norm(
     shift: Tensor | None = None,
     rows_per_cond: int = 1,
 ) -> Tensor:
-    """norm(x + bias) x weight, shifted and scaled where asked.
+    """norm(x + bias) x weight, with optional scale and shift.
 
-    With y and gate, x += gate x (y + bias) first, in place; without, the bias is seen by the norm alone and x stays.
-    gate, scale and shift are [C, D]: row m uses line m // rows_per_cond (C = 1: all); scale and shift of one layout.
+    With y and gate, x += gate x (y + bias) first, in place; without, only the norm sees the bias and x does not change.
+    gate, scale and shift are [C, D]: row m uses line m // rows_per_cond (C = 1: all use line 0); scale and shift must
+    have the same layout.
     """
     M, D = x_MD.shape
     h_MD = torch.empty_like(x_MD)

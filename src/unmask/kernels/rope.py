@@ -40,7 +40,7 @@ def _rope(
 def rope_(
     x_MW: Tensor, cos_LK: Tensor, sin_LK: Tensor, heads: int, *, length: int, position_M: Tensor | None = None
 ) -> None:
-    """Rotate the first `heads` heads of every row of x_MW in place; row m stands at m % length, or at position_M[m]."""
+    """Rotate the first `heads` heads of every row of x_MW in place; row m has position m % length or position_M[m]."""
     M, half = len(x_MW), cos_LK.shape[1]
     block = triton.next_power_of_2(heads * half)
     _rope[(M,)](

@@ -1,6 +1,6 @@
-"""For training: queries and keys of a joint projection normed and rotated where they lie; and back, for the gradient.
+"""For training: queries and keys of a joint projection, normed and rotated in place, and their backward pass.
 
-A rotation keeps lengths, so what comes out is enough to go back: nothing else is kept but a number for each head.
+A rotation preserves norms, so the backward pass needs only the output and one number per head.
 """
 
 from __future__ import annotations
@@ -125,11 +125,11 @@ def rope_norm(
     norm: bool,
     position_M: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v [rows, M / rows, heads, width of a head]: views of qkv_MW, which is changed in place and nobody's
-    afterwards.
+    """q, k and v [rows, M / rows, heads, width of a head]: views of qkv_MW, which is changed in place and must not be
+    used afterwards.
 
-    Queries and keys are rotated and, with `norm`, of root mean square 1. Line m stands at position_M[m], or at m % L.
-    cos and sin in float32.
+    Queries and keys are rotated and, with `norm`, scaled to root mean square 1. Line m has position position_M[m], or
+    m % L. cos and sin are in float32.
     """
     parts: tuple[Tensor, Tensor, Tensor] = _RopeNorm.apply(qkv_MW, cos_LK, sin_LK, position_M, heads, rows, norm)
     return parts
@@ -141,7 +141,7 @@ class _RopeNorm(torch.autograd.Function):
         ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, position: Tensor | None, heads: int, rows: int, norm: bool
     ) -> tuple[Tensor, ...]:
         M, W = qkv.shape
-        qkv = qkv.detach()  # the projection's result is needed by nobody else, its backward pass included
+        qkv = qkv.detach()  # the projection's result is not used elsewhere, not even in its backward pass
         rstd = torch.empty(M, 2, heads if norm else 0, dtype=torch.float32, device=qkv.device)
         ctx.shape = _shape(heads, W // 3 // heads // 2, norm)
         ctx.lines = M // rows
@@ -163,7 +163,7 @@ class _RopeNorm(torch.autograd.Function):
 
 
 def _listed(position_M: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
-    """Positions, and whether they are to be read: a number and no constant, so that both cases share one kernel."""
+    """Positions, and whether to read them: an argument, not a constant, so that both cases share one kernel."""
     return (like.new_empty(1, dtype=torch.int64), 0) if position_M is None else (position_M, 1)
 
 

@@ -1,8 +1,9 @@
-"""The selective scan and its gradient: each input is read once, tile by tile; between tiles states alone are kept.
+"""The selective scan and its gradient: each input is read once, tile by tile; only states are kept between tiles.
 
-A program goes through the tiles of its channels in one segment of a row, TIME steps of LANES channels each; in a tile
-the recurrence of each of the N states is an associative scan in registers. Where rows and channels are too few for the
-device, rows are cut into segments, whose ends are computed first (one more reading of what moves the state).
+A program processes the tiles of its channels in one segment of a row, TIME steps of LANES channels each; in a tile the
+recurrence of each of the N states is an associative scan in registers. If there are too few rows and channels to fill
+the device, rows are split into segments, whose final states are computed first (one more pass over the inputs of the
+state).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TIME, LANES = 32, 32  # of a tile
+TIME, LANES = 32, 32  # size of a tile
 PROGRAMS = 1024  # fewer do not fill a device
-LEAST_TILES = 4  # of a segment
+LEAST_TILES = 4  # minimum per segment
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -27,14 +28,14 @@ def _join(a, b, a_next, b_next):
 
 @triton.jit
 def _run(decay, entered, start, REVERSE: tl.constexpr):
-    """What becomes of the start along the first axis: at each place decay x what was there before, and what enters."""
+    """The recurrence along the first axis from `start`: each value is decay x the previous one + entered."""
     far, h = tl.associative_scan((decay, entered), 0, _join, reverse=REVERSE)
     return far * start[None, :] + h
 
 
 @triton.jit
 def _tile(tile, L, E, row, lanes, REVERSE: tl.constexpr, TIME: tl.constexpr):
-    """Where the lines of a tile stand: places in a row, what is inside, places in [B, L, E]."""
+    """The indices of a tile's lines: positions in the row, which are inside it, indices in [B, L, E]."""
     t = tile * TIME + tl.arange(0, TIME)
     inside_T = t < L
     if REVERSE:
@@ -45,7 +46,7 @@ def _tile(tile, L, E, row, lanes, REVERSE: tl.constexpr, TIME: tl.constexpr):
 
 @triton.jit
 def _weights(A_ptr, B_ptr, C_ptr, n, lanes, own, line_T, inside_T, N: tl.constexpr):
-    """Of state n: each channel's rate, and what each line writes to it and reads of it."""
+    """For state n: A of each channel, and B and C of each line."""
     A = tl.load(A_ptr + lanes * N + n, mask=own, other=0.0)
     B_T = tl.load(B_ptr + line_T * N + n, mask=inside_T, other=0.0).to(tl.float32)
     return A, B_T, tl.load(C_ptr + line_T * N + n, mask=inside_T, other=0.0).to(tl.float32)
@@ -63,7 +64,7 @@ def _decay(step, A):
 
 @triton.jit
 def _add(ptr, more, own, i):
-    """To what the tiles before have put there; the first finds nothing."""
+    """Add to the sum of the previous tiles; the first tile (i = 0) stores instead."""
     tl.store(ptr, tl.load(ptr, mask=own & (i > 0), other=0.0) + more, mask=own)
 
 
@@ -85,7 +86,7 @@ def _ends(
     TIME: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """What a segment leaves of nothing: of the state at its end, or with GRADIENT of the gradient at its beginning."""
+    """The result of a segment started from zero: its final state, or with GRADIENT the gradient at its beginning."""
     lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
     row, segment = (tl.program_id(0) // segments).to(tl.int64), tl.program_id(0) % segments
     own = lanes < E
@@ -107,7 +108,7 @@ def _ends(
             A = tl.load(A_ptr + lanes * N + n, mask=own, other=0.0)
             weight_T = tl.load(weight_ptr + line_T * N + n, mask=inside_T, other=0.0).to(tl.float32)
             _add(end_ptr + slot + n * E, tl.sum(_decay(far, A) * value * weight_T[:, None], 0), own, i)
-        tl.debug_barrier()  # what one tile has stored the next one loads
+        tl.debug_barrier()  # the next tile loads what this one has stored
         i += 1
     tl.store(total_ptr + (row * segments + segment) * E + lanes, passed, mask=own)
 
@@ -148,7 +149,7 @@ def _forward(
             before = tl.load(start_ptr + slot + n * E, mask=own, other=0.0)
             h = _run(_decay(step, A), step * x * B_T[:, None], before, False)
             y += h * C_T[:, None]
-            if i + 1 < tiles or segment + 1 == segments:  # another segment's start is there already
+            if i + 1 < tiles or segment + 1 == segments:  # the starts of other segments exist already
                 tl.store(start_ptr + slot + (N + n) * E, tl.sum(tl.where(last, h, 0.0), 0), mask=own)
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
         tl.debug_barrier()
@@ -181,7 +182,7 @@ def _backward(
     TIME: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """after: the gradient by the state after each segment, then by that before it. dB, dC: a part for each lanes."""
+    """after: the gradient of the state after each segment, then of the state before it. dB, dC: one part per LANES."""
     lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
     part = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // segments * L)
     row, segment = (tl.program_id(0) // segments).to(tl.int64), tl.program_id(0) % segments
@@ -205,7 +206,7 @@ def _backward(
             h = _run(decay, entered, tl.load(start_at, mask=own, other=0.0), False)
             g = _run(_decay(step_next, A), dy * C_T[:, None], after, True)
             du += g * B_T[:, None]
-            left = g * (h - entered)  # of the state before
+            left = g * (h - entered)  # the part from the previous state
             dstep += left * A[None, :]
             tl.store(dB_ptr + (part + line_T) * N + n, tl.sum(g * u, 1), mask=inside_T)
             tl.store(dC_ptr + (part + line_T) * N + n, tl.sum(h * dy, 1), mask=inside_T)
@@ -219,7 +220,7 @@ def _backward(
 
 
 def cut(B: int, L: int, E: int, *, time: int = TIME, lanes: int = LANES, programs: int = PROGRAMS) -> tuple[int, int]:
-    """How many segments of how many tiles a row has.
+    """The number of segments of a row, and the number of tiles per segment.
 
     >>> cut(256, 1024, 256), cut(1, 131072, 256)
     ((1, 32), (128, 32))
@@ -242,7 +243,7 @@ def scan(
     reverse: bool,
     **shape: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y, the last state, and the states before each tile, [B, tiles + 1, N, E]. step, A, D and state in float32."""
+    """y, the last state, and the states before each tile, [B, tiles + 1, N, E]. step, A, D and state are float32."""
     x, step, A, B, C = (t.contiguous() for t in (x_BLE, step_BLE, A_EN, B_BLN, C_BLN))
     how = _Shape(x, A, reverse, shape)
     starts, y = step.new_empty(len(x), how.tiles * how.segments + 1, *state_BNE.shape[1:]), torch.empty_like(x)
@@ -271,7 +272,7 @@ def scan_grad(
     reverse: bool,
     **shape: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients by x, step, A, B, C, D and the first state."""
+    """The gradients with respect to x, step, A, B, C, D and the first state."""
     dy, x, step, A, B, C = (t.contiguous() for t in (dy_BLE, x_BLE, step_BLE, A_EN, B_BLN, C_BLN))
     how = _Shape(x, A, reverse, shape)
     after = step.new_empty(len(x), how.segments, *dstate_BNE.shape[1:])
@@ -292,7 +293,7 @@ def scan_grad(
 
 
 class _Shape:
-    """How the programs of a call are laid out."""
+    """The grid of a call's programs."""
 
     def __init__(self, x: Tensor, A: Tensor, reverse: bool, shape: dict[str, int]) -> None:
         B, L, E = x.shape
@@ -304,7 +305,7 @@ class _Shape:
         self.constants["num_warps"] = 4
 
     def ends(self, value: Tensor, step: Tensor, A: Tensor, weight: Tensor, *, gradient: bool) -> tuple[Tensor, Tensor]:
-        """What each segment leaves of nothing, [B, segments, N, E], and how long it is, [B, segments, E]."""
+        """The result of each segment from zero, [B, segments, N, E], and its total step, [B, segments, E]."""
         B, E = len(value), value.shape[2]
         ends, total = step.new_empty(B, self.segments, A.shape[1], E), step.new_empty(B, self.segments, E)
         _ends[self.grid](value, step, A, weight, ends, total, *self.sizes, GRADIENT=gradient, **self.constants)

@@ -1,6 +1,6 @@
-"""For training: one joint projection → rotated queries, rotated keys, values, in one pass; and back, for the gradient.
+"""For training: one joint projection → rotated queries, rotated keys, values, in one pass, and its backward pass.
 
-Custom operators where a compiler looks on, so that a graph takes them as they are.
+Under a compiler they are custom operators, which a graph includes unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _split_rope(
     at = head * (2 * HALF) + k
     cos = tl.load(cos_ptr + (row % length) * HALF + k)
     sin = tl.load(sin_ptr + (row % length) * HALF + k)
-    if BACK:  # a rotation's gradient is turned back by the same angle
+    if BACK:  # the gradient is rotated back by the same angle
         sin = -sin
     joint = qkv_ptr + row * 3 * D + at
     for part in tl.static_range(3):
@@ -60,7 +60,7 @@ def _launch(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tens
 
 
 def split_rope(qkv_MW: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q_MD, k_MD (both rotated) and v_MD of qkv_MW; row m stands at position m % L. cos and sin in float32."""
+    """q_MD, k_MD (both rotated) and v_MD of qkv_MW; row m has position m % L. cos and sin are float32."""
     way: Any = _split_op if torch.compiler.is_compiling() else _SplitRope.apply
     parts: tuple[Tensor, Tensor, Tensor] = way(qkv_MW, cos_LK, sin_LK)
     return parts
@@ -93,7 +93,7 @@ def _backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Non
 
 
 def _op_backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, None, None]:
-    # traced with tensors that hold nothing, at a time when the compiler no longer says that it compiles
+    # traced with fake tensors, when the compiler no longer reports that it is compiling
     return _join_op(dq, dk, dv, *ctx.saved_tensors), None, None
 
 

@@ -9,7 +9,7 @@ from unmask.noise.base import room as room
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LearnedNoise":  # a module of torch, which is not imported before it is needed
+    if name == "LearnedNoise":  # needs torch, which is imported only when needed
         from unmask.noise.learned import LearnedNoise
 
         return LearnedNoise

@@ -16,14 +16,14 @@ from unmask.noise import Noise
 
 
 class SigmaNoise(Noise):
-    """A schedule linear or geometric in sigma; subclasses give its rise above sigma_min, derivative and inverse."""
+    """A schedule given by sigma(t); subclasses define its rise above sigma_min, its derivative and its inverse."""
 
     sigma_min: float
     sigma_max: float
 
     @abstractmethod
     def rise(self, t: Tensor) -> Tensor:
-        """sigma(t) - sigma_min, without the subtraction, which would cancel at small t."""
+        """sigma(t) - sigma_min, without cancellation at small t."""
 
     @abstractmethod
     def dsigma(self, t: Tensor) -> Tensor: ...
@@ -33,7 +33,7 @@ class SigmaNoise(Noise):
 
     @property
     def _whole(self) -> float:
-        """How far sigma rises in all."""
+        """sigma(1) - sigma(0)."""
         return self.sigma_max - self.sigma_min
 
     @property
@@ -41,7 +41,7 @@ class SigmaNoise(Noise):
         return -math.expm1(-self._whole)
 
     def alpha(self, t: Tensor) -> Tensor:
-        # Differences of exponentials as expm1: nothing cancels at the ends, nothing overflows for a large sigma.
+        # Differences of exponentials by expm1: no cancellation at the ends, no overflow for a large sigma.
         rise = self.rise(t)
         alpha = torch.exp(-rise) * -torch.expm1(rise - self._whole) / self._span
         return torch.where(t > 0, torch.where(t < 1, alpha, 0.0), 1.0)  # exact ends, whatever sigma rounds to

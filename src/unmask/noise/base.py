@@ -46,9 +46,9 @@ class Noise(ABC):
         return -self.dalpha(t) / self.level(t)
 
     def build(self) -> LearnedNoise | None:
-        """The same schedule as a module with parameters, freshly started; None for one that has none.
+        """Create the schedule as a module with freshly initialised parameters; None if it has no parameters.
 
-        This object stays the description that recipes and model folders hold. An objective keeps the module under the
-        name `noise` in what its own `build` returns.
+        This object remains the description stored in recipes and model folders. An objective registers the module under
+        the name `noise` in the module that its own `build` returns.
         """
         return None

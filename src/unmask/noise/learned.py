@@ -1,4 +1,4 @@
-"""A noise schedule with parameters: what `Noise.build` makes of its description."""
+"""A noise schedule with parameters: the module that `Noise.build` creates."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from unmask.noise.base import Noise
 
 
 class LearnedNoise(nn.Module, Noise):
-    """A schedule whose alpha(t), alpha'(t) and inverse depend on parameters; else it is a `Noise` like any other.
+    """A `Noise` whose alpha(t), alpha'(t) and inverse depend on learned parameters.
 
-    alpha must fall strictly, and its ends must be exact, whatever the parameters are; alpha and dalpha are
-    differentiated by the parameters and by t (`variance_gradient` in objectives/terms.py). Parameters have at least one
-    axis, since one without any cannot be sharded. Times are float64 and may be on the host while the parameters are on
-    a GPU: move the parameter to `t.device`, and not the other way, so that masks are drawn where the batch is.
+    For all parameter values alpha must decrease strictly and have exact ends. alpha and dalpha are differentiated with
+    respect to the parameters and t (`variance_gradient` in objectives/terms.py). Parameters need at least one axis,
+    since scalars cannot be sharded. Times are float64 and may be on the host while the parameters are on a GPU: move
+    the parameter to `t.device`, not t to the parameter, so that masks are drawn on the batch's device.
 
     >>> import torch
     >>> class Power(LearnedNoise):  # 1 - t^k, k = e^p
@@ -38,7 +38,7 @@ class LearnedNoise(nn.Module, Noise):
 
 @dataclass(frozen=True)
 class Detached(Noise):
-    """A learned schedule as it is now, in numbers: no gradients, and the answer lies where the question does."""
+    """A learned schedule with its current parameters, without gradients; results are on the argument's device."""
 
     learned: LearnedNoise
 

@@ -1,10 +1,10 @@
 """alpha = 1 - u(t)^2, where u increases piecewise linearly with learned slopes.
 
-How often each masking rate is drawn is then a table of probabilities, over `bins` equal parts of the rates. Inside each
-the density falls with the rate's square root: near rate 0, where one masked token counts much, an even density would
-leave the estimate of MDLM's bound (arXiv 2406.07524, equation 11) without a variance. What the slopes are learned for:
-`variance_gradient` in `objectives/terms.py`. A schedule that is learned so that the loss varies less is VDM's (Kingma
-et al. 2021, arXiv 2107.00630), there a monotone network.
+The masking rates are then drawn from a table of probabilities over `bins` equal intervals of rates. Within an interval
+the density is proportional to 1 / sqrt(rate): near rate 0 a masked token has a large weight, and with a uniform density
+the estimate of MDLM's bound (arXiv 2406.07524, equation 11) would have no finite variance. The slopes are trained to
+reduce this variance (`variance_gradient` in `objectives/terms.py`), an idea of VDM (Kingma et al. 2021, arXiv
+2107.00630), whose schedule is a monotone network.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from unmask.noise import Noise
 from unmask.noise.learned import LearnedNoise
 from unmask.registry import check_fields
 
-LEAST = 0.05  # of what a bin begins with: however little is learned of it, alpha falls there
+LEAST = 0.05  # lower limit of a bin's share, relative to its initial share, so that alpha decreases strictly
 
 
 class LearnedTable(LearnedNoise):
-    """u^2 goes from k / bins to (k + 1) / bins while t passes a share of (0, 1) that is the softmax of `logits`."""
+    """u^2 goes from k / bins to (k + 1) / bins while t passes through a share of (0, 1): the softmax of `logits`."""
 
     def __init__(self, bins: int) -> None:
         super().__init__()
-        self.logits = nn.Parameter(torch.zeros(bins))  # u^2 = t at every end of a bin
+        self.logits = nn.Parameter(torch.zeros(bins))  # u^2 = t at all ends of bins
 
     def _ends(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """[bins + 1] u at the ends of the bins and the times of these, both from 0 to 1 exactly."""
+        """[bins + 1] u at the ends of the bins, and the times of these ends; both go from 0 to 1 exactly."""
         bins = len(self.logits)
         share = (1 - LEAST) * self.logits.to(like).softmax(dim=0) + LEAST / bins
         times = torch.cat([like.new_zeros(1), share.cumsum(dim=0)[:-1], like.new_ones(1)])

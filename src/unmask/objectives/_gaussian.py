@@ -1,4 +1,4 @@
-"""What the objectives of Gaussian states share: the bound's three parts, each once, and how a network reads vectors.
+"""Shared by the objectives with Gaussian states: the three parts of the bound, and how a network reads vectors.
 
 With SNR = e^{-gamma} and x_hat = Σ_v x_theta[v] e_v (Variational Diffusion Models, arXiv 2107.00630)
 -log p(x) <= KL(q(z_1|x) ‖ N(0, 1)) + E[-log p(x|z_0)] + ½ ∫ -SNR'(t) ‖e_x - x_hat(z_t)‖² dt, and in T steps the last
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from unmask.sampling.predictor import Predictor, Query
 
 MAX_WIDTH = 1 << 14
-AT_Z0, AT_ZT = 0, 1  # which noise of a position is drawn
+AT_Z0, AT_ZT = 0, 1  # which of a position's noise vectors is drawn
 
 
 class Times(NamedTuple):
-    """Of each row: gamma of its z_t, what ‖e_x - x_hat‖² counts there, and what the network is told."""
+    """Per row: gamma of its z_t, the weight of ‖e_x - x_hat‖², and the level that the network is conditioned on."""
 
     gamma_B: Tensor
     weight_B: Tensor
@@ -53,8 +53,11 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Lines:
-    """The positions of a batch that are noised, a line each, row by row; where_BL and flat_N are the batch's, the rest
-    lies where the network is. valid_BL: what the network may see. times_N: how often each line counts."""
+    """The noised positions of a batch, one line each, row by row.
+
+    where_BL and flat_N are on the batch's device, all other tensors on the network's. valid_BL: the positions that the
+    network may see. times_N: how many times each line counts.
+    """
 
     where_BL: Tensor
     flat_N: Tensor
@@ -86,7 +89,10 @@ class Lines:
 
 
 class GaussianObjective(Objective):
-    """An objective whose states are vectors. A subclass says which process, and how vectors become the network's."""
+    """Base class of objectives whose states are vectors.
+
+    A subclass defines the process, and how the network reads the vectors.
+    """
 
     steps: int | None
 
@@ -110,13 +116,13 @@ class GaussianObjective(Objective):
 
     @abstractmethod
     def process(self, network: Network) -> Gaussian:
-        """The process, with the embeddings and the gamma that `build` made."""
+        """The process, with the embeddings and the gamma schedule that `build` created."""
 
     @abstractmethod
     def vectors(
         self, network: Network, tokens_BL: Tensor, row_N: Tensor, position_N: Tensor, z_NE: Tensor, gamma_N: Tensor
     ) -> Tensor:
-        """[B, L, D] what the network reads: the states z at the lines, the tokens' own vectors elsewhere."""
+        """The network's input [B, L, D]: the states z at the noised positions, token vectors elsewhere."""
 
     def log_probs(self, process: Gaussian, logits_NI: Tensor, z_NE: Tensor, gamma_N: Tensor) -> Tensor:
         """log x_theta, from the head's logits."""
@@ -128,7 +134,7 @@ class GaussianObjective(Objective):
         return Lines.of(batch, batch.scored_BL, batch.valid_BL, network.device_for(batch.x_BL))
 
     def times(self, gamma: Gamma, time_B: Tensor) -> Times:
-        """In continuous time the times of a batch; in T steps the ends of those that they lie in."""
+        """The times of a batch; with T steps, the ends of the steps that contain them."""
         return self._times_at(gamma, self.step_ends(time_B))
 
     def _times_at(self, gamma: Gamma, t_B: Tensor) -> Times:
@@ -139,13 +145,16 @@ class GaussianObjective(Objective):
         return Times(gamma_B, self.steps * snr_drop(before_B, gamma_B) / 2, gamma.level(t_B))
 
     def bound_times(self, gamma: Gamma, time_B: Tensor) -> Times:
-        """`times` of an estimate of the bound: half of them are drawn evenly over t and half evenly over gamma, and
-        weighted accordingly. Where gamma is steep few t lie, and those few would count as much as all others."""
+        """`times` for an estimate of the bound: half are drawn uniformly in t, half uniformly in gamma.
+
+        The weights correct for this. With t uniform alone, few draws would fall where gamma is steep, and those few
+        would contribute as much as all others.
+        """
         ends_2 = gamma.gamma(torch.tensor([0.0, 1.0], dtype=time_B.dtype, device=time_B.device))
         first, width = ends_2[0], ends_2[1] - ends_2[0]
 
         def share(t: Tensor) -> Tensor:
-            """Of the draws, how many lie before t."""
+            """The fraction of the draws before t."""
             return (t + (gamma.gamma(t) - first) / width) / 2
 
         t_B = self.step_ends(inverse(share, time_B))
@@ -162,7 +171,7 @@ class GaussianObjective(Objective):
     def diffusion(
         self, network: Network, batch: Batch, process: Gaussian, lines: Lines, times: Times
     ) -> tuple[Tensor, Term, list[Tensor]]:
-        """The trunk's vectors at z_t, what each line counts (times.weight_B ‖e_x - x_hat‖²), and what that uses."""
+        """The trunk's vectors at z_t, the loss term (times.weight_B ‖e_x - x_hat‖²), and the tensors that it uses."""
         gamma_N, weight_N = times.gamma_B[lines.row_N], lines.counted(times.weight_B[lines.row_N])
         noise_NE = process.noise(lines.key_N, lines.position_N, AT_ZT)
         z_NE = process.noised(lines.x_N, gamma_N, noise_NE)
@@ -171,7 +180,8 @@ class GaussianObjective(Objective):
         def term(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
             x_C, gamma_C = lines.x_N[lo:hi], gamma_N[lo:hi]
             with full_precision(logits_CI):
-                # z_t anew: what a term names must not depend on each other, as it would on the embeddings
+                # z_t is recomputed: the tensors that a term names must not depend on each other, and the given z_t
+                # depends on the embeddings
                 log_p_CI = self.log_probs(process, logits_CI, process.noised(x_C, gamma_C, noise_NE[lo:hi]), gamma_C)
                 error_C = process.squared_error(log_p_CI.exp(), x_C)
                 return weight_N[lo:hi].to(error_C) * error_C
@@ -181,7 +191,7 @@ class GaussianObjective(Objective):
     def reconstruction(
         self, network: Network, batch: Batch, process: Gaussian, lines: Lines
     ) -> tuple[Tensor, Term, list[Tensor]]:
-        """The trunk's vectors at z_0, and -log x_theta(z_0)[x] of each: where the process `reads_z0`."""
+        """The trunk's vectors at z_0, and -log x_theta(z_0)[x] for each; used if the process `reads_z0`."""
         gamma_N, noise_NE = self.at_zero(process, lines)
         zero_B = torch.zeros(len(batch.x_BL), device=noise_NE.device)
         h_ND = self._read(network, batch, lines, process.noised(lines.x_N, gamma_N, noise_NE), gamma_N, zero_B)
@@ -195,7 +205,10 @@ class GaussianObjective(Objective):
         return h_ND, term, [*self.learned(process), gamma_N]
 
     def rounding_nats(self, process: Gaussian, lines: Lines) -> Tensor:
-        """[N] -log p(x|z_0), p ∝ N(z_0; alpha_0 e_v, sigma_0²): no network is asked. In chunks, made twice to train."""
+        """[N] -log p(x|z_0), p ∝ N(z_0; alpha_0 e_v, sigma_0²), without the network.
+
+        Computed in chunks, and recomputed in the backward pass.
+        """
         gamma_N, noise_NE = self.at_zero(process, lines)
         size = max(64, CHUNK_NUMBERS // process.num_ids)
 
@@ -209,7 +222,7 @@ class GaussianObjective(Objective):
         return lines.counted(torch.cat(made)) if made else noise_NE.new_zeros(0)
 
     def at_zero(self, process: Gaussian, lines: Lines) -> tuple[Tensor, Tensor]:
-        """Of each line gamma and the noise of z_0."""
+        """gamma and the noise of z_0, for each line."""
         gamma_N = process.gamma.gamma(torch.zeros(len(lines.x_N), dtype=torch.float64, device=process.like.device))
         return gamma_N, process.noise(lines.key_N, lines.position_N, AT_Z0)
 
@@ -222,7 +235,7 @@ class GaussianObjective(Objective):
         return vectors_at(network, z_BLD, level_B, lines.flat_N, **how)
 
     def learned(self, process: Gaussian) -> list[Tensor]:
-        """What a term computes with besides gamma and weights, where it has a gradient."""
+        """The tensors that require a gradient and that a term uses besides gamma and weights."""
         return [process.e_IE]
 
     @torch.no_grad()
@@ -242,7 +255,7 @@ class GaussianObjective(Objective):
         return "time" if self.steps is None else f"T={self.steps}"
 
     def with_estimator(self, name: str) -> Self:
-        """In continuous time ("time") or in steps ("T=1000")."""
+        """This objective with its bound in continuous time ("time") or in T steps ("T=1000")."""
         match = re.fullmatch(r"T=([1-9]\d{0,8})", name)
         if name != "time" and not match:
             raise UsageError(f"unknown estimator {name!r}; known: time, T=<steps>")
@@ -260,7 +273,7 @@ class GaussianObjective(Objective):
     def _questions(
         self, network: Network, process: Gaussian, batch: Batch
     ) -> Iterator[tuple[Query, Tensor, Callable[[Tensor], Tensor]]]:
-        """Of one row and one draw: what is asked at z_t, and at z_0 where that is read, and what the answers count."""
+        """For one row and one draw: the query at z_t, and at z_0 if the process reads it, with their nats."""
         lines = self.lines(network, batch)
         times = self.bound_times(process.gamma, put(batch.time_B, process.like.device))
         seen = batch.x_BL.shape[1] if lines.valid_BL is None else int(lines.valid_BL.sum())
@@ -309,7 +322,7 @@ class GaussianObjective(Objective):
 
 
 def inverse(rising: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
-    """The t in [0, 1] at which a rising function has this value, by halving.
+    """The t in [0, 1] at which an increasing function has this value, by bisection.
 
     >>> inverse(torch.square, torch.tensor([0.25], dtype=torch.float64))
     tensor([0.5000], dtype=torch.float64)
@@ -324,13 +337,13 @@ def inverse(rising: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
 
 @contextmanager
 def full_precision(like: Tensor) -> Iterator[None]:
-    """No autocast: an SNR of a million leaves nothing of a difference in bfloat16."""
+    """Disable autocast: at an SNR of a million, bfloat16 would lose every difference."""
     with torch.autocast(like.device.type, enabled=False):
         yield
 
 
 def in_their_places(clean_BLE: Tensor, row_N: Tensor, position_N: Tensor, z_NE: Tensor) -> Tensor:
-    """[B, L, E] the states at their positions, what is clean everywhere else.
+    """[B, L, E] the states at their positions, the clean vectors everywhere else.
 
     >>> one = torch.tensor([0])
     >>> in_their_places(torch.zeros(1, 2, 1), one, one + 1, torch.ones(1, 1)).flatten().tolist()
@@ -340,7 +353,7 @@ def in_their_places(clean_BLE: Tensor, row_N: Tensor, position_N: Tensor, z_NE: 
 
 
 def enter(made: nn.ModuleDict, z_BLE: Tensor) -> Tensor:
-    """What a network reads of states: a learned map of them, or themselves where it does not say how wide it is."""
+    """The network's input for the states: a learned map, or the states themselves if its width is unknown."""
     if "entry" not in made:
         return z_BLE
     entry = cast(nn.Linear, made["entry"])

@@ -1,8 +1,8 @@
 """The equations of uniform-state diffusion, one function each: score entropy and the T-step divergence.
 
 i = z_t, x̄ = V alpha x + (1 - alpha), r_j = x̄_j / x̄_i (the true ratios), s_j = y_j / y_i (the network's), where y is x̄
-with the prediction in the place of x. SEDD leaves the prediction unnormalised, UDLM takes x_theta; the bound is one
-function.
+with the prediction in place of x. SEDD leaves the prediction unnormalised, UDLM uses x_theta; both share one function
+for the bound.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unmask.noise import Noise
 def score_entropy(log_y_NI: Tensor, z_N: Tensor, x_N: Tensor, level_N: Tensor, mask_id: int) -> Tensor:
     """[N] (1/V) Σ_{j≠i} [s_j - r_j log s_j + K(r_j)] with K(r) = r (log r - 1), over the V tokens.
 
-    Each summand is r_j φ(log s_j - log r_j) with φ(u) = e^u - 1 - u, which keeps its digits where s is close to r.
+    Each summand is r_j φ(log s_j - log r_j) with φ(u) = e^u - 1 - u, which stays accurate where s is close to r.
     """
     num_tokens = log_y_NI.shape[1] - 1
     # log r_j: x̄ has one value at x and another everywhere else; in the level's own precision, as alpha may be tiny
@@ -32,7 +32,7 @@ def score_entropy(log_y_NI: Tensor, z_N: Tensor, x_N: Tensor, level_N: Tensor, m
 
 
 def reverse_weight(noise: Noise, t: Tensor) -> Tensor:
-    """-alpha'/alpha, finite at t = 1 too, where what it weighs is 0."""
+    """-alpha'/alpha, finite at t = 1 too, where the weighted term is 0."""
     return -noise.dalpha(t) / noise.alpha(t).clamp(min=1e-12)
 
 
@@ -41,11 +41,11 @@ def step_divergence(
 ) -> Tensor:
     """[N] KL(q(z_s | z_t, x) ‖ q(z_s | z_t, x_theta)), the general posterior with pi uniform on the V tokens.
 
-    With [alpha_s x + (1 - alpha_s) pi] the only factor of the posterior that differs, the divergence needs no
-    normalised posterior of the network: both norms are q(z_t | .). At s = 0 it is the reconstruction, -log p(x | z_t).
+    The two posteriors differ only in the factor [alpha_s x + (1 - alpha_s) pi], and both normalisers are q(z_t | .), so
+    the network's posterior need not be normalised explicitly. At s = 0 this is the reconstruction, -log p(x | z_t).
     """
     num_tokens = log_p_NI.shape[1] - 1
-    # Nobody looks at the mask's column; but log(0 + 0) in it, at s = 0, would have no gradient.
+    # The mask's column is never used, but log(0 + 0) in it, at s = 0, would give a NaN gradient.
     log_p_NI = log_p_NI.index_fill(1, torch.tensor([mask_id], device=log_p_NI.device), 0.0)
     alpha_s, alpha_t = (1 - level.to(log_p_NI) for level in (level_s_N, level_t_N))
     share_s, share_t = (level.to(log_p_NI) / num_tokens for level in (level_s_N, level_t_N))

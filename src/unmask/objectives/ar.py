@@ -48,7 +48,7 @@ class AR(Objective):
         return LossSum(weighted_cross_entropy(denoiser, h_ND, x_N, ones_N), batch.num_tokens)
 
     def _positions(self, denoiser: Network, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The trunk's vectors at the scored positions, and the tokens there."""
+        """The trunk's vectors at the scored positions, and the tokens at those positions."""
         flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)
         h_ND = vectors_at(denoiser, batch.x_BL, None, flat_N, valid_BL=batch.valid_BL, label_B=batch.label_B)
         return h_ND, put(batch.x_BL.flatten()[flat_N], h_ND.device)
@@ -59,7 +59,7 @@ class AR(Objective):
 
     def score_queries(self, denoiser: Network, batch: Batch, *, num_samples: int) -> Iterator[ScoreQuery]:
         canvas = Canvas(batch.x_BL, -1, batch.key_B, label_B=batch.label_B)
-        # One reading answers all positions; of a long row and a large vocabulary several, as memory has its limits.
+        # One network call answers all positions, or several calls if row and vocabulary are too large for memory.
         scored_N = batch.scored_BL[0].nonzero().squeeze(1)
         for position_N in torch.split(scored_N, max(8, MAX_ANSWER // denoiser.num_ids)):
             wanted_BL = torch.zeros_like(batch.scored_BL).index_fill(1, position_N, True)

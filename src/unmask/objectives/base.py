@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 
 room = Room("unmask.objectives", base="Objective", helpers=("chunked_loss", "draws", "score_queries", "terms"))
 
-# What a number is: a likelihood, an upper bound of -log p, or neither (a pseudo-likelihood).
+# What the evaluated value is: a likelihood, an upper bound of -log p, or neither (a pseudo-likelihood).
 Kind = Literal["exact", "upper bound", "pseudo"]
 
 
 class Objective(ABC):
-    """What a network is trained for. A subclass says how a batch is scored; training, evaluation, sampling and the
-    server do the rest.
+    """A training objective. A subclass defines how a batch is scored; training, evaluation, sampling and the server do
+    the rest.
 
-    To write one: `check`, `loss`, `position_nats` (or `row_nats`), `process`, `predictor` and `sampler`. All randomness
-    comes from the batch (`key_B`, `time_B`), so a row's number does not depend on what stands beside it.
+    A subclass defines `check`, `loss`, `position_nats` (or `row_nats`), `process`, `predictor` and `sampler`. All
+    randomness comes from the batch (`key_B`, `time_B`), so a row's value does not depend on the other rows.
     """
 
     room: ClassVar[Room] = room
     kind: ClassVar[Kind] = "upper bound"
 
-    # --- the model that it trains ---
+    # --- the trained model ---
 
     def build(self, *, num_ids: int, width: int) -> nn.Module | None:
-        """Modules of the objective's own, freshly started: a learned schedule (under the name `noise`), embeddings, a
-        head. None: it has none. width: of the denoiser's vectors h_ND, 0 where the denoiser does not say.
+        """Create the objective's own modules: a learned schedule (named `noise`), embeddings, a head; or None.
 
-        They are optimised, averaged, sharded, checkpointed and saved with the denoiser's parameters. An objective that
-        trains a schedule overrides this; for others one with parameters is refused, since it would never move.
+        width: of the denoiser's vectors h_ND, 0 if unknown. The modules are optimised, averaged, sharded, checkpointed
+        and saved with the denoiser's parameters. An objective that trains a schedule overrides this method; all others
+        refuse a schedule with parameters, which would never be updated.
         """
         noise = getattr(self, "noise", None)
         if noise is not None and noise.build() is not None:
@@ -60,7 +60,7 @@ class Objective(ABC):
         return None
 
     def attach(self, network: Network) -> None:
-        """Register what `build` returns as `network.objective`, once: a network that has it already keeps it.
+        """Register the module that `build` returns as `network.objective`, unless the network already has one.
 
         >>> import unmask
         >>> network = unmask.denoisers.DiT(hidden=8, blocks=1, heads=2).build(num_ids=5, mask_id=4)
@@ -77,27 +77,27 @@ class Objective(ABC):
             modules.train(network.training)
 
     def prepare(self, network: Network, token_counts: Callable[[], Ints]) -> None:
-        """Put into the modules of `build` what they take from the training rows, once, before a run's first step.
+        """Set statistics of the training rows in the modules of `build`; called once, before a run's first step.
 
-        token_counts(): [num_ids] how often each id stands in these rows; it reads them all, so ask only where needed.
-        What is put into parameters or buffers is saved with the model, which then loads without the corpus.
+        token_counts(): [num_ids] the number of occurrences of each id. It reads all rows, so call it only if needed.
+        Values stored in parameters or buffers are saved with the model, which then loads without the corpus.
         """
         return
 
     @abstractmethod
     def check(self, denoiser: Denoiser | Network) -> None:
-        """Raise UsageError with a sentence when this objective and this denoiser make no sense together."""
+        """Raise UsageError if this objective cannot train this denoiser."""
 
     @abstractmethod
     def process(self, network: Network) -> Process | None:
-        """The forward process, with the learned schedule where `build` made one; None: nothing is noised."""
+        """The forward process, with the learned schedule if `build` created one; None if nothing is noised."""
 
     def frozen(self) -> dict[str, Model]:
-        """Models that the loss asks and nobody trains, such as a teacher: not optimised, averaged or saved."""
+        """Models that the loss calls but does not train, such as a teacher: not optimised, averaged or saved."""
         return {}
 
     def check_fixed(self, network: Network) -> None:
-        """Refuse a process that turns tokens into any others, for a network that predicts only some of them."""
+        """Refuse a process that can turn a token into any other, if the network never predicts some of the ids."""
         process = self.process(network)
         if network.fixed_ids and process is not None and process.name != "absorbing":
             raise UsageError(
@@ -106,7 +106,7 @@ class Objective(ABC):
             )
 
     def check_whole(self, network: Network) -> None:
-        """Raise where something is missing that a run needs only later: said before its first step."""
+        """Raise before a run's first step if something is missing that the run needs only later."""
         self.check_fixed(network)
         name, base = type(self).__name__, Objective
         if type(self).row_nats is base.row_nats and type(self).position_nats is base.position_nats:
@@ -119,29 +119,29 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, network: Network, batch: Batch) -> LossSum:
-        """What is trained: a sum of nats over the batch's scored tokens, with their count."""
+        """The training loss: a sum of nats over the batch's scored tokens, with their count."""
 
     # --- evaluation ---
 
     def row_nats(self, network: Network, batch: Batch) -> Tensor:
-        """[B] one unbiased estimate of each row's bound; its mean over keys and times is the bound."""
+        """[B] one unbiased estimate of each row's bound: the mean over keys and times is the bound."""
         return self.position_nats(network, batch).sum(dim=1)
 
     def position_nats(self, network: Network, batch: Batch) -> Tensor:
-        """[B, L] the same, by the positions that it comes from."""
+        """[B, L] the same estimate, position by position."""
         raise UsageError(f"{type(self).__name__} does not say which token its bound comes from")
 
     @property
     def one_reading(self) -> bool:
-        """Whether nothing of its number is drawn, so that a row is read once."""
+        """Whether the value is deterministic, so that one network call per row is enough."""
         return self.kind == "exact"
 
     def estimator(self, network: Network | Denoiser) -> str:
-        """Which form `bound` takes by default; part of the protocol that goes beside a number."""
+        """The form of `bound` that is used by default; part of the protocol reported with a value."""
         return "exact" if self.kind == "exact" else "own"
 
     def with_estimator(self, name: str) -> Self:
-        """This objective in another form of its bound."""
+        """This objective with another form of its bound."""
         if name not in (None, "own", "exact") or (name == "exact") != (self.kind == "exact"):
             raise UsageError(f"the estimator {name!r} is none of {type(self).__name__}: leave it out")
         return self
@@ -159,11 +159,10 @@ class Objective(ABC):
         estimator: str | None = None,
         label_B: Tensor | None = None,
     ) -> Bound:
-        """The bound of each sequence, given its class where it has one, from `num_samples` estimates (`row_nats`) each.
+        """The bound of each sequence, given its class if it has one, from `num_samples` estimates (`row_nats`) each.
 
-        A `Draws` says in which groups, too.
-
-        Row i is driven by (seed, first_row + i), so that a set of rows may be scored in batches of any size.
+        num_samples: a number, or a `Draws`, which also determines how the draws are grouped. The randomness of row i
+        depends on (seed, first_row + i) only, so rows may be scored in batches of any size.
         """
         from unmask.evaluation.estimate import estimate_bound
 
@@ -171,8 +170,9 @@ class Objective(ABC):
         return estimate_bound(self, network, x_BL, valid_BL, scored_BL=scored_BL, label_B=label_B, **how)  # type: ignore[arg-type]
 
     def score_queries(self, network: Network, batch: Batch, *, num_samples: int) -> Iterator[ScoreQuery] | None:
-        """The questions that make up the score of the one row in `batch`, which a server asks beside those of others;
-        batch.key_B is the row's key. None: it is scored by `bound` alone, in one piece.
+        """The queries that make up the score of the single row in `batch`, so that a server can batch them with others.
+
+        batch.key_B is the row's key. None: the row can only be scored by `bound`, in one piece.
         """
         return None
 
@@ -180,8 +180,8 @@ class Objective(ABC):
 
     @abstractmethod
     def predictor(self, network: Network) -> Predictor:
-        """What a sampler consumes."""
+        """The predictor through which samplers call the network."""
 
     @abstractmethod
     def sampler(self) -> Sampler:
-        """The sampler that follows this objective's law, for whoever names none."""
+        """The default sampler, which samples from this objective's reverse process."""

@@ -1,7 +1,7 @@
 """The vocabulary loss in chunks: logits exist for some positions at a time, never for the whole batch.
 
-For training each chunk's gradient is taken as soon as its loss is known (the loss is a sum, so chunks do not interact).
-The backward pass then only scales what is there: nothing is kept, nothing is computed twice.
+In training each chunk's gradient is computed as soon as its loss is known (the loss is a sum, so chunks do not
+interact). The backward pass only scales these gradients: no logits are kept and nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Term = Callable[[Tensor, int, int], Tensor]
 
 # Logits of one chunk: 4 Mi numbers, 16 MiB in float32. Large enough for efficient products, small beside activations.
 CHUNK_NUMBERS = 1 << 22
-CUDA_CHUNK_NUMBERS = 1 << 28  # 512 MiB in bfloat16: a GPU wants thousands of rows at a time
-ALIGN = 64  # rows of logits begin at addresses that a GPU's matrix units like; 50,258 ids become 50,304
+CUDA_CHUNK_NUMBERS = 1 << 28  # 512 MiB in bfloat16: a GPU needs thousands of rows at a time
+ALIGN = 64  # rows of logits are aligned for a GPU's matrix units; 50,258 ids become 50,304
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,11 @@ def token_nats(network: Network, h_ND: Tensor, term: Term) -> Tensor:
 
 
 def summed_nats(network: Network, h_ND: Tensor, term: Term, *, tensors: Sequence[Tensor] = ()) -> Tensor:
-    """The sum of the losses, differentiable in h_ND, in the head's parameters and in `tensors`: any term, any head.
+    """The sum of the losses, differentiable in h_ND, the head's parameters and `tensors`, for any term and any head.
 
-    tensors: what else the term computes with that requires a gradient (weights of a learned schedule), the very objects
-    that it uses. A term whose loss depends on one that is not named here is refused: it would train without a gradient.
+    tensors: all other tensors requiring a gradient that the term uses (such as the weights of a learned schedule), as
+    the very objects that it uses. A loss that depends on a tensor not listed here is refused, since that tensor would
+    get no gradient.
     """
     if not torch.is_grad_enabled():
         return token_nats(network, h_ND, term).sum()
@@ -59,7 +60,7 @@ def summed_nats(network: Network, h_ND: Tensor, term: Term, *, tensors: Sequence
 
 
 def kept_nats(network: Network, h_ND: Tensor, term: Term, *, tensors: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
-    """`summed_nats`, and what each position counted, without gradients."""
+    """`summed_nats`, and the loss of each position without gradients."""
     parts: list[Tensor] = []
 
     def kept(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
@@ -72,15 +73,15 @@ def kept_nats(network: Network, h_ND: Tensor, term: Term, *, tensors: Sequence[T
 
 
 def weighted_cross_entropy(network: Network, h_ND: Tensor, x_N: Tensor, weight_N: Tensor) -> Tensor:
-    """The sum of weight x -log x_theta[x] under zero masking, with a written-out gradient where the head is linear.
+    """The sum of weight x -log x_theta[x] under zero masking, with an explicit gradient if the head is linear.
 
-    Differentiable in the weights, too, where they require it.
+    Also differentiable in the weights if they require a gradient.
     """
     return weighted_nats(network, h_ND, x_N, weight_N)[0]
 
 
 def weighted_nats(network: Network, h_ND: Tensor, x_N: Tensor, weight_N: Tensor) -> tuple[Tensor, Tensor]:
-    """`weighted_cross_entropy`, and what each position counted, without gradients."""
+    """`weighted_cross_entropy`, and the loss of each position without gradients."""
     linear = network.head_linear()
     if linear is None or not torch.is_grad_enabled():
         entropy = cross_entropy(x_N, network.mask_id)
@@ -106,7 +107,7 @@ def cross_entropy(x_N: Tensor, mask_id: int, zero_masking: bool = True) -> Term:
 
 
 def with_auxiliary(term: Term, x_N: Tensor, weight: float, mask_id: int, zero_masking: bool = True) -> Term:
-    """The term plus weight x -log x_theta[x]: what D3PM trains with besides the bound (its equation 5)."""
+    """The term plus weight x -log x_theta[x], D3PM's auxiliary loss (its equation 5)."""
     entropy = cross_entropy(x_N, mask_id, zero_masking)
 
     def both(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
@@ -116,7 +117,7 @@ def with_auxiliary(term: Term, x_N: Tensor, weight: float, mask_id: int, zero_ma
 
 
 def at_positions(where_BL: Tensor, nats_N: Tensor) -> Tensor:
-    """[B, L] each token's nats where it stands, in float64 where the device has it: bounds are sums of many numbers.
+    """[B, L] each token's nats at its position, in float64 if the device has it, since bounds sum many numbers.
 
     >>> at_positions(torch.tensor([[True, False, True]]), torch.tensor([1.0, 2.0])).tolist()
     [[1.0, 0.0, 2.0]]
@@ -127,7 +128,7 @@ def at_positions(where_BL: Tensor, nats_N: Tensor) -> Tensor:
 
 
 def _chunks(h_ND: Tensor, num_ids: int) -> Iterator[tuple[int, int]]:
-    """Chunks of about one size, so that the last one is no crumb."""
+    """Chunks of about equal size, so that the last one is not tiny."""
     n, numbers = len(h_ND), CUDA_CHUNK_NUMBERS if h_ND.is_cuda else CHUNK_NUMBERS
     most = max(64, numbers // num_ids)
     size = -(-n // max(1, -(-n // most)))
@@ -159,15 +160,15 @@ class _ChunkedSum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor) -> Any:
-        # In place, and handed over: a head of 50,000 ids is large, and nobody reads these again.
+        # In place and without a copy: the gradient of a head of 50,000 ids is large, and it is not read again.
         grads, ctx.grads = ctx.grads, None
         return (None, None, *(g.mul_(grad_total.to(g.dtype)) for g in grads))
 
 
 def _check_sources(nats: Tensor, named: Sequence[Tensor]) -> None:
-    """Refuse a loss that depends on something that requires a gradient and is not named: it would get none."""
+    """Refuse a loss that depends on an unlisted tensor requiring a gradient, which would get none."""
     leaves = {id(t) for t in named}
-    looked_at: set[Any] = {None, *(t.grad_fn for t in named)}  # what lies before a named tensor is its own affair
+    looked_at: set[Any] = {None, *(t.grad_fn for t in named)}  # the graph behind a named tensor is not checked
     todo: list[Any] = [nats.grad_fn]
     while todo:
         node = todo.pop()
@@ -183,7 +184,7 @@ def _check_sources(nats: Tensor, named: Sequence[Tensor]) -> None:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """_ChunkedSum for a linear head and this one term: softmax - one-hot takes the logits' place."""
+    """_ChunkedSum for a linear head and the cross entropy: softmax - one-hot overwrites the logits."""
 
     @staticmethod
     def forward(
@@ -198,7 +199,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         extra = -num_ids % ALIGN if h_ND.is_cuda else 0
         with torch.autocast(kind, enabled=False):
             h, w_ID = h_ND.to(dtype), F.pad(weight_ID.to(dtype), (0, 0, 0, extra))
-            # The mask and the ids that fill up a row of logits: probability 0 from the start.
+            # The mask and the padding ids of a row of logits have probability 0 from the start.
             b_I = h.new_zeros(num_ids) if bias_I is None else bias_I.to(dtype)
             b_I = F.pad(b_I, (0, extra), value=-torch.inf).index_fill(0, _on(h, [mask_id]), -torch.inf)
             grad_h, grad_w = torch.empty_like(h), torch.zeros_like(w_ID, dtype=weight_ID.dtype)
@@ -219,7 +220,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 torch.mm(logits_CI, w_ID, out=grad_h[lo:hi])
                 _add_product_(grad_w, logits_CI.T, h[lo:hi])
                 grad_b += logits_CI.sum(dim=0, dtype=total_dtype)
-                del logits_CI  # before the next chunk's are made
+                del logits_CI  # before the next chunk's logits are allocated
         ctx.grads = [grad_h.to(h_ND.dtype), grad_w[:num_ids], None if bias_I is None else grad_b[:num_ids].to(bias_I)]
         ctx.grads += [None, grad_weight]
         ctx.mark_non_differentiable(nats_N)
@@ -237,7 +238,7 @@ def _on(like: Tensor, ids: list[int]) -> Tensor:
 
 
 def _cross_entropy_grad_(logits_CI: Tensor, x_C: Tensor, weight_C: Tensor) -> Tensor:
-    """nats_C = weight x -log softmax(logits)[x]; afterwards logits_CI holds the gradient of their sum."""
+    """Return nats_C = weight x -log softmax(logits)[x], and overwrite logits_CI with the gradient of their sum."""
     if kernels.fit(logits_CI):
         from unmask.kernels.cross_entropy import cross_entropy_grad_
 
@@ -254,7 +255,7 @@ def _cross_entropy_grad_(logits_CI: Tensor, x_C: Tensor, weight_C: Tensor) -> Te
 
 
 def _add_product_(sum_MN: Tensor, a_MK: Tensor, b_KN: Tensor) -> None:
-    """sum += a @ b, with the sum kept in its own, wider type."""
+    """sum += a @ b, accumulated in the sum's own, wider type."""
     if sum_MN.dtype == a_MK.dtype:
         sum_MN.addmm_(a_MK, b_KN)
     elif sum_MN.is_cuda and sum_MN.dtype == torch.float32:

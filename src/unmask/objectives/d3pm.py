@@ -1,9 +1,9 @@
 """D3PM with an absorbing state (arXiv 2107.03006): the T-step bound without SUBS, and its auxiliary loss.
 
 The bound is MDLM's equation 9. Training may add D3PM's auxiliary term (its equation 5), lambda E[-log x_theta(z_t)[x]].
-What differs from the published system: the term is taken where something is to be said, at masked positions; a visible
-token's own entropy is in the reconstruction. And lambda stands beside the whole bound, as in the paper's equation; the
-published image code puts it beside one step's term, a T-th of the bound: its 0.001 is 0.001 T here.
+What differs from the published system: the term is computed at masked positions only; visible tokens are scored in the
+reconstruction. And lambda multiplies a term beside the whole bound, as in the paper's equation; the published image
+code puts it beside one step's term, a T-th of the bound: its 0.001 is 0.001 T here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from unmask.objectives.mdlm import MDLM, Noised
 class D3PM(MDLM):
     """T-step masked diffusion whose network may predict the mask and is asked to reconstruct visible tokens.
 
-    With both switches on it is MDLM in T steps, term by term. auxiliary: lambda, what the cross-entropy of x_theta
-    against x at masked positions counts in training; no part of the bound.
+    With both switches (carry_over and zero_masking) on, it is MDLM in T steps, term by term. auxiliary: lambda, the
+    weight of the cross-entropy of x_theta against x at masked positions in training; not part of the bound.
 
     >>> D3PM(steps=100, auxiliary=0.01).auxiliary
     0.01
@@ -55,7 +55,7 @@ class D3PM(MDLM):
 
 
 def check_auxiliary(auxiliary: float) -> None:
-    """Refuse a lambda that cannot be.
+    """Refuse an invalid lambda.
 
     >>> check_auxiliary(-1.0)
     Traceback (most recent call last):

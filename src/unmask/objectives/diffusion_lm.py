@@ -1,11 +1,11 @@
 """Gaussian diffusion of learned embeddings with its own loss (Diffusion-LM, Li et al. 2022, arXiv 2205.14217).
 
-2000 steps, alpha² = 1 - sqrt(t + s). What is trained is L_simple with embeddings and rounding, end to end:
-E[‖e_x - x_hat(z_t)‖² / E + ‖alpha_1 e_x‖² / E - log p(x|z_0)], E the embeddings' width. It is no bound:
-evaluation takes that of the T-step chain, ½ Σ (SNR_s - SNR_t) ‖e_x - x_hat‖² beside both ends in full.
+2000 steps, alpha² = 1 - sqrt(t + s). The training loss is L_simple with embeddings and rounding, end to end:
+E[‖e_x - x_hat(z_t)‖² / E + ‖alpha_1 e_x‖² / E - log p(x|z_0)], E the embeddings' width. It is not a bound;
+evaluation uses the bound of the T-step chain, ½ Σ (SNR_s - SNR_t) ‖e_x - x_hat‖² plus the terms at both ends.
 
 What differs from the published system: the network's head gives x_theta over tokens, and x_hat is its mean embedding,
-where the published network gives x_hat itself; it is drawn to e_x, not to a z_0; p(x|z_0) ∝ N(z_0; alpha_0 e_v,
+where the published network gives x_hat itself; its target is e_x, not a z_0; p(x|z_0) ∝ N(z_0; alpha_0 e_v,
 sigma_0²) instead of a softmax of z_0·e_v; alpha² ends at 2e-7 by a floor, not by clipping beta.
 """
 

@@ -1,4 +1,4 @@
-"""Which keys and times a bound is estimated at: the draws of a row, in groups that are spread evenly over time."""
+"""The keys and times at which a bound is estimated: the draws of a row, in groups that are spread evenly over time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from unmask.rng import fold, uniform
 if TYPE_CHECKING:
     from unmask.objectives import Objective
 
-LARGEST = 16  # draws of a group: beyond it what varies is which tokens are masked, no longer how many
+LARGEST = 16  # draws per group: beyond this, the variance comes from which tokens are masked, not from how many
 
 
 @dataclass(frozen=True)
 class Draws:
     """The draws of a row: `groups` of `size` each, whose times are spread evenly inside a group.
 
-    Groups are independent of each other, so that their spread tells how far the estimate is off; in a larger group the
-    estimate itself varies less. first_group, first: those before are left out, because they are there already.
+    Groups are independent of each other, so their spread gives the error of the estimate; larger groups reduce the
+    variance of the estimate itself. first_group, first: earlier draws are skipped, because they are done already.
     """
 
     groups: int
@@ -33,8 +33,10 @@ class Draws:
 
     @classmethod
     def of(cls, num_samples: int, rows: int = 1) -> Draws:
-        """So many draws in the largest groups that still leave an interval: two groups at least, and, where few rows
-        are measured together, half as many groups of all rows as a group has draws.
+        """`num_samples` draws in the largest groups that still allow a confidence interval.
+
+        There are at least two groups per row, and if few rows are measured together, at least half as many groups over
+        all rows as a group has draws.
 
         >>> Draws.of(4), Draws.of(16)
         (Draws(groups=2, size=2, first_group=0, first=0), Draws(groups=4, size=4, first_group=0, first=0))
@@ -49,27 +51,27 @@ class Draws:
 
     @property
     def num(self) -> int:
-        """How many draws a row gets, those left out among them."""
+        """The number of draws per row, skipped ones included."""
         return self.groups * self.size
 
     def doubled(self) -> Draws:
-        """What makes each group twice as large: times in the middle between those that are there."""
+        """The draws that make each group twice as large: times in the middle between the existing ones."""
         return Draws(self.groups, 2 * self.size, first=self.size)
 
     def joined_by(self, more: int) -> Draws:
-        """So many groups more."""
+        """The draws of `more` additional groups."""
         return Draws(self.groups + more, self.size, first_group=self.groups)
 
 
 def draws_of(objective: Objective, key_B: Tensor, num_samples: int | Draws) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The keys and times of an objective's estimates; where nothing is random, as of a likelihood, one reading."""
+    """The keys and times of an objective's estimates; a single draw if the value is deterministic (a likelihood)."""
     if objective.one_reading:
         return iter([[(key_B, torch.ones(key_B.shape, dtype=torch.float64, device=key_B.device))]])
     return bound_draws(key_B, num_samples)
 
 
 def bound_draws(key_B: Tensor, num_samples: int | Draws) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The draws of a bound, group by group: the rows' keys and times of each.
+    """The draws of a bound, group by group: the keys and times of the rows.
 
     >>> [len(group) for group in bound_draws(torch.tensor([1]), 16)]
     [4, 4, 4, 4]
@@ -82,7 +84,7 @@ def bound_draws(key_B: Tensor, num_samples: int | Draws) -> Iterator[list[tuple[
 
 
 def _spread(size: int) -> list[float]:
-    """0, 1/size, 2/size ..., those of half the size first: a group grows to twice its size and keeps what it has.
+    """0, 1/size, 2/size ..., ordered so that a group that doubles its size keeps the draws that it has.
 
     >>> _spread(4)
     [0.0, 0.5, 0.25, 0.75]

@@ -55,13 +55,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Noised:
-    """A noised batch: z_t, what is masked in it, and what each masked token's loss counts."""
+    """A noised batch: z_t, its mask, and the weight of each masked token's loss."""
 
     z_BL: Tensor
     masked_BL: Tensor
     level_B: Tensor
     weight_B: Tensor
-    level_s_B: Tensor | None = None  # T-step forms only: the level one step on
+    level_s_B: Tensor | None = None  # T-step forms only: the level one step earlier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,18 +138,18 @@ class MDLM(Objective):
         return LossSum(nats, batch.num_tokens)
 
     def training_weight(self, weight_B: Tensor) -> Tensor:
-        """What a masked token counts in training, of what it counts in the bound."""
+        """The weight of a masked token in training, given its weight in the bound."""
         return weight_B
 
     def attend(self, batch: Batch) -> Attend:
-        """How the positions of noised rows see each other; what is measured sees all that there is."""
+        """The attention pattern of noised rows in training; in evaluation every position is visible."""
         return Attend(batch.valid_BL)
 
     def schedule_loss(self, process: Absorbing, batch: Batch, noised: Noised, nats_N: Tensor) -> Tensor | float:
-        """0, with the gradient of a learned schedule (`variance_gradient`), from what each masked token counted.
+        """0, with the gradient of a learned schedule (`variance_gradient`), from the nats of the masked tokens.
 
-        A row's nats are taken in parts of what a uniform guess would cost, so that this gradient is no larger than the
-        network's, with which it is clipped; and every token of the batch counts alike.
+        A row's nats are divided by the cost of a uniform guess, so that this gradient is not larger than the network's,
+        with which it is clipped; and every token of the batch has the same weight.
         """
         if not isinstance(process.noise, LearnedNoise) or self.form == "count" or not torch.is_grad_enabled():
             return 0.0
@@ -161,7 +161,7 @@ class MDLM(Objective):
         return variance_gradient(process.noise, batch.time_B, share_B).to(nats_N.dtype)
 
     def noised(self, batch: Batch, process: Absorbing) -> Noised:
-        """q(z_t | x) for each row at its own time; prompts and padding stay as they are."""
+        """Draw z_t ~ q(z_t | x) for each row at its own time; prompts and padding are not changed."""
         if self.form == "count":
             return self._noised_by_count(batch, process)
         t_B, noise = batch.time_B, process.schedule
@@ -186,8 +186,8 @@ class MDLM(Objective):
         return Noised(batch.x_BL.masked_fill(masked_BL, process.mask_id), masked_BL, level_B, weight_B)
 
     def _masked_vectors(self, denoiser: Network, batch: Batch, noised: Noised) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """At the masked positions: the trunk's vector, the token that was there, its row's weight, its row."""
-        flat_N = noised.masked_BL.flatten().nonzero().squeeze(1)  # counted where the batch is: on the host, in training
+        """At the masked positions: the trunk's vector, the original token, its row's weight, its row."""
+        flat_N = noised.masked_BL.flatten().nonzero().squeeze(1)  # counted on the batch's device: the host, in training
         row_N = flat_N // batch.x_BL.shape[1]
         device = denoiser.device_for(batch.x_BL)
         rows: dict[str, Any] = {"attend": self.attend(batch), "label_B": batch.label_B}
@@ -212,7 +212,7 @@ class MDLM(Objective):
         return h_ND, term
 
     def _trained_positions(self, denoiser: Network, batch: Batch, noised: Noised) -> tuple[Tensor, Term]:
-        """The same in training, where the mask may be predicted; under zero masking `training_weight` says all."""
+        """The same in training if the mask may be predicted; under zero masking `training_weight` covers it."""
         return self._masked_positions(denoiser, batch, noised)
 
     def _reconstruction(self, denoiser: Network, batch: Batch) -> tuple[Tensor, Term]:
@@ -232,7 +232,7 @@ class MDLM(Objective):
         return "time" if denoiser.uses_level else "count"
 
     def with_estimator(self, name: str) -> Self:
-        """This objective in another form of its bound: "count", "time" (continuous) or "T=1000" (steps)."""
+        """This objective with another form of its bound: "count", "time" (continuous) or "T=1000" (steps)."""
         if name == "count":
             return dataclasses.replace(self, steps=None, form="count")
         if name == "time":
@@ -270,7 +270,7 @@ class MDLM(Objective):
                     yield ScoreQuery(clean, g, share, position_N, token_nats_of(batch.x_BL[0, position_N]))
 
     def _score(self, batch: Batch, noised: Noised, process: Absorbing) -> Callable[[Tensor], Tensor]:
-        """From log x_theta at the masked positions to their nats."""
+        """A function that maps log x_theta at the masked positions to their nats."""
         x_N = batch.x_BL[0, noised.masked_BL[0]]
         if self.zero_masking:
             return token_nats_of(x_N, noised.weight_B)
@@ -301,12 +301,12 @@ class MDLM(Objective):
 
 
 def uniform_subset(batch: Batch, n_B: Tensor) -> Tensor:
-    """[B, L] of each row's scored tokens n, every set alike: those with the n smallest of independent uniforms."""
+    """[B, L] a uniformly random subset of n of each row's scored tokens: those with the n smallest uniforms."""
     u_BL = position_uniforms(batch.key_B, batch.x_BL).masked_fill(~batch.scored_BL, 2.0)
     last_B1 = _sorted(u_BL).gather(1, n_B[:, None] - 1)
-    return batch.scored_BL & (u_BL <= last_B1)  # 53 bits each: that two are equal is not to be expected
+    return batch.scored_BL & (u_BL <= last_B1)  # 53 bits each, so ties are practically impossible
 
 
 def _sorted(u_BL: Tensor) -> Tensor:
-    """Each row in order. On a CPU numpy does it by vector instructions, more than ten times as fast as torch."""
+    """Sort each row. On a CPU, numpy sorts with vector instructions, more than ten times as fast as torch."""
     return u_BL.sort(dim=1).values if u_BL.device.type != "cpu" else torch.from_numpy(np.sort(u_BL.numpy(), axis=1))

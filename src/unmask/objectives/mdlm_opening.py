@@ -49,7 +49,7 @@ class MDLMOpening(MDLMWarm):
         return Attend(batch.valid_BL, mask=self._seen(batch, seen))
 
     def _seen(self, batch: Batch, seen: float) -> Tensor:
-        """[B, L, L] what stands before a position, and of what comes after it the tokens that are drawn."""
+        """[B, L, L] the visible positions: all earlier ones, and the later ones that were drawn as visible."""
         L = batch.x_BL.shape[1]
         position_L = torch.arange(L, device=batch.x_BL.device)
         open_BL = uniform(batch.key_B[:, None], DRAW_OPENING, position_L) < seen

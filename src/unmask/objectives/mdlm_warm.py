@@ -15,7 +15,7 @@ from unmask.errors import UsageError
 from unmask.objectives.chunked_loss import LossSum, weighted_nats
 from unmask.objectives.mdlm import MDLM
 
-EIGHTHS = 8  # rows are taken so many at a time: a GPU searches for kernels at each new shape
+EIGHTHS = 8  # granularity of the number of rows: a GPU searches for kernels at each new shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +23,10 @@ class MDLMWarm(MDLM):
     """MDLM, where `share` of a batch's rows are trained for the next token until `flat` of the run, fewer and fewer
     after that, and none from `until` on.
 
-    Every token of such a row is learned from, with a loss that varies little: the weights that read a text are soon
-    there, and what masks need besides is learned from the other rows. power: training counts a masked token with its
-    weight to this power; 1 is the bound's, 0 counts all alike, and what lies between varies less. The bound, the
-    process and the samplers are MDLM's.
+    Every token of such a row gives a loss of low variance, so the network soon learns to read a text; the other rows
+    train the prediction of masks. power: in training the weight of a masked token is raised to this power; 1 is the
+    bound's weight, 0 weights all tokens equally, and values in between reduce the variance. The bound, the process and
+    the samplers are MDLM's.
     """
 
     share: float = 0.5
@@ -71,15 +71,18 @@ class MDLMWarm(MDLM):
         return self.share * min(1.0, (self.until - done) / max(self.until - self.flat, 1e-9))
 
     def looks_back_B(self, batch: Batch) -> Tensor:
-        """Which rows: as many of each eight that follow each other in time, so that the times of the others are spread
-        evenly, too."""
+        """Which rows are trained for the next token.
+
+        Rows are sorted by time, and each group of eight gives the same number, so that the times of the remaining rows
+        stay evenly spread.
+        """
         count = round(self.share_at(batch.done) * EIGHTHS)
         if batch.place_B is None or not count:
             return torch.zeros(len(batch.x_BL), dtype=torch.bool, device=batch.x_BL.device)
         return batch.place_B * count // EIGHTHS != (batch.place_B + 1) * count // EIGHTHS
 
     def loss(self, denoiser: Network, batch: Batch) -> LossSum:
-        """One pass for both kinds of rows; those that look back stand first."""
+        """The loss of both kinds of rows, in one pass; the causal rows come first."""
         back_B = self.looks_back_B(batch)
         if not back_B.any():
             return super().loss(denoiser, batch)
@@ -107,7 +110,7 @@ class MDLMWarm(MDLM):
         return LossSum(nats, batch.num_tokens)
 
     def _attend_both(self, back: Batch, rest: Batch) -> Attend:
-        """The rows that look back, and after them the others as they attend."""
+        """The attention pattern of the causal rows followed by that of the others."""
         told = self.attend(rest)
         mask = told.mask
         if mask is not None:
@@ -116,10 +119,10 @@ class MDLMWarm(MDLM):
 
 
 def next_tokens(batch: Batch, *, shifted: bool = False) -> tuple[Tensor, Tensor]:
-    """The flat places of the tokens that are told by what stands before them, and those of the vectors that tell them.
+    """Flat indices of the tokens predicted from their prefix, and of the vectors that predict them.
 
-    As beside masks, a token enters at its own position: the one before it in its row answers, and a row's first token
-    is nobody's. A shifted network reads every position off what stands before it already.
+    A token is predicted by the vector at the position before it in its row, so a row's first token is not predicted.
+    A shifted network already predicts every position from the preceding ones.
     """
     L = batch.x_BL.shape[1]
     flat_N = batch.scored_BL.flatten().nonzero().squeeze(1)

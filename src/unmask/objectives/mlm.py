@@ -1,11 +1,12 @@
 """A masked language model (BERT, arXiv 1810.04805) that generates by Gibbs sampling (BERT-Mouth, arXiv 1902.04094).
 
 Training is BERT's 3.1: 15% of the tokens are predicted, of which 80% are masked, 10% replaced and 10% left as they are.
-Its bound is MDLM's count form of the same network, an upper bound of -log p of the random order, one token a call. Its
-pseudo-likelihood Σ_l -log x_theta(x_l | x without l) (estimator "pseudo"; Besag 1975) bounds nothing, and says so.
+Its bound is MDLM's count form of the same network, an upper bound of -log p of the random order, one token per call.
+The pseudo-likelihood Σ_l -log x_theta(x_l | x without l) (estimator "pseudo"; Besag 1975) is not a bound, and is
+reported as such.
 
-What differs from the published systems: the draws are new in every epoch, where BERT's data was masked beforehand; a
-replacement may be any id but the mask; there is no second task beside this one.
+What differs from the published systems: the draws are new in every epoch, whereas BERT's data was masked beforehand; a
+replacement may be any id but the mask; there is no second task.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ if TYPE_CHECKING:
     from unmask.sampling.predictor import Predictor
 
 COUNT = MDLM(form="count")  # the bound of any network that sees both sides and no level
-AT_ONCE = 1 << 14  # tokens that a pseudo-likelihood has read in one call
+AT_ONCE = 1 << 14  # tokens that the network reads in one call for a pseudo-likelihood
 
 
 @dataclass(frozen=True, kw_only=True)
 class MLM(Objective):
     """E Σ over `rate` of the tokens of -log x_theta[x], in a row where most of these are masked; its bound is MDLM's.
 
-    Of the tokens that are predicted a share `mask` is masked, a share `random` replaced by any token, and the rest left
-    as they are. They count so much that the loss is in nats per token of the row.
+    Of the predicted tokens a share `mask` is masked, a share `random` is replaced by a random token, and the rest is
+    left unchanged. They are weighted so that the loss is in nats per token of the row.
 
     >>> MLM().rate, MLM().with_estimator("pseudo").kind
     (0.15, 'pseudo')
@@ -94,7 +95,7 @@ class MLM(Objective):
         return LossSum(weighted_cross_entropy(network, h_ND, x_N, weight_N), batch.num_tokens)
 
     def corrupted(self, batch: Batch, num_ids: int, mask_id: int) -> tuple[Tensor, Tensor]:
-        """[B, L] what the network reads, and which tokens it predicts: `rate` of each row's, one at least."""
+        """[B, L] the network's input, and which tokens it predicts: a share `rate` of each row, at least one."""
         num_B = torch.round(self.rate * batch.scored_BL.sum(dim=1).double()).long().clamp(min=1)
         predicted_BL = uniform_subset(batch, num_B)
         position_L = torch.arange(batch.x_BL.shape[1], device=batch.x_BL.device)
@@ -112,7 +113,7 @@ class MLM(Objective):
         return self.form
 
     def with_estimator(self, name: str) -> Self:
-        """By the bound ("count"), or by the pseudo-likelihood ("pseudo"), which is none."""
+        """This objective evaluated by its bound ("count") or by the pseudo-likelihood ("pseudo"), which is no bound."""
         if name == self.form:
             return self
         if name != "pseudo":
@@ -136,7 +137,7 @@ class MLM(Objective):
 
 @dataclass(frozen=True, kw_only=True)
 class PseudoLikelihood(MLM):
-    """Σ_l -log x_theta(x_l | x without l): each token by itself, given all others. No bound; a call for each token."""
+    """Σ_l -log x_theta(x_l | x without l): each token alone, given all others. Not a bound; one call per token."""
 
     kind = "pseudo"
     form = "pseudo"
@@ -162,4 +163,4 @@ class PseudoLikelihood(MLM):
         return token_nats(network, h_KD, cross_entropy(x_K, network.mask_id))
 
     def score_queries(self, network: Network, batch: Batch, *, num_samples: int) -> None:
-        return None  # in one piece
+        return None  # scored in one piece by `bound`

@@ -1,13 +1,13 @@
 """Gaussian diffusion of learned embeddings, trained on its bound (Plaid, Gulrajani and Hashimoto 2023, 2305.18619).
 
-Continuous time; embeddings of length 1, gamma's ends and the network minimise the bound, and gamma's curve between the
-ends minimises the variance of its estimate, as published (E[loss²]). The network's logits are added to
-log N(z_t; alpha_t e_v, sigma_t²), so that it has to tell only what the context says (the output prior),
+Continuous time. The embeddings (of length 1), gamma's ends and the network minimise the bound; gamma's curve between
+the ends minimises the variance of its estimate, as published (E[loss²]). The network's logits are added to
+log N(z_t; alpha_t e_v, sigma_t²), so that it only has to learn what the context contributes (the output prior),
 and p(x|z_0) = x_theta(z_0).
 
-What differs from the published system: no self-conditioning; gamma's curve is of straight pieces, not of a monotone
-network; each row has both z_t and z_0 instead of a share of the rows having one of them; the output prior is there from
-the first step; the network is told gamma as its level between gamma's ends.
+What differs from the published system: no self-conditioning; gamma's curve is piecewise linear, not a monotone
+network; each row has both z_t and z_0, instead of each row having one of them; the output prior is used from the first
+step; the network is conditioned on gamma's level between its ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from unmask.processes.gaussian import Gaussian
 if TYPE_CHECKING:
     from unmask.samplers import Sampler
 
-STEER = 1e-3  # of the curve's gradient: all one to AdamW, but the norm that all gradients are clipped by is theirs
+STEER = 1e-3  # scale of the curve's gradient: AdamW is invariant to it, but it must not dominate the clipped norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Plaid(GaussianObjective):
     def vectors(
         self, network: Network, tokens_BL: Tensor, row_N: Tensor, position_N: Tensor, z_NE: Tensor, gamma_N: Tensor
     ) -> Tensor:
-        """Each number of a state has variance 1 when it comes to the network; the embeddings' own is 1/E."""
+        """The network's input, scaled to variance 1 per coordinate; the embeddings have variance 1/E."""
         process, made = self.process(network), cast(nn.ModuleDict, network.objective)
         std_N1 = (torch.sigmoid(-gamma_N) / self.dim + torch.sigmoid(gamma_N)).sqrt()[:, None]
         clean_BLE = process.points(tokens_BL) * self.dim**0.5
@@ -85,7 +85,7 @@ class Plaid(GaussianObjective):
         return subs_log_probs(logits_NI.to(wide) + process.log_likelihood(z_NE, gamma_N).to(wide), process.mask_id)
 
     def bound_times(self, gamma: Gamma, time_B: Tensor) -> Times:
-        """As in training: the curve has learned where to look."""
+        """The times of training: the learned curve already reduces the variance."""
         return self.times(gamma, time_B)
 
     # --- training ---
@@ -95,11 +95,11 @@ class Plaid(GaussianObjective):
         batch = batch.drop_labels(network.label_dropout)
         process, lines = self.process(network), self.lines(network, batch)
         time_B = put(batch.time_B, process.like.device)
-        scale_B = torch.ones_like(time_B)  # of the curve's gradient, row by row; known before the backward pass
+        scale_B = torch.ones_like(time_B)  # scales the curve's gradient row by row; set before the backward pass
         steered = self.steps is None and torch.is_grad_enabled()
         times = self._steered(process, time_B, scale_B) if steered else self.times(process.gamma, time_B)
         h_ND, term, used = self.diffusion(network, batch, process, lines, times)
-        parts: list[Tensor] = []  # what each position counted, besides their sum
+        parts: list[Tensor] = []  # the loss of each position, besides the sum
 
         def kept(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
             nats_C = term(logits_CI, lo, hi)
@@ -115,8 +115,11 @@ class Plaid(GaussianObjective):
         return LossSum(nats + process.prior_nats(lines.x_N).sum().to(nats), batch.num_tokens)
 
     def _steered(self, process: Gaussian, time_B: Tensor, scale_B: Tensor) -> Times:
-        """`times`, where gamma's curve gets the gradient of each row's squared loss per token, 2 F ∇F: of the loss
-        itself its gradient is 0 but for noise. The ends get that of the loss."""
+        """`times`, with the gradient of each row's squared loss per token, 2 F ∇F, for gamma's curve.
+
+        The gradient of the loss itself with respect to the curve is zero in expectation. gamma's ends get the gradient
+        of the loss.
+        """
         gamma = cast(LearnedGamma, process.gamma)
         level_B, slope_B = gamma.curve(time_B)
         for part in (level_B, slope_B):

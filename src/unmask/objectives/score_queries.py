@@ -1,4 +1,4 @@
-"""A row's score as questions for the network: what an objective hands to whoever batches calls, such as a server."""
+"""A row's score as a series of network queries, for callers that batch network calls, such as the server."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from unmask.sampling.predictor import Query
 
 @dataclass(frozen=True)
 class ScoreQuery:
-    """One question of a row's score, and what its answer brings.
+    """One query of a row's score, and how its answer enters the score.
 
-    group: which independent estimate of the row it belongs to; share: what it counts in that estimate.
-    position_N: the positions of the answer's lines. nats: from these lines to the nats of each, in float64.
+    group: which independent estimate of the row it belongs to; share: its weight in that estimate.
+    position_N: the positions of the answer's lines. nats: maps these lines to the nats of each, in float64.
     """
 
     query: Query
@@ -26,7 +26,7 @@ class ScoreQuery:
 
 
 def token_nats_of(x_N: Tensor, weight: Tensor | float = 1.0) -> Callable[[Tensor], Tensor]:
-    """The usual answer: weight x -log p[x], from lines of log-probabilities.
+    """The usual `nats`: weight x -log p[x], from lines of log-probabilities.
 
     >>> import torch
     >>> token_nats_of(torch.tensor([1]), 2.0)(torch.tensor([[0.5, 0.5]]).log())
@@ -36,8 +36,10 @@ def token_nats_of(x_N: Tensor, weight: Tensor | float = 1.0) -> Callable[[Tensor
 
 
 def defined_for(objective: object, name: str, *values: str) -> bool:
-    """Whether a method describes what these other methods of the objective give: it stands in the class that defines
-    them, or in one derived from it. A subclass that changes the estimate alone is not described by its parent's.
+    """Whether the method `name` still matches the methods `values` of the objective.
+
+    It does if it is defined in the class that defines them, or in a subclass of it. If a subclass overrides only the
+    estimate, the method inherited from its parent no longer matches.
 
     >>> class Parent:
     ...     def row_nats(self): ...

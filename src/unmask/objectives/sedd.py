@@ -1,13 +1,13 @@
 """Score entropy (SEDD, Lou, Meng, Ermon 2023, arXiv 2310.16834): the network learns ratios of marginals, not tokens.
 
-Its raw logits l say e^{l_v} / V, an x_theta that need not sum to 1; the concrete score follows from it.
+Its raw logits l mean e^{l_v} / V, an x_theta that need not sum to 1; the concrete score follows from it.
 Absorbing: s_v = e^{l_v} / (V (e^sigma - 1)); the bound is w Σ_masked [Z - l_x + log V - 1] with Z = Σ_v e^{l_v} / V. So
 SEDD(l) = MDLM(softmax l) + E Σ_masked w (Z - 1 - log Z): the price of not normalising, never negative (`price`).
 Uniform: s_j = y_j / y_i with y = alpha e^l + (1 - alpha), and the bound of `_uniform.py`.
 
-What differs from the published system: the schedule's ends are exact (there alpha(1) = e^-20 or so, and what the ends
-cost is left out). And in uniform state the published network gives log s itself, whose bound is infinite with exact
-ends unless s is exactly 1 at t = 1; y makes it so.
+What differs from the published system: the schedule's ends are exact (there alpha(1) is about e^-20, and the cost of
+the ends is left out). And for uniform states the published network gives log s itself, whose bound is infinite with
+exact ends unless s is exactly 1 at t = 1; defining s through y ensures this.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class SEDD(Objective):
         return "time"
 
     def with_estimator(self, name: str) -> Self:
-        """Its bound has one form, in continuous time."""
+        """This objective; its bound has a single form, in continuous time."""
         if name != "time":
             raise UsageError(f"unknown estimator {name!r}; score entropy has one: time")
         return self
 
     def price(self, network: Network, batch: Batch) -> Tensor:
-        """[B] of an estimate, the part that not normalising costs: E Σ_masked w (Z - 1 - log Z)."""
+        """[B] the part of an estimate that is due to not normalising: E Σ_masked w (Z - 1 - log Z)."""
         if self.state != "absorbing":
             raise UsageError("the price of not normalising is known of the absorbing state alone")
 
@@ -114,11 +114,11 @@ class SEDD(Objective):
         return reverse_weight(noise, t_N).to(entropy_N) * entropy_N
 
     def _where(self, process: Absorbing | Uniform, z_BL: Tensor, scored_BL: Tensor) -> Tensor:
-        """[B, L] what counts: masked tokens, or all where nothing shows which are noise."""
+        """[B, L] the scored positions: masked tokens, or all of them for uniform states, where noise is not visible."""
         return scored_BL & (z_BL == process.mask_id) if self.state == "absorbing" else scored_BL
 
     def _positions(self, network: Network, batch: Batch, nats: Callable[..., Tensor]) -> tuple[Tensor, Term, Tensor]:
-        """The trunk's vectors where z_t is scored, the loss of each, and where that is."""
+        """The trunk's vectors at the scored positions of z_t, the loss of each, and the positions."""
         process, device, t_B = self.process(network), network.device_for(batch.x_BL), batch.time_B
         z_BL = process.corrupt(batch.x_BL, t_B, batch.key_B, batch.scored_BL)
         where_BL = self._where(process, z_BL, batch.scored_BL)
@@ -164,13 +164,13 @@ class SEDD(Objective):
 
 
 def log_z(logits_NI: Tensor, mask_id: int) -> Tensor:
-    """[N] log Z, Z = Σ_{v≠m} e^{l_v} / V: 0 where the network is normalised."""
+    """[N] log Z, Z = Σ_{v≠m} e^{l_v} / V: 0 if the network is normalised."""
     mask = torch.tensor([mask_id], device=logits_NI.device)
     return torch.logsumexp(logits_NI.index_fill(1, mask, -torch.inf), dim=1) - math.log(logits_NI.shape[1] - 1)
 
 
 class Score:
-    """log(e^{l_v} / V) at each asked position, -inf for the mask: the score but for what the process knows.
+    """log(e^{l_v} / V) at each queried position, -inf for the mask: the score, up to factors of the process.
 
     Absorbing: s_v is e^this times alpha / (1 - alpha). Uniform: s_j = y_j / y_i, y = V alpha e^this + (1 - alpha).
     """

@@ -1,15 +1,16 @@
 """Gaussian diffusion on the simplex of the vocabulary, block by block (SSD-LM, Han, Kumar, Tsvetkov 2022, 2210.17432).
 
-A token is the corner K (2·1_v - 1), noise has deviation K, and the network reads softmax(z_t) times its embeddings. It
-is trained by the cross-entropy of x_theta(z_t) in a block of 25 positions, given all that stands before and nothing
-that stands after it. Its paper states no bound; here it is that of the Gaussian chain in T steps, given
-what stands before, summed over the blocks: ½ Σ (SNR_s - SNR_t) 4 ‖1_x - x_theta‖² beside both ends. An estimate looks
-at one block of each row and counts it as often as there are blocks.
+A token is the corner K (2·1_v - 1), noise has standard deviation K, and the network reads softmax(z_t) times its
+embeddings. The training loss is the cross-entropy of x_theta(z_t) in a block of 25 positions, given everything before
+the block and nothing after it. The paper states no bound; here it is the bound of the Gaussian chain in T steps, given
+the preceding tokens, summed over the blocks: ½ Σ (SNR_s - SNR_t) 4 ‖1_x - x_theta‖² plus the terms at both ends. An
+estimate uses one block of each row, multiplied by the number of blocks.
 
-What differs from the published system: blocks begin at multiples of their size, where published training draws where
-they begin; the network learns from scratch, with one embedding for context and simplex; all positions are told the
-time; the cosine schedule begins at an offset of 0.1 instead of 1e-4: its SNR at 0 is 49, where the noise alone tells
-tokens apart. From the published one, 4e7, the bound would be the price of not being sure to seven digits.
+What differs from the published system: blocks begin at multiples of their size, whereas published training draws where
+they begin; the network learns from scratch, with one embedding for context and simplex; all positions are conditioned
+on the time; the cosine schedule begins at an offset of 0.1 instead of 1e-4: its SNR at 0 is 49, at which the noisy
+state alone identifies the token. With the published SNR at 0, 4e7, the bound would mostly measure probabilities in the
+seventh digit.
 """
 
 from __future__ import annotations
@@ -64,8 +65,10 @@ class SSDLM(GaussianObjective):
     def vectors(
         self, network: Network, tokens_BL: Tensor, row_N: Tensor, position_N: Tensor, z_NE: Tensor, gamma_N: Tensor
     ) -> Tensor:
-        """Probabilities times embeddings: softmax(z) at the lines, the token itself elsewhere. A network without
-        embeddings reads the probabilities."""
+        """Probabilities times embeddings: softmax(z) at the noised positions, the token itself elsewhere.
+
+        A network without embeddings reads the probabilities themselves.
+        """
         p_NI = torch.softmax(z_NE, dim=1)
         embed = getattr(network, "embed", None)
         if embed is None:
@@ -74,7 +77,7 @@ class SSDLM(GaussianObjective):
         return in_their_places(embed(tokens_BL), row_N, position_N, p_NI.to(e_ID) @ e_ID)
 
     def lines(self, network: Network, batch: Batch) -> Lines:
-        """One block of each row, drawn among those in which something is scored; after it the network sees nothing."""
+        """One block per row, drawn among those with scored tokens; the network sees nothing after the block."""
         scored_BL = batch.scored_BL
         block_L = torch.arange(scored_BL.shape[1], device=scored_BL.device) // self.block
         first_B = torch.where(scored_BL, block_L, block_L[-1]).amin(dim=1)

@@ -13,14 +13,14 @@ from unmask.noise.learned import LearnedNoise
 
 
 def continuous_weight(noise: Noise, t: Tensor) -> Tensor:
-    """-alpha'_t / (1 - alpha_t): what the masked-token loss at time t counts in continuous time (MDLM, 10 and 11)."""
+    """-alpha'_t / (1 - alpha_t): the weight of the masked-token loss at time t in continuous time (MDLM, 10 and 11)."""
     return noise.weight(t)
 
 
 def step_weight(level_s: Tensor, level_t: Tensor) -> Tensor:
     """(alpha_s - alpha_t) / (1 - alpha_t): the probability that a token masked at t was still visible at s (MDLM, 8).
 
-    Written in level = 1 - alpha, which keeps its digits where alpha is close to 1.
+    Written in terms of level = 1 - alpha, which is accurate where alpha is close to 1.
     """
     return (level_t - level_s) / level_t
 
@@ -31,12 +31,12 @@ def count_weight(num_tokens: Tensor, num_masked: Tensor) -> Tensor:
 
 
 def variance_gradient(noise: LearnedNoise, t: Tensor, nats: Tensor) -> Tensor:
-    """0, with the gradient by which a schedule is learned: that of the estimates' mean square, E Σ nats².
+    """0, with the gradient that trains a schedule: the gradient of the estimates' mean square, E Σ nats².
 
-    In the masking rate l the bound is ∫ E[f(z_l)] dl / l, whatever the schedule (so MDLM): with p(l) the density of
-    the rates that it draws, an estimate is nats = f / (l p(l)), and only E nats² = ∫ E[f²] / (l² p) dl depends on p. So
-    its gradient is E[nats² ∇ -log p(l)] at the drawn rates, held fixed, as are the masks: no draw depends on p.
-    -log p(l) is log l'(t) at the time t that has the rate l; that time moves by -∇l / l' as the parameters do.
+    In terms of the masking rate l the bound is ∫ E[f(z_l)] dl / l for every schedule (MDLM). If the schedule draws
+    rates with density p(l), an estimate is nats = f / (l p(l)), and only E nats² = ∫ E[f²] / (l² p) dl depends on p.
+    Its gradient is therefore E[nats² ∇ -log p(l)] with the drawn rates and masks held fixed: no draw depends on p.
+    -log p(l) is log l'(t) at the time t whose rate is l; as the parameters change, that time moves by -∇l / l'.
     """
     t, nats = t.to(nats), nats.detach()
     with torch.no_grad():
@@ -64,7 +64,7 @@ def d3pm_nats(log_p_x: Tensor, p_mask: Tensor, level_s: Tensor, level_t: Tensor)
     """
 
     def log_excess(level: Tensor) -> Tensor:
-        # log(alpha a / (1 - alpha) + 1); at alpha=1 (s=0) its weight is 0 and it counts 0, not NaN.
+        # log(alpha a / (1 - alpha) + 1); at alpha=1 (s=0) its weight is 0 and the term must be 0, not NaN.
         clean = level <= 0
         ratio = torch.where(clean, 0.0, (1 - level) / torch.where(clean, 1.0, level))
         return torch.log1p(ratio * p_mask)

@@ -1,24 +1,24 @@
 """Masking with a rate per token: DiffusionBERT's spindle from unigram counts, or GenMD4's learned powers.
 
 Spindle: He et al. 2022, arXiv 2211.15029. Power: Shi et al. 2024, arXiv 2406.04329, section 6.
-With w_v = -alpha'_v / (1 - alpha_v) and rho_v = (alpha_v(s) - alpha_v(t)) / (1 - alpha_v(t)), a masked position counts
+With w_v = -alpha'_v / (1 - alpha_v) and rho_v = (alpha_v(s) - alpha_v(t)) / (1 - alpha_v(t)), the loss at a mask is
 in continuous time  -w_x log x_theta[x] - w_x + Σ_v x_theta[v] w_v,
 in T steps          -rho_x log x_theta[x] + (1 - rho_x) log[(1 - rho_x) / Σ_v x_theta[v] (1 - rho_v)].
-With equal rates both are MDLM's; the rest is what the reverse process pays for not knowing whose rate it is.
+With equal rates both are MDLM's; the rest is the cost of the reverse process not knowing which token's rate applies.
 
-Where the forward process masks at a rate q that the reverse process, whose rates are p, does not know, it counts
+If the forward process masks at a rate q that the reverse process, whose rates are p, does not know, the loss is
 in continuous time  w^q log[w^q / (w^p_x x_theta[x])] - w^q + Σ_v x_theta[v] w^p_v,
 in T steps          r^q log[r^q / (r^p_x x_theta[x])] + (1 - r^q) log[(1 - r^q) / Σ_v x_theta[v] (1 - r^p_v)], r = rho:
-the KL of the two steps, which bounds -log p of the same reverse process; where q is p, the equations above.
+the KL of the two steps, which bounds -log p of the same reverse process; if q = p, it gives the equations above.
 
 What differs from the published systems. DiffusionBERT compares a token with the mean of its own sentence, which the
-reverse process cannot know. centre = "corpus" takes the mean over the training tokens, for both processes; centre =
-"sentence" takes that of the row for the forward process alone, under the bound of two rates. In the published code the
-reverse step takes each position's rate from the text itself, also where it is evaluated: that bounds nothing.
+reverse process cannot know. centre = "corpus" uses the mean over the training tokens, for both processes; centre =
+"sentence" uses the mean of the row for the forward process only, with the bound for two rates. In the published code
+the reverse step takes each position's rate from the text itself, also in evaluation, which gives no bound.
 h_v = 1 - H / H(v) is the paper's; the code has (H(v) - H) / log(1 + the largest count), a narrower spindle.
-strength = 0.3 is the code's `word_freq_lambda`. The code clips alpha to [0, 0.999], so that alpha need not fall and
-tokens are masked at any t > 0; here h is clipped, so that alpha falls, and the ends are exact, as they are with powers.
-What is trained is the bound; the code adds 0.01 times -log x_theta[x].
+strength = 0.3 is the code's `word_freq_lambda`. The code clips alpha to [0, 0.999], so alpha need not decrease and
+tokens are masked at any t > 0; here h is clipped, so that alpha decreases, and the ends are exact, as with powers.
+The training loss is the bound; the code adds 0.01 times -log x_theta[x].
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ if TYPE_CHECKING:
 class TokenRates(Objective):
     """-log p(x) <= E Σ over masked tokens of the equations above.
 
-    rates: spindle or power. strength: the spindle's lambda. centre: whose mean the spindle compares a token with, that
-    of all training tokens or of its sentence (the row). k: where all powers begin; at 1 that is MDLM with log-linear
-    noise. Learning them takes two draws of each row's masks, and so two passes a row. In continuous time the estimate
-    varies much where powers are below 1 (weights k/t, masks with t^k); steps bound it. steps=None: continuous.
+    rates: spindle or power. strength: the spindle's lambda. centre: the mean with which the spindle compares a token,
+    over all training tokens or over its sentence (the row). k: the initial value of all powers; 1 is MDLM with
+    log-linear noise. Learning them takes two draws of each row's masks, and so two passes per row. In continuous time
+    the estimate has a high variance for powers below 1 (weights k/t, masks with t^k); steps bound it. steps=None:
+    continuous.
     """
 
     rates: Literal["spindle", "power"] = "spindle"
@@ -116,10 +117,11 @@ class TokenRates(Objective):
         return LossSum(summed_nats(network, h_ND, term, tensors=[c_I]), batch.num_tokens)
 
     def _twin_nats(self, network: Network, batch: Batch) -> Tensor:
-        """The loss where rates are learned: the mean over two draws of each row's masks, whose gradient is the bound's.
+        """The loss with learned rates: the mean over two draws of each row's masks, whose gradient is the bound's.
 
-        The masks depend on k. So beside what k does to the loss of given masks, F, the gradient has E[F ∇ log q(z)];
-        with each draw's twin as its baseline (RLOO) that is E[(F_1 - F_2) ∇ (log q(z_1) - log q(z_2))] / 2.
+        The masks depend on k. Besides the gradient of the loss F with the masks held fixed, there is therefore the term
+        E[F ∇ log q(z)]; with each draw as the other's baseline (RLOO) it is
+        E[(F_1 - F_2) ∇ (log q(z_1) - log q(z_2))] / 2.
         """
         twins = twins_of(batch)
         h_ND, term, masked_BL, c_I = self._positions(network, twins)
@@ -132,11 +134,11 @@ class TokenRates(Objective):
         log_q_B = log_q(self.process(network), twins, self._times(twins.time_B), masked_BL).to(row_nats_B)
         first_log_q_B, second_log_q_B = log_q_B.chunk(2)
         score = ((first_B - second_B) * (first_log_q_B - second_log_q_B)).sum() / 2
-        return nats + (score - score.detach()).to(nats)  # a gradient alone
+        return nats + (score - score.detach()).to(nats)  # adds a gradient, but no value
 
     def _positions(self, network: Network, batch: Batch) -> tuple[Tensor, Term, Tensor, Tensor]:
-        """The trunk's vectors at the masked positions of z_t, the loss of each, where they are, and the rates' numbers,
-        with the gradient of what is learned."""
+        """The trunk's vectors at the masked positions of z_t, the loss of each, the positions, and the parameters of
+        the rates (differentiable if they are learned)."""
         process, device, t_B = self.process(network), network.device_for(batch.x_BL), self._times(batch.time_B)
         z_BL = process.corrupt(batch.x_BL, t_B, batch.key_B, batch.scored_BL)
         masked_BL = batch.scored_BL & (z_BL == process.mask_id)
@@ -158,21 +160,21 @@ class TokenRates(Objective):
         return h_ND, term, masked_BL, c_I
 
     def _own(self, process: Process, batch: Batch, t_B: Tensor, flat_N: Tensor) -> Tensor | None:
-        """[N] the numbers of the forward process where they are its own, at flat places; None: they are the tokens'."""
+        """[N] the forward process's own rate parameters at the flat positions; None if they are those of the tokens."""
         if not process.by_row:
             return None
         return process.forward_numbers(batch.x_BL, batch.scored_BL, t_B).flatten()[flat_N]
 
     def _times(self, time_B: Tensor) -> Tensor:
-        """The times of a batch, or the ends of the steps that they lie in."""
+        """The times of a batch, or the ends of the steps that contain them."""
         return time_B if self.steps is None else torch.ceil(time_B * self.steps).clamp(min=1) / self.steps
 
     def nats(
         self, rates: Rates, log_p_NI: Tensor, x_N: Tensor, t_N: Tensor, c_I: Tensor, own_N: Tensor | None = None
     ) -> Tensor:
-        """[N] what a masked position counts at time t, given log x_theta there: the equations above.
+        """[N] the loss of a masked position at time t, given log x_theta at that position: the equations above.
 
-        c_I: the numbers of the reverse rates; own_N: those of the forward rates, None where they are the token's.
+        c_I: the parameters of the reverse rates; own_N: those of the forward rates, None if they are the token's.
         """
         t_N1, c_I, x_N1 = t_N.to(log_p_NI)[:, None], c_I.to(log_p_NI), x_N[:, None]
         own_N1 = c_I[x_N1] if own_N is None else own_N.to(log_p_NI)[:, None]
@@ -202,7 +204,7 @@ class TokenRates(Objective):
         return "time" if self.steps is None else f"T={self.steps}"
 
     def with_estimator(self, name: str) -> Self:
-        """In continuous time ("time") or in steps ("T=1000")."""
+        """This objective with its bound in continuous time ("time") or in T steps ("T=1000")."""
         if name == "time":
             return replace(self, steps=None)
         match = re.fullmatch(r"T=([1-9]\d{0,8})", name)
@@ -245,7 +247,7 @@ class TokenRates(Objective):
 
 
 def twins_of(batch: Batch) -> Batch:
-    """The batch and after it the same rows at the same times, whose masks are drawn independently.
+    """The batch followed by the same rows at the same times, with independently drawn masks.
 
     >>> from unmask.data.batch import make_batch
     >>> twins_of(make_batch(torch.zeros(2, 3, dtype=torch.long), seed=0, step=0)).x_BL.shape
@@ -261,8 +263,8 @@ def twins_of(batch: Batch) -> Batch:
 
 
 def log_q(process: Process, batch: Batch, t_B: Tensor, masked_BL: Tensor) -> Tensor:
-    """[B] log q(z_t | x) of each row's masks, differentiable in what is learned of the rates."""
-    # At t = 1 nothing is visible; a time just before it keeps the gradient of what is not taken finite.
+    """[B] log q(z_t | x) of each row's masks, differentiable in the learned parameters of the rates."""
+    # At t = 1 nothing is visible; a time just before it keeps the gradient of the unused branch finite.
     x_BL, open_BL = batch.x_BL, batch.scored_BL
     seen_BL = 1 - process.levels(x_BL, t_B.clamp(max=1 - 2.0**-40), open_BL)
     log_BL = torch.where(masked_BL, process.levels(x_BL, t_B, open_BL).log(), seen_BL.log())

@@ -49,7 +49,7 @@ class UDLM(Objective):
     """-log p(x) <= E Σ over all scored tokens of the divergence between true and predicted reverse step.
 
     steps=None is continuous time. Every position is scored at every time, since none shows whether it was replaced.
-    auxiliary: lambda, what the cross-entropy of x_theta against x counts in training, in T steps; no part of the bound.
+    auxiliary: lambda, the weight of the cross-entropy of x_theta against x in training with T steps; not in the bound.
     """
 
     noise: Noise = LogLinear()
@@ -107,11 +107,11 @@ class UDLM(Objective):
         return h_ND, term
 
     def _times(self, time_B: Tensor) -> Tensor:
-        """The times of a batch, or the ends of the steps that they lie in."""
+        """The times of a batch, or the ends of the steps that contain them."""
         return time_B if self.steps is None else torch.ceil(time_B * self.steps).clamp(min=1) / self.steps
 
     def nats(self, process: Uniform, log_p_NI: Tensor, z_N: Tensor, x_N: Tensor, t_N: Tensor) -> Tensor:
-        """[N] what a position counts at time t, given log x_theta there: the equations above."""
+        """[N] the loss of a position at time t, given log x_theta at that position: the equations above."""
         noise = process.noise
         if self.steps is None:
             weight_N = reverse_weight(noise, t_N).to(log_p_NI)
@@ -125,7 +125,7 @@ class UDLM(Objective):
         return "time" if self.steps is None else f"T={self.steps}"
 
     def with_estimator(self, name: str) -> Self:
-        """In continuous time ("time") or in steps ("T=1000")."""
+        """This objective with its bound in continuous time ("time") or in T steps ("T=1000")."""
         if name == "time":
             return replace(self, steps=None, auxiliary=0.0)
         match = re.fullmatch(r"T=([1-9]\d{0,8})", name)

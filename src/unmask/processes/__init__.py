@@ -1,1 +1,1 @@
-"""Forward processes: q(z_t | x), q(z_s | z_t, x) and the prior; the two laws for any prior are in base.py."""
+"""Forward processes: q(z_t | x), q(z_s | z_t, x) and the prior; base.py has both equations for any prior."""

@@ -11,7 +11,7 @@ from unmask.rng import uniform
 
 
 class Masking(CategoricalProcess):
-    """What masking processes share: the prior is the mask. When each token is masked, a subclass says."""
+    """Base class of masking processes: the prior is the mask. A subclass defines when each token is masked."""
 
     name = "absorbing"
 
@@ -23,7 +23,7 @@ class Masking(CategoricalProcess):
 
 
 class Absorbing(Masking):
-    """q(z_t | x): x with probability alpha_t, else the mask. q(z_s | z_t, x): what is visible stays; a mask becomes x
+    """q(z_t | x): x with probability alpha_t, else the mask. q(z_s | z_t, x): visible tokens stay; a mask becomes x
     with probability (alpha_s - alpha_t) / (1 - alpha_t).
 
     >>> from unmask.noise.log_linear import LogLinear
@@ -37,17 +37,17 @@ class Absorbing(Masking):
         return x_BL.masked_fill(self.masked(t, key_B, open_BL), self.mask_id)
 
     def masked(self, t: Tensor, key_B: Tensor, open_BL: Tensor) -> Tensor:
-        """[B, L] which open positions are masked at time t: each for itself, with probability 1 - alpha_t."""
+        """[B, L] which open positions are masked at time t: each independently with probability 1 - alpha_t."""
         return open_BL & (position_uniforms(key_B, open_BL) < per_position(self.level(t)))
 
 
 def position_uniforms(key_B: Tensor, like_BL: Tensor) -> Tensor:
-    """[B, L] the uniform that decides whether a position is noised; it masks at every level above it."""
+    """[B, L] the uniform number of each position, which is noised at every level above it."""
     return uniform(key_B[:, None], DRAW_MASK, torch.arange(like_BL.shape[1], device=like_BL.device))
 
 
 def stays_masked(p_mask: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
-    """The posterior's probability that a masked position is still masked at s, if the mask is predicted with p_mask.
+    """The posterior probability that a masked position is still masked at s, if the mask is predicted with p_mask.
 
     (1 - alpha_s + alpha_s a) / (1 - alpha_t + alpha_t a); under SUBS a = 0.
     """

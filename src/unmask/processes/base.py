@@ -1,7 +1,7 @@
-"""What a forward process is: q(z_t | x), q(z_s | z_t, x) and the prior, shared by objective and sampler.
+"""The interface of a forward process: q(z_t | x), q(z_s | z_t, x) and the prior, shared by objective and sampler.
 
-The two equations stand here once, for any prior pi over ids (MDLM's equations 4 and 5); `absorbing.py` and `uniform.py`
-say what pi is. `gaussian.py` implements the same three methods on vectors.
+This file has the two equations for any prior pi over ids (MDLM's equations 4 and 5); `absorbing.py` and `uniform.py`
+define pi. `gaussian.py` implements the same three methods on vectors.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class Process(ABC):
 
     @property
     def num_tokens(self) -> int:
-        """V: ids that a text can hold, the mask not among them."""
+        """V: the number of ids that a text can contain, without the mask."""
         return self.num_ids - 1
 
     @property
     def schedule(self) -> Noise | None:
-        """alpha(t), the probability that a token is still there, without gradients; None: it has none."""
+        """alpha(t), the probability that a token is still visible, without gradients; None if there is no schedule."""
         return None
 
     @abstractmethod
     def level(self, t: Tensor) -> Tensor:
-        """What a conditioned network is told of the time, in [0, 1], as numbers."""
+        """The noise level in [0, 1] that a conditioned network gets for time t, without gradients."""
 
     @abstractmethod
     def prior(self, key_B: Tensor, open_BL: Tensor, tokens_BL: Tensor, *, offset: int = 0) -> Tensor:
@@ -58,12 +58,14 @@ class Process(ABC):
 
     @abstractmethod
     def corrupt(self, x_BL: Tensor, t: Tensor, key_B: Tensor, open_BL: Tensor) -> Tensor:
-        """z_t ~ q(z_t | x) at the open positions, x elsewhere; t [B], or [B, L] where it differs by position."""
+        """z_t ~ q(z_t | x) at the open positions, x elsewhere; t is [B], or [B, L] if it differs by position."""
 
     @abstractmethod
     def posterior(self, z_N: Tensor, x_hat: Tensor, s: Tensor, t: Tensor) -> Any:
-        """q(z_s | z_t, x_hat): the law of the reverse step from t to s; s and t are [N] or one number. Of ids their
-        probabilities [N, I], of vectors mean [N, E] and standard deviation."""
+        """q(z_s | z_t, x_hat): the distribution of the reverse step from t to s; s and t are [N] or one number.
+
+        For ids the probabilities [N, I], for vectors mean [N, E] and standard deviation.
+        """
 
 
 def q_marginal(x_NI: Tensor, alpha_t: Tensor, pi_I: Tensor) -> Tensor:
@@ -80,7 +82,7 @@ def q_marginal(x_NI: Tensor, alpha_t: Tensor, pi_I: Tensor) -> Tensor:
 def q_posterior(z_N: Tensor, x_NI: Tensor, alpha_s: Tensor, alpha_t: Tensor, pi_I: Tensor) -> Tensor:
     """q(z_s | z_t, x) ∝ [alpha_ts z_t + (1 - alpha_ts) 1 (pi·z_t)] ⊙ [alpha_s x + (1 - alpha_s) pi] (MDLM, 5).
 
-    alpha_ts = alpha_t / alpha_s is the probability that what is visible at s is still visible at t.
+    alpha_ts = alpha_t / alpha_s is the probability that a token visible at s is still visible at t.
 
     >>> import torch
     >>> mask = torch.tensor([0.0, 1.0])
@@ -95,7 +97,7 @@ def q_posterior(z_N: Tensor, x_NI: Tensor, alpha_s: Tensor, alpha_t: Tensor, pi_
 
 
 class CategoricalProcess(Process):
-    """A process on ids that goes to a prior pi, position by position, as a noise schedule says."""
+    """A process on ids that moves each position independently to a prior pi, by a noise schedule."""
 
     def __init__(self, noise: Noise, *, num_ids: int, mask_id: int) -> None:
         super().__init__(num_ids=num_ids, mask_id=mask_id)
@@ -110,11 +112,11 @@ class CategoricalProcess(Process):
         return Detached(self.noise) if isinstance(self.noise, LearnedNoise) else self.noise
 
     def level(self, t: Tensor) -> Tensor:
-        """1 - alpha(t), as numbers."""
+        """1 - alpha(t), without gradients."""
         return self.schedule.level(t)
 
     def alpha(self, t: Tensor) -> Tensor:
-        """alpha(t), as numbers."""
+        """alpha(t), without gradients."""
         return self.schedule.alpha(t)
 
     @abstractmethod
@@ -127,7 +129,7 @@ class CategoricalProcess(Process):
 
 
 def per_position(t: Tensor) -> Tensor:
-    """Times [B] or [B, L] as something that broadcasts over [B, L].
+    """Times [B] or [B, L] in a shape that broadcasts over [B, L].
 
     >>> import torch
     >>> per_position(torch.zeros(2)).shape, per_position(torch.zeros(2, 3)).shape

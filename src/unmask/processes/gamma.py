@@ -1,9 +1,9 @@
 """Schedules of Gaussian noise: gamma(t) = log(sigma² / alpha²), alpha² = sigmoid(-gamma), sigma² = sigmoid(gamma).
 
 SNR = e^{-gamma}. Unlike alpha(t) of masks the ends are not exact: at t = 0 a little noise is left, at t = 1 a little of
-the text, and both are paid for in the bound (reconstruction and prior). Variational Diffusion Models, Kingma et al.
-2021, arXiv 2107.00630, has the learned one; Diffusion-LM, arXiv 2205.14217, the square root; Nichol and Dhariwal 2021,
-arXiv 2102.09672, the cosine, which SSD-LM takes.
+the text, and the bound includes both (reconstruction and prior). Variational Diffusion Models, Kingma et al. 2021,
+arXiv 2107.00630, has the learned schedule; Diffusion-LM, arXiv 2205.14217, the square root; Nichol and Dhariwal 2021,
+arXiv 2102.09672, the cosine, which SSD-LM uses.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from torch import Tensor, nn
 
 
 class Gamma(ABC):
-    """gamma(t), rising, its derivative, and what a network is told of it: a number in [0, 1] for each time."""
+    """Increasing gamma(t), its derivative, and the level in [0, 1] on which the network is conditioned."""
 
     @abstractmethod
     def gamma(self, t: Tensor) -> Tensor:
-        """log(sigma² / alpha²), with the gradient of what is learned."""
+        """log(sigma² / alpha²), differentiable in the learned parameters."""
 
     @abstractmethod
     def rate(self, t: Tensor) -> Tensor:
-        """gamma'(t), likewise."""
+        """gamma'(t), also differentiable."""
 
     def level(self, t: Tensor) -> Tensor:
-        """What the network is told; t itself, as the published networks are."""
+        """The level on which the network is conditioned: by default t itself, as in the published networks."""
         return t
 
     def of_level(self, level: Tensor) -> Tensor:
-        """gamma where the network is told this."""
+        """gamma at the time that has this level."""
         return self.gamma(level)
 
 
 @dataclass(frozen=True)
 class Sqrt(Gamma):
-    """alpha² = 1 - sqrt(t + offset), and never below `least` (Diffusion-LM).
+    """alpha² = 1 - sqrt(t + offset), at least `least` (Diffusion-LM).
 
-    The published code clips beta at 0.999 instead, which in its 2000 steps leaves alpha² = 2e-7 at the end.
+    The published code clips beta at 0.999 instead, which gives alpha² = 2e-7 after its 2000 steps.
 
     >>> Sqrt().gamma(torch.tensor(0.25)).sigmoid()
     tensor(0.5001)
@@ -64,7 +64,7 @@ class Sqrt(Gamma):
 
 @dataclass(frozen=True)
 class Cosine(Gamma):
-    """alpha = cos(pi/2 (t + offset) / (1 + offset)), and alpha² never below `least`; the paper's offset is 0.008.
+    """alpha = cos(pi/2 (t + offset) / (1 + offset)), with alpha² at least `least`; the paper's offset is 0.008.
 
     >>> Cosine(offset=0.0).gamma(torch.tensor(0.5)).sigmoid()
     tensor(0.5000)
@@ -87,10 +87,10 @@ class Cosine(Gamma):
 
 
 class LearnedGamma(nn.Module, Gamma):
-    """gamma_0 + (gamma_1 - gamma_0) level(t): both ends are learned, and between them a curve of straight pieces.
+    """gamma_0 + (gamma_1 - gamma_0) level(t): learned ends, and a learned piecewise linear curve between them.
 
-    The bound in continuous time depends on the ends alone; the curve decides how much its estimate varies. What the
-    network is told is the level, which is gamma between its ends.
+    The bound in continuous time depends on the ends only; the curve determines the variance of its estimate. The
+    network is conditioned on level(t), which is gamma rescaled to [0, 1].
 
     >>> LearnedGamma(-3.0, 6.0).gamma(torch.tensor([0.0, 0.5, 1.0])).tolist()
     [-3.0, 1.5, 6.0]

@@ -1,8 +1,8 @@
 """Gaussian diffusion of embedded tokens: q(z_t | x) = N(alpha_t e_x, sigma_t² I), a vector for each position.
 
 Variational Diffusion Models (arXiv 2107.00630) has the equations, with c = 1 - e^{gamma_s - gamma_t} = -expm1(.):
-q(z_s | z_t, x) = N(alpha_s (z_t (1 - c) / alpha_t + c e_x), sigma_s² c I), and the divergence of two of them, which
-differ in e_x and x_hat, is (SNR_s - SNR_t) / 2 ‖e_x - x_hat‖². Here x_hat = Σ_v x_theta[v] e_v, always.
+q(z_s | z_t, x) = N(alpha_s (z_t (1 - c) / alpha_t + c e_x), sigma_s² c I). The divergence between this posterior and
+the one with x_hat in place of e_x is (SNR_s - SNR_t) / 2 ‖e_x - x_hat‖². Here x_hat is always Σ_v x_theta[v] e_v.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unmask.rng import normal
 
 
 def alpha_of(gamma: Tensor) -> Tensor:
-    """What is left of the embedding.
+    """alpha, the factor of the embedding.
 
     >>> alpha_of(torch.tensor([0.0])) ** 2
     tensor([0.5000])
@@ -27,12 +27,12 @@ def alpha_of(gamma: Tensor) -> Tensor:
 
 
 def sigma_of(gamma: Tensor) -> Tensor:
-    """How much noise there is."""
+    """sigma, the standard deviation of the noise."""
     return torch.sigmoid(gamma).sqrt()
 
 
 def snr_drop(gamma_s: Tensor, gamma_t: Tensor) -> Tensor:
-    """SNR_s - SNR_t = e^{-gamma_s} - e^{-gamma_t}, without a subtraction of what is nearly equal.
+    """SNR_s - SNR_t = e^{-gamma_s} - e^{-gamma_t}, without cancellation.
 
     >>> snr_drop(torch.tensor(0.0), torch.tensor(1.0))
     tensor(0.6321)
@@ -41,10 +41,10 @@ def snr_drop(gamma_s: Tensor, gamma_t: Tensor) -> Tensor:
 
 
 class Gaussian(Process):
-    """Embeddings e_IE, one for each id, and gamma(t). reads_z0: p(x | z_0) is x_theta(z_0), which takes the network;
-    else it is what the noise says alone, ∝ N(z_0; alpha_0 e_v, sigma_0²).
+    """The Gaussian process given by embeddings e_IE, one for each id, and gamma(t).
 
-    Its methods take lines: N positions of any rows, each with the gamma of its time.
+    reads_z0: if True, p(x | z_0) is x_theta(z_0), computed by the network; otherwise it is proportional to
+    N(z_0; alpha_0 e_v, sigma_0²). The methods take lines: N positions of any rows, each with the gamma of its time.
 
     >>> from unmask.processes.gamma import Sqrt
     >>> process = Gaussian(Sqrt(), torch.tensor([[-1.0], [1.0], [0.0]]), num_ids=3, mask_id=2)
@@ -73,12 +73,12 @@ class Gaussian(Process):
 
     @property
     def width(self) -> int:
-        """E: numbers in a state."""
+        """E: the size of a state."""
         return self.e_IE.shape[1]
 
     @property
     def like(self) -> Tensor:
-        """In its type and on its device states are."""
+        """A tensor with the dtype and device of the states."""
         return self.e_IE
 
     def level(self, t: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class Gaussian(Process):
         return (self.points(x_N) - self.mean(p_NI)).square().sum(dim=1)
 
     def log_likelihood(self, z_NE: Tensor, gamma_N: Tensor) -> Tensor:
-        """[N, I] log N(z; alpha e_v, sigma²) but for what is the same for all v, the mask among them."""
+        """[N, I] log N(z; alpha e_v, sigma²) up to a constant that does not depend on v; I includes the mask."""
         alpha_N1, snr_N1 = alpha_of(gamma_N)[:, None].to(z_NE), torch.exp(-gamma_N)[:, None].to(z_NE)
         # alpha z·e_v / sigma² - alpha² |e_v|² / (2 sigma²), where alpha / sigma² = SNR / alpha
         return snr_N1 / alpha_N1 * (z_NE @ self.e_IE.T) - snr_N1 / 2 * self.e_IE.square().sum(dim=1)
@@ -107,7 +107,7 @@ class Gaussian(Process):
     def prior_nats(self, x_N: Tensor) -> Tensor:
         """[N] KL(q(z_1 | x) ‖ N(0, 1))."""
         gamma_1 = self.gamma.gamma(torch.ones((), dtype=torch.float64, device=self.like.device))
-        # -log sigma² - alpha² for each number: with sigma² all but 1 the two cancel, and their digits with them
+        # -log sigma² - alpha² per coordinate, in float64: with sigma² near 1 the two nearly cancel
         spread = (F.softplus(-gamma_1) - torch.sigmoid(-gamma_1)).clamp(min=0)
         return (torch.sigmoid(-gamma_1) * self._squared_norm(x_N).to(gamma_1) + self.width * spread) / 2
 
@@ -117,7 +117,7 @@ class Gaussian(Process):
     # --- the noise ---
 
     def noise(self, key_N: Tensor, position_N: Tensor, visit: int) -> Tensor:
-        """[N, E] standard normal numbers times `noise_std`; visit: which of a position's draws it is."""
+        """[N, E] standard normal numbers times `noise_std`; visit: the number of the draw at this position."""
         at_E = torch.arange(self.width, device=key_N.device)
         return self.noise_std * normal(key_N[:, None], DRAW_LATENT, position_N[:, None], visit, at_E).to(self.like)
 
@@ -145,11 +145,11 @@ class Gaussian(Process):
 
 
 class Simplex(Gaussian):
-    """Embeddings that are fixed: e_v = K (2·1_v - 1), a corner for each id, with noise of deviation K (SSD-LM).
+    """Fixed embeddings e_v = K (2·1_v - 1), a corner for each id, with noise of standard deviation K (SSD-LM).
 
-    ‖e_x - x_hat‖² = 4 K² ‖1_x - x_theta‖², so that in units of the noise K is gone: it decides how sharp softmax(z) is,
-    which is what the network reads. block: how many positions are noised at a time, with what stands before them given.
-    like: in its type and on its device states are.
+    ‖e_x - x_hat‖² = 4 K² ‖1_x - x_theta‖², so in units of the noise K cancels: it only determines how sharp softmax(z)
+    is, which the network reads. block: how many positions are noised at a time, given all preceding positions.
+    like: a tensor with the dtype and device of the states.
 
     >>> from unmask.processes.gamma import Cosine
     >>> process = Simplex(Cosine(), torch.zeros(()), scale=5.0, block=25, num_ids=3, mask_id=2)
@@ -182,7 +182,7 @@ class Simplex(Gaussian):
         return 4 * (p_NI - F.one_hot(x_N, self.num_ids)).square().sum(dim=1)
 
     def log_likelihood(self, z_NE: Tensor, gamma_N: Tensor) -> Tensor:
-        """z·e_v = K (2 z_v - Σ z), and all e_v are equally long."""
+        """As in `Gaussian`, with z·e_v = K (2 z_v - Σ z); all e_v have the same length."""
         scale_N1 = 2 * torch.exp(-gamma_N) / alpha_of(gamma_N) / self.noise_std
         return scale_N1[:, None].to(z_NE) * z_NE
 

@@ -1,9 +1,9 @@
-"""Masks whose rates differ between tokens: alpha_v(t) = 1 - level_v(t), by one number for each token v.
+"""Masks with a rate per token: alpha_v(t) = 1 - level_v(t), with one parameter for each token v.
 
-Spindle (DiffusionBERT, He et al. 2022, arXiv 2211.15029): alpha_v = 1 - t - lambda sin(pi t) h_v, where h_v
-says how much more than the mean a token tells: the mean over the training tokens, or (`Spindle.centred`) over a row, as
-its authors have it; that one only the forward process knows. Power (GenMD4, Shi et al. 2024, arXiv 2406.04329, section
-6): alpha_v = 1 - t^{k_v}, k learned. The ends are exact whatever the numbers are: level_v(0) = 0, level_v(1) = 1.
+Spindle (DiffusionBERT, He et al. 2022, arXiv 2211.15029): alpha_v = 1 - t - lambda sin(pi t) h_v, where h_v compares
+the information of a token with the mean, either over the training tokens or, as in the paper, over a row
+(`Spindle.centred`), which only the forward process knows. Power (GenMD4, Shi et al. 2024, arXiv 2406.04329, section
+6): alpha_v = 1 - t^{k_v}, k learned. The ends are exact for all parameters: level_v(0) = 0, level_v(1) = 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unmask.processes.base import per_position
 
 
 class Rates(nn.Module, ABC):
-    """alpha_v(t) for all v. `numbers` has one number c_v a token; the three functions take t and c and broadcast them.
+    """alpha_v(t) for all v. `numbers` returns one parameter c_v per token; the other methods broadcast t and c.
 
     >>> rates = Power(num_ids=3, k=2.0)
     >>> rates.level(torch.tensor(0.5), rates.numbers(torch.ones(()))).tolist()
@@ -32,10 +32,10 @@ class Rates(nn.Module, ABC):
 
     @abstractmethod
     def numbers(self, like: Tensor) -> Tensor:
-        """[I] c_v, in the type and on the device of `like`, with its gradient where it is learned."""
+        """[I] c_v, with the dtype and device of `like`, differentiable if it is learned."""
 
     def check(self, c_I: Tensor) -> None:
-        """Refuse numbers that nobody has made yet."""
+        """Refuse parameters that have not been initialised yet."""
         return
 
     @abstractmethod
@@ -49,13 +49,13 @@ class Rates(nn.Module, ABC):
     @abstractmethod
     def opens(self, t: Tensor, step: Tensor, c: Tensor) -> Tensor:
         """rho_v = (alpha_s - alpha_t) / (1 - alpha_t), s = t - step: the probability that v, masked at t, was visible
-        at s. Written so that float32 keeps its digits where the step is short."""
+        at s. Written so that it is accurate in float32 for short steps."""
 
 
 class Spindle(Rates):
-    """alpha_v = 1 - t - strength sin(pi t) h_v. h is NaN until it is made from counts or loaded.
+    """alpha_v = 1 - t - strength sin(pi t) h_v. h is NaN until it is computed from counts or loaded.
 
-    |h_v| is kept below 1 / (strength pi), so that alpha_v falls everywhere.
+    |h_v| is clipped below 1 / (strength pi), so that alpha_v decreases everywhere.
     """
 
     h_I: Tensor
@@ -66,9 +66,9 @@ class Spindle(Rates):
         self.register_buffer("h_I", torch.full((num_ids,), math.nan))
 
     def count(self, counts_I: Ints, mask_id: int) -> None:
-        """h_v = 1 - H / H(v), H(v) = -log of v's share of the tokens, H its mean over them.
+        """Set h_v = 1 - H / H(v) from token counts: H(v) = -log of v's share of the tokens, H its mean over them.
 
-        Every token is counted once more than it was found, so that one that was never found has a share, too.
+        1 is added to every count, so that tokens that do not occur have a positive share, too.
         """
         share_I = np.delete(counts_I, mask_id) + 1.0
         share_I = share_I / share_I.sum()
@@ -111,14 +111,14 @@ class Spindle(Rates):
 
 
 class Power(Rates):
-    """alpha_v = 1 - t^{k_v}, k_v = e^{p_v} with a parameter p_v; all begin at the same k."""
+    """alpha_v = 1 - t^{k_v}, k_v = e^{p_v} with a parameter p_v; all start at the same k."""
 
     def __init__(self, num_ids: int, k: float) -> None:
         super().__init__()
         self.log_k_I = nn.Parameter(torch.full((num_ids,), math.log(k)))
 
     def numbers(self, like: Tensor) -> Tensor:
-        return self.log_k_I.to(like).clamp(-5, 5).exp()  # beyond, float32 would lose t^k or its complement
+        return self.log_k_I.to(like).clamp(-5, 5).exp()  # else float32 would round t^k or 1 - t^k to 0
 
     def level(self, t: Tensor, c: Tensor) -> Tensor:
         return t**c
@@ -127,17 +127,17 @@ class Power(Rates):
         return c / t
 
     def opens(self, t: Tensor, step: Tensor, c: Tensor) -> Tensor:
-        # 1 - (s/t)^k. At s = 0 the logarithm is kept finite, since its gradient would be NaN though nothing uses it.
+        # 1 - (s/t)^k. The logarithm is kept finite at s = 0, where its unused gradient would otherwise be NaN.
         last = step >= t
         log_ratio = torch.log1p(-torch.where(last, 0.0, step / t))
         return torch.where(last, 1.0, -torch.expm1(c * log_ratio))
 
 
 class TokenRates(Masking):
-    """Masks at rates of the tokens' own: q(z_t | x) is x with probability alpha_x(t), else the mask.
+    """Masking with a rate per token: q(z_t | x) is x with probability alpha_x(t), else the mask.
 
-    by_row: the forward rates are the spindle's centred on each row; the reverse process, which cannot know the row's
-    mean, has those of `rates`. What the network is told of the time, and the samplers' clock, is t itself.
+    by_row: the forward rates are the spindle's, centred on each row; the reverse process, which cannot know the row's
+    mean, has those of `rates`. The noise level of the network and the samplers' clock is t itself.
 
     >>> process = TokenRates(Power(num_ids=3, k=1.0), num_ids=3, mask_id=2)
     >>> half, one = torch.tensor([0.5]), torch.tensor([1.0])
@@ -150,7 +150,7 @@ class TokenRates(Masking):
         self.rates, self.by_row = rates, by_row
 
     def forward_numbers(self, x_BL: Tensor, open_BL: Tensor, like: Tensor) -> Tensor:
-        """[B, L] the numbers of the rates at which the forward process masks, with the gradient of what is learned."""
+        """[B, L] the rate parameters of the forward process, differentiable if they are learned."""
         c_I = self.rates.numbers(like)
         self.rates.check(c_I)
         if not self.by_row:
@@ -169,7 +169,7 @@ class TokenRates(Masking):
 
     @torch.no_grad()
     def posterior(self, z_N: Tensor, x_hat_NI: Tensor, s: Tensor, t: Tensor) -> Tensor:
-        """A mask becomes v with probability x_hat[v] rho_v and stays with what is left; a token stays."""
+        """A mask becomes v with probability x_hat[v] rho_v and otherwise stays; a token stays."""
         s, t = (time.to(x_hat_NI).expand(len(z_N))[:, None] for time in (s, t))
         law_NI = x_hat_NI * self.rates.opens(t, t - s, self.rates.numbers(x_hat_NI))
         mask_N1 = torch.full_like(z_N, self.mask_id)[:, None]

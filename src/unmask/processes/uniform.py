@@ -34,19 +34,19 @@ class Uniform(CategoricalProcess):
         return torch.where(noised_BL, self._tokens(key_B, open_BL, 0), x_BL)
 
     def _tokens(self, key_B: Tensor, like_BL: Tensor, offset: int) -> Tensor:
-        """[B, L] uniform tokens; ids from the mask's on are one further: the mask is never drawn."""
+        """[B, L] uniform tokens; drawn numbers from mask_id on are shifted by one, so the mask is never drawn."""
         position_L = torch.arange(like_BL.shape[1], device=like_BL.device) + offset
         token_BL = (uniform(key_B[:, None], DRAW_STATE, position_L) * self.num_tokens).long()
-        token_BL = token_BL.clamp(max=self.num_tokens - 1)  # 24 bits, where there are no more, may round up
+        token_BL = token_BL.clamp(max=self.num_tokens - 1)  # uniforms of only 24 bits may round up
         return token_BL + (token_BL >= self.mask_id).long()
 
 
 def log_marginal(log_p_NI: Tensor, level_N: Tensor) -> Tensor:
-    """[N, I] log[V alpha p + (1 - alpha)]: V times q(z_t | p), also of a p that does not sum to 1; I = V + 1.
+    """[N, I] log[V alpha p + (1 - alpha)]: log of V times q(z_t | p), also for a p that does not sum to 1; I = V + 1.
 
     >>> log_marginal(torch.tensor([[1.0, 0.0, 0.0]]).log(), torch.tensor([0.5])).exp()
     tensor([[1.5000, 0.5000, 0.5000]])
     """
-    scale_N = (log_p_NI.shape[1] - 1) * (1 - level_N)  # in the level's own precision: it may be all but 1
+    scale_N = (log_p_NI.shape[1] - 1) * (1 - level_N)  # in the level's own precision: it may be very close to 1
     log_scale_N1, log_level_N1 = (x.log()[:, None].to(log_p_NI) for x in (scale_N, level_N))
     return torch.logaddexp(log_p_NI + log_scale_N1, log_level_N1.expand_as(log_p_NI))

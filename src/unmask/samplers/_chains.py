@@ -1,7 +1,7 @@
-"""Reverse chains in T steps whose moves depend on the prediction, so that nothing can be planned.
+"""Reverse chains in T steps whose moves depend on the prediction, so they cannot be planned.
 
-With absorbing states each step looks at the masked positions and opens some of them. With uniform states nothing shows
-which tokens are noise: each step looks at all open positions and draws every one of them anew.
+With absorbing states each step queries the masked positions and opens some of them. With uniform states it is not
+visible which tokens are noise, so each step queries all open positions and redraws every one of them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from unmask.sampling.canvas import Canvas
 from unmask.sampling.predictor import Query
 from unmask.sampling.query import ask_about
 
-SMALLEST = 1e-12  # of alpha: at t = 1 a rate would be infinite
+SMALLEST = 1e-12  # lower limit of alpha: at t = 1 a rate would be infinite
 
 
 @dataclass(kw_only=True)
 class ChainState(State):
-    """step counts down from T. clips: how many probabilities fell outside [0, 1] so far and were cut off."""
+    """step counts down from T. clips: the number of probabilities outside [0, 1] that have been clipped so far."""
 
     step: int
     clips: int = 0
@@ -36,7 +36,7 @@ class ChainState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class ChainSampler(Drawing, Sampler):
-    """steps: T. state: which process is reversed; None: the model's. noise: likewise."""
+    """Base class of these chains. steps: T. state: the process to reverse; None: the model's. noise: the same."""
 
     steps: int = 128
     noise: Noise | None = None
@@ -53,7 +53,7 @@ class ChainSampler(Drawing, Sampler):
 
     @property
     def redraws(self) -> bool:
-        """Every open position is drawn anew in each step: nothing is final, and no constraint can be enforced."""
+        """Whether each step redraws every open position: then no token is final and no constraint can be enforced."""
         return self.state == "uniform"
 
     @property
@@ -85,7 +85,7 @@ class ChainSampler(Drawing, Sampler):
 
     def start(self, canvas: Canvas) -> ChainState:
         if self.redraws:
-            canvas = replace(canvas, end_id=None)  # an end may be drawn over
+            canvas = replace(canvas, end_id=None)  # an end-of-text may be overwritten later
         return ChainState(canvas=canvas, tokens_BL=canvas.tokens.clone(), step=self.steps)
 
     def ask(self, state: ChainState) -> Query | None:
@@ -97,7 +97,7 @@ class ChainSampler(Drawing, Sampler):
         return state.query
 
     def times(self, state: ChainState) -> tuple[Tensor, Tensor]:
-        """s and t of the step that is due."""
+        """s and t of the current step."""
         s, t = torch.tensor([state.step - 1, state.step], dtype=torch.float64) / self.steps
         return s, t
 
@@ -105,8 +105,8 @@ class ChainSampler(Drawing, Sampler):
         return state.step
 
     def select(self, state: ChainState, prediction: Tensor) -> Tensor:
-        """[N] what opens; with uniform states all is drawn."""
-        if self.redraws or state.step == 1:  # in the last step what is still masked opens
+        """[N] which positions open; with uniform states all of them."""
+        if self.redraws or state.step == 1:  # in the last step all remaining masks open
             return torch.ones(len(prediction), dtype=torch.bool, device=prediction.device)
         opening_N = self.opening(*self.times(state)) * torch.logsumexp(prediction.double(), dim=1).exp()
         state.clips += int((opening_N > 1).sum())
@@ -124,7 +124,7 @@ class ChainSampler(Drawing, Sampler):
         outside_NI = law_NI < 0
         state.clips += int(outside_NI.sum())
         log_NI = torch.where(outside_NI, 0.0, law_NI).log()
-        if state.step == 1:  # on the way a token may be one that no text holds
+        if state.step == 1:  # before the last step, ids that are forbidden in a text are allowed
             log_NI = forbid(log_NI, canvas.never)
         u_N = uniform(canvas.key_B[row_N], DRAW_TOKEN, position_N + canvas.offset, state.step)
         token_N = categorical(log_NI, u_N)
@@ -135,12 +135,12 @@ class ChainSampler(Drawing, Sampler):
         state.step -= 1
         return step
 
-    # --- what a subclass says ---
+    # --- what a subclass defines ---
 
     def opening(self, s: Tensor, t: Tensor) -> Tensor:
-        """Absorbing: times Z, the probability that a masked position opens between t and s."""
+        """Absorbing: this value times Z is the probability that a masked position opens between t and s."""
         raise NotImplementedError
 
     @abstractmethod
     def moves(self, state: ChainState, log_p_NI: Tensor, z_N: Tensor) -> Tensor:
-        """[N, I] uniform: the law of z_s, where entries may be negative or sum to something else than 1."""
+        """[N, I] uniform: the distribution of z_s; entries may be negative and need not sum to 1."""

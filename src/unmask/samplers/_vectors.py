@@ -1,4 +1,4 @@
-"""Samplers whose states are vectors: what is masked is asked about in every step, and written in the last."""
+"""Samplers whose states are vectors: every step queries the masked positions, and the last one writes the tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unmask.sampling.query import lines_of
 
 @dataclass(kw_only=True)
 class VectorState(State):
-    """z_NE: the states of what is masked, row by row. step counts down from T; at 0 tokens are read off z_0."""
+    """z_NE: the states of the masked positions, row by row. step counts down from T; at 0 tokens are drawn from z_0."""
 
     z_NE: Tensor
     step: int
@@ -29,9 +29,9 @@ class VectorState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class VectorSampler(Drawing, Sampler):
-    """steps: T. It needs the process of a model, to which it is bound."""
+    """Base class of these samplers; it must be bound to the process of a model. steps: T."""
 
-    _process: ClassVar[Gaussian | None] = None  # of the model that it is bound to: no option
+    _process: ClassVar[Gaussian | None] = None  # of the model that the sampler is bound to; not an option
 
     steps: int = 128
 
@@ -44,7 +44,7 @@ class VectorSampler(Drawing, Sampler):
 
     @property
     def constrainable(self) -> bool:
-        """All tokens are drawn at once in the last step, where it is too late for a constraint."""
+        """False: all tokens are drawn at once in the last step, which a constraint cannot condition."""
         return False
 
     def bind(self, process: Process | None) -> Sampler:
@@ -60,27 +60,27 @@ class VectorSampler(Drawing, Sampler):
         return self._process
 
     def fresh_noise(self, state: VectorState, visit: int) -> Tensor:
-        """[N, E] the noise of what the state's question is about."""
+        """[N, E] noise for the positions of the last query."""
         assert state.query is not None
         canvas, (row_N, position_N) = state.canvas, lines_of(state.query)
         return self.process.noise(canvas.key_B[row_N], position_N + canvas.offset, visit)
 
     def times(self, state: VectorState) -> tuple[Tensor, Tensor]:
-        """s and t of the step that is due; at the end both are 0."""
+        """s and t of the current step; at the end both are 0."""
         device = state.tokens_BL.device
         s, t = torch.tensor([max(state.step - 1, 0), state.step], dtype=torch.float64, device=device) / self.steps
         return s, t
 
     def level(self, state: VectorState) -> Tensor:
-        """[B] what the network is told."""
+        """[B] the noise level for the network."""
         return self.process.level(self.times(state)[1]).expand(len(state.tokens_BL))
 
     def read_tokens(self, state: VectorState, log_p_NI: Tensor, visit: int = 0) -> tuple[Tensor, Tensor]:
-        """One draw for each line from a law that has its temperature and cuts already, and its log-probability."""
+        """Draw one token per line from log_p (temperature and cuts already applied); also its log-probability."""
         assert state.query is not None
         canvas, (row_N, position_N) = state.canvas, lines_of(state.query)
         u_N = uniform(canvas.key_B[row_N], DRAW_TOKEN, position_N + canvas.offset, visit)
-        log_p_NI = log_p_NI.to(u_N.device)  # the embeddings may lie elsewhere than a server's canvas
+        log_p_NI = log_p_NI.to(u_N.device)  # a server's canvas may be on another device
         token_N = categorical(log_p_NI, u_N)
         return token_N, log_p_NI.log_softmax(dim=1).gather(1, token_N[:, None]).squeeze(1)
 

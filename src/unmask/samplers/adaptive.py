@@ -1,4 +1,4 @@
-"""Orders that look: each call asks about all masked positions of a row, and the answer decides which of them open."""
+"""Adaptive orders: each call queries all masked positions of a row, and the predictions decide which of them open."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from unmask.sampling.query import ask_about, masked_share
 class AdaptiveSampler(Drawing, Sampler):
     """Positions open in the order of their score; the first in that order always does.
 
-    random: the share of the order that is random. A position's priority is a mix of its place in the row's order of
-    scores and of a uniform number; at 1 the order is a uniformly random one, at 0 the score alone decides.
-    Scores are of the model's own law, before temperature, top_k and top_p.
+    random: how random the order is. A position's priority is a mixture of its rank by score and a uniform number; at 1
+    the order is uniformly random, at 0 only the score decides.
+    Scores are computed from the model's own distribution, before temperature, top_k and top_p.
     """
 
     random: float = 0.0
@@ -42,13 +42,13 @@ class AdaptiveSampler(Drawing, Sampler):
 
     @abstractmethod
     def score(self, log_p_NI: Tensor) -> Tensor:
-        """[N] the larger, the sooner it opens."""
+        """[N] the score of each position; larger scores open first."""
 
     @abstractmethod
     def opens(self, state: State, score_RK: Tensor, place_RK: Tensor) -> Tensor:
-        """[R, K] what opens now, from each position's score and its place in its row's order (0: first).
+        """[R, K] which positions open now, from each position's score and its place in its row's order (0: first).
 
-        Padding has score -inf and the last places; what is said of it does not matter.
+        Padding has score -inf and the last places; the result for it is ignored.
         """
 
     def max_calls(self, length: int) -> int:
@@ -84,9 +84,9 @@ class AdaptiveSampler(Drawing, Sampler):
 
 @dataclass(frozen=True, kw_only=True)
 class CountedSampler(AdaptiveSampler):
-    """An adaptive order that opens a fixed number: `tokens` a call, or so many that a row is done in `steps` calls.
+    """An adaptive order that opens a fixed number per call: `tokens`, or enough to finish a row in `steps` calls.
 
-    With neither, one token a call.
+    With neither, one token per call.
     """
 
     steps: int | None = None
@@ -107,8 +107,8 @@ class CountedSampler(AdaptiveSampler):
 
 @dataclass(frozen=True, kw_only=True)
 class CappedSampler(AdaptiveSampler):
-    """An adaptive order in which the model decides how many open; `tokens` a call at most, but always so many that a
-    row is done in `steps` calls."""
+    """An adaptive order in which the model's predictions determine how many positions open: at most `tokens` per call,
+    but always enough to finish a row in `steps` calls."""
 
     steps: int | None = None
     tokens: int | None = None
@@ -122,7 +122,7 @@ class CappedSampler(AdaptiveSampler):
 
     @abstractmethod
     def wanted(self, score_RK: Tensor, place_RK: Tensor) -> Tensor:
-        """[R, K] what would open with neither of them."""
+        """[R, K] which positions would open without these two limits."""
 
     def opens(self, state: State, score_RK: Tensor, place_RK: Tensor) -> Tensor:
         opens_RK = self.wanted(score_RK, place_RK)
@@ -132,7 +132,7 @@ class CappedSampler(AdaptiveSampler):
 
 
 def due(state: State, steps: int) -> Tensor:
-    """[R, 1] how many must open now for a row to be done in so many calls."""
+    """[R, 1] how many positions must open now for a row to be done in `steps` calls."""
     assert state.query is not None
     left_R1 = state.query.wanted_RK.sum(dim=1, keepdim=True)
     calls = steps - state.round
@@ -140,7 +140,7 @@ def due(state: State, steps: int) -> Tensor:
 
 
 def entropy(log_p_NI: Tensor) -> Tensor:
-    """[N] in nats.
+    """[N] the entropy of each line, in nats.
 
     >>> entropy(torch.tensor([[0.5, 0.5, 0.0]]).log())
     tensor([0.6931])
@@ -150,7 +150,7 @@ def entropy(log_p_NI: Tensor) -> Tensor:
 
 
 def places(x_RK: Tensor) -> Tensor:
-    """Each number's place in its row, from the largest; of equals the left one comes first.
+    """The rank of each number in its row, the largest first; ties are broken from left to right.
 
     >>> places(torch.tensor([[0.1, 0.7, 0.1]])).tolist()
     [[1, 0, 2]]

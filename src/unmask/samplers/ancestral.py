@@ -21,10 +21,10 @@ from unmask.sampling.canvas import Canvas
 class Ancestral(PlannedSampler):
     """Order: random, planned. Calls: at most min(T, L) a row. Law: that of the T-step reverse chain, exactly.
 
-    Under SUBS the network does not decide whether a position opens, only what is written there. So each position's
-    opening is drawn first: u ~ U(0, 1], and it opens in the step from t to s whose (alpha_t, alpha_s] holds u.
-    The network is called only at steps that open something, and asked only about what opens.
-    tokens: just so many a call in a random order instead, whatever the steps; tokens=1 has the law of steps=none.
+    Under SUBS the network does not decide whether a position opens, only which token is written. So each position's
+    opening step is drawn first: u ~ U(0, 1], and it opens in the step from t to s with u in (alpha_t, alpha_s].
+    The network is called only at steps that open something, and only for the positions that open.
+    tokens: open exactly this many per call in a random order instead; tokens=1 has the same law as steps=none.
     """
 
     law: ClassVar[str] = "exactly the T-step reverse chain of the network; of continuous time with steps = none"
@@ -57,8 +57,9 @@ class Ancestral(PlannedSampler):
         if self.tokens is not None:
             return plan_by_place(canvas, places(u_BL.numpy(), open_BL), tokens=self.tokens)
         if self.steps is None:
-            # T → infinity: one position a call, in the order of the hitting times alpha(t) = u. Time runs from 1 to 0,
-            # so alpha rises and the smallest u opens first; the level at the hitting time is 1 - u for any schedule.
+            # T → infinity: one position per call, in the order of the hitting times alpha(t) = u. Time runs from 1 to
+            # 0, so alpha increases and the smallest u opens first; the level at the hitting time is 1 - u for every
+            # schedule.
             when_BL, level_BL = u_BL.numpy(), (1 - u_BL).numpy()
         else:
             t = torch.arange(self.steps, -1, -1, dtype=torch.float64) / self.steps  # 1 … 0
@@ -71,7 +72,7 @@ class Ancestral(PlannedSampler):
 
 def _ranks(when_BL: np.ndarray, open_BL: np.ndarray) -> np.ndarray:
     """Each row's distinct opening times, numbered from 0; -1 where nothing opens."""
-    when_BL = np.where(open_BL, when_BL, np.inf)  # what is fixed comes last
+    when_BL = np.where(open_BL, when_BL, np.inf)  # fixed positions come last
     order_BL = np.argsort(when_BL, axis=1, kind="stable")
     sorted_BL = np.take_along_axis(when_BL, order_BL, axis=1)
     later_BL = np.zeros(open_BL.shape, dtype=np.int64)

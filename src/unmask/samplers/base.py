@@ -1,7 +1,7 @@
 """Samplers: the order in which positions open, and how tokens are drawn. They refer to no network and no text.
 
-To add one, subclass `Sampler` and give it `ask`, which returns the next question to the network, and `max_calls`. All
-else has a default: everything that was asked about opens, each token is drawn from the prediction, and is written.
+To add one, subclass `Sampler` and define `ask`, which returns the next query to the network, and `max_calls`. All other
+methods have defaults: all queried positions open, and each token is drawn from the prediction and written.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from unmask.sampling.predictor import Query
 
 room = Room("unmask.samplers", base="Sampler", helpers=("adaptive", "drawing", "planned", "remasking", "windowed"))
-MAX_STEPS = 10_000_000  # a grid of times is made of them
+MAX_STEPS = 10_000_000  # a time grid of this size is allocated
 Accepts = tuple[tuple[str | None, str], ...]  # (process, what is predicted)
 
 
 @dataclass(frozen=True)
 class RunnersUp:
-    """What else was likely where a token was written, the likeliest first, and how likely that token was.
+    """The likeliest other tokens where a token was written, the likeliest first, and the written token's probability.
 
     These are the network's own probabilities, before temperature, cuts, forbidden ids and constraints.
     """
@@ -42,10 +42,10 @@ class RunnersUp:
 
 @dataclass(frozen=True)
 class Step:
-    """What one network call opened: which positions of which rows, the tokens written, and how likely each was.
+    """The result of one network call: the rows and positions that opened, the tokens written, and their probabilities.
 
-    log_prob_N is under the distribution that the token was drawn from. tokens_BL is the canvas after the step: besides
-    what opened it shows what was remasked, and end-of-text at all positions after the end of a row.
+    log_prob_N is under the distribution that the token was drawn from. tokens_BL is the canvas after the step, with
+    remasked positions masked, and with end-of-text at all positions after the end of a row.
     others (the runners-up) and remasked (rows and positions) are set if an observer asks for runners-up.
     """
 
@@ -65,9 +65,9 @@ class Step:
 
 @dataclass
 class State:
-    """Where a run stands: the canvas it began with, the tokens now, the last question, and how many were answered.
+    """The state of a run: its initial canvas, the current tokens, the last query, and the number of answered queries.
 
-    A sampler that needs to remember more subclasses it, and overrides `Sampler.start`.
+    A sampler that needs more state subclasses it and overrides `Sampler.start`.
     """
 
     canvas: Canvas
@@ -77,11 +77,11 @@ class State:
 
 
 class Sampler(ABC):
-    """`start` a canvas, then `ask` and `tell` in turn until `ask` returns None. The state is the sampler's own.
+    """Base class of all samplers: `start` with a canvas, then alternate `ask` and `tell` until `ask` returns None.
 
-    `tell` is three parts: `select` says which of the positions that were asked about open, `draw_opened` draws their
-    tokens, `write` puts them on the canvas. A constraint replaces the middle one (see unmask.sampling.constrained); a
-    server that has drawn for many rows at once replaces it as well.
+    The state belongs to the sampler. `tell` has three parts: `select` decides which of the queried positions open,
+    `draw_opened` draws their tokens, and `write` puts them on the canvas. A constraint replaces `draw_opened` (see
+    unmask.sampling.constrained), and so does a server that has drawn the tokens of many rows at once.
 
     >>> import torch, unmask
     >>> from unmask.sampling.query import ask_about, masked_share
@@ -102,21 +102,21 @@ class Sampler(ABC):
     """
 
     room: ClassVar[Room] = room
-    law: ClassVar[str] = "no law claimed"  # what the finished texts follow, as far as a test holds the sampler to it
+    law: ClassVar[str] = "no law claimed"  # the tested distribution of the finished texts
     cost: ClassVar[str] = ""  # network calls as a formula of the options and the length L
     accepts: Accepts = (("absorbing", "x0"),)  # pairs of process and kind of prediction that it can use
-    own_inner: ClassVar[bool] = True  # of one with an `inner`: the model's own sampler is that, where none is named
+    own_inner: ClassVar[bool] = True  # of a wrapper: the default `inner` is the model's own sampler
 
     # --- what it can do ---
 
     @property
     def final(self) -> bool:
-        """Whether a written token stays, so that a text can be sent while it is written."""
+        """Whether written tokens never change, so that a text can be streamed while it is written."""
         return True
 
     @property
     def planned(self) -> bool:
-        """Whether everything asked about opens whatever the answer, with tokens drawn as `drawing` says.
+        """Whether all queried positions open whatever the prediction, with tokens drawn by `drawing`.
 
         Then rows of several canvases may be drawn together. `select` and `draw_opened` must be those of this class.
         """
@@ -124,39 +124,39 @@ class Sampler(ABC):
 
     @property
     def left_to_right(self) -> bool:
-        """Whether it opens one column after another, as an autoregressive model must be read."""
+        """Whether it opens one column after another, as autoregressive models require."""
         return False
 
     @property
     def fixed_order(self) -> bool:
-        """Whether what opens follows from what is visible, with nothing drawn: then its texts have one likelihood."""
+        """Whether the order is a deterministic function of the visible tokens: then texts have an exact likelihood."""
         return False
 
     @property
     def constrainable(self) -> bool:
-        """Whether a constraint may take the place of `draw_opened`: masks open, and what is written was masked."""
+        """Whether a constraint may replace `draw_opened`: only masked positions are written."""
         return True
 
     @property
     def context(self) -> int | None:
-        """How many tokens the network reads at a time; None: the whole canvas."""
+        """The number of tokens that the network reads at a time; None: the whole canvas."""
         return None
 
     @property
     def drawing(self) -> Drawing:
-        """Temperature and cuts of the draws: its own options, or those of the sampler inside."""
+        """Temperature and cuts of the draws: its own options, or those of the inner sampler."""
         from unmask.samplers.drawing import Drawing
 
         return self if isinstance(self, Drawing) else Drawing()
 
     def visit(self, state: Any) -> int | None:
-        """The number of the move, where a position may be drawn in several: each gets random numbers of its own."""
+        """The number of the current draw, if a position may be drawn several times and needs new random numbers."""
         return None
 
     # --- what it is bound to ---
 
     def bind(self, process: Process | None) -> Sampler:
-        """The same sampler, with the noise of the model's process where it names none; also the one inside.
+        """The same sampler, with the noise of the model's process if it has none of its own; inner samplers as well.
 
         >>> from unmask.samplers import Ancestral
         >>> Ancestral().bind(None).noise
@@ -173,7 +173,7 @@ class Sampler(ABC):
 
     @property
     def schedule(self) -> Noise:
-        """Its noise; log-linear where it has none and was bound to no model."""
+        """The sampler's noise schedule; log-linear if it has none and is not bound to a model."""
         from unmask.noise.log_linear import LogLinear
 
         return getattr(self, "noise", None) or LogLinear()
@@ -182,30 +182,30 @@ class Sampler(ABC):
 
     @abstractmethod
     def max_calls(self, length: int) -> int:
-        """An upper limit of network calls for a canvas of this length."""
+        """An upper bound on the number of network calls for a canvas of this length."""
 
     def start(self, canvas: Canvas) -> Any:
-        """The state in which nothing has opened; everything that can be planned is planned here."""
+        """The initial state, in which nothing has opened; everything that can be planned is planned here."""
         return State(canvas, canvas.tokens.clone())
 
     @abstractmethod
     def ask(self, state: Any) -> Query | None:
-        """What the network is asked next, which `state.query` keeps; None when no mask is left."""
+        """The next query to the network, also stored in `state.query`; None when no mask is left."""
 
     def tell(self, state: Any, prediction: Tensor) -> Step:
-        """Take the network's answer to the last `ask`, one line a wanted position; write tokens, and say which."""
+        """Take the network's answer to the last query, one line per wanted position, and write tokens."""
         opens_N = self.select(state, prediction)
         token_N, log_prob_N = self.draw_opened(state, prediction, opens_N)
         return self.write(state, opens_N, token_N, log_prob_N)
 
     def select(self, state: Any, prediction: Tensor) -> Tensor:
-        """[N] which of the positions that were asked about open now, line by line; all of them unless overridden."""
+        """[N] which of the queried positions open now, line by line; all of them unless overridden."""
         import torch
 
         return torch.ones(len(prediction), dtype=torch.bool, device=prediction.device)
 
     def draw_opened(self, state: Any, prediction: Tensor, opens_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens for the lines that open, and their log-probabilities under the law they were drawn from."""
+        """Draw tokens for the lines that open; also their log-probabilities under the sampled distribution."""
         from unmask.sampling.query import written_share
 
         canvas = state.canvas
@@ -220,7 +220,7 @@ class Sampler(ABC):
         )
 
     def write(self, state: Any, opens_N: Tensor, token_N: Tensor, log_prob_N: Tensor) -> Step:
-        """Put the tokens where something opens, and end-of-text into rows that have ended."""
+        """Write the tokens at the positions that open, and end-of-text into rows that have ended."""
         row_N, position_N = self.opened(state, opens_N)
         state.tokens_BL = state.canvas.close_ended(state.tokens_BL.index_put((row_N, position_N), token_N))
         state.round += 1
@@ -233,10 +233,10 @@ class Sampler(ABC):
         row_N, position_N = lines_of(state.query)
         return row_N[opens_N], position_N[opens_N]
 
-    # --- what some can do besides ---
+    # --- optional abilities ---
 
     def copy_rows(self, state: Any, rows_B: np.ndarray, canvas: Canvas) -> Any:
-        """A state whose row b is a copy of row rows_B[b], drawn on with the keys of `canvas`; for particles."""
+        """A state whose row b is a copy of row rows_B[b], to be continued with the keys of `canvas`; for particles."""
         raise UsageError(
             "the sampler {sampler} cannot copy rows: use ancestral or left_to_right",
             sampler=Public(type(self).__name__),
@@ -244,24 +244,24 @@ class Sampler(ABC):
 
     @property
     def copies_rows(self) -> bool:
-        """Whether there is a `copy_rows`."""
+        """Whether `copy_rows` is implemented."""
         return type(self).copy_rows is not Sampler.copy_rows
 
     def replayable(self, state: Any) -> tuple[Any, Any] | None:
-        """The planned sampler and its state whose remaining rounds a GPU may run without asking; None: none."""
+        """The planned sampler and state whose remaining rounds a GPU may replay without the host, or None."""
         return None
 
     def replayed(self, state: Any, step: Step) -> Step:
-        """A step of that planned sampler as one of this."""
+        """Convert a step of that planned sampler into a step of this sampler."""
         return step
 
     def go_on(self, state: Any) -> None:
-        """After those rounds: whatever comes before the next question."""
+        """Called after those rounds: prepare the next query."""
         return
 
 
 class Wrapper(Sampler):
-    """A sampler around another, `inner`, whose draws and abilities are its own."""
+    """A sampler around another one, `inner`, whose draws and abilities it takes over."""
 
     inner: Sampler
 
@@ -290,7 +290,7 @@ class Wrapper(Sampler):
 
 
 def fitting(process: str | None, gives: str) -> list[str]:
-    """The names of the samplers that can use such predictions; wrappers, which can what their inner one can, aside.
+    """The names of the samplers that can use such predictions, without wrappers, which depend on their inner sampler.
 
     >>> fitting("absorbing", "x0_and_mask")
     ['posterior']
@@ -300,7 +300,7 @@ def fitting(process: str | None, gives: str) -> list[str]:
 
 
 def check_counts(steps: int | None, tokens: int | None) -> None:
-    """Refuse numbers of calls, or of tokens in a call, that cannot be.
+    """Refuse invalid numbers of calls, or of tokens per call.
 
     >>> check_counts(None, 0)
     Traceback (most recent call last):

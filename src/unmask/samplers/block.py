@@ -19,8 +19,8 @@ from unmask.sampling.query import masked_share
 class Block(WindowedSampler):
     """Order: blocks of `size` from left to right, inside of each that of `inner`. Calls: blocks × the inner sampler's.
 
-    What lies after the block is masked for the network. A conditioned network gets the masked share of the whole row as
-    its level. Rows that have ended leave.
+    Positions after the block are masked for the network. A conditioned network gets the masked share of the whole row
+    as its level. Rows that have ended leave.
     """
 
     law: ClassVar[str] = "the inner sampler's in each block, given what stands around it"
@@ -40,7 +40,7 @@ class Block(WindowedSampler):
 
     @property
     def accepts(self) -> Accepts:  # type: ignore[override]
-        """Of what its inner one can use, that in which masks show how much is left."""
+        """What the inner sampler accepts, restricted to processes whose masks show how much is left."""
         return tuple(pair for pair in self.inner.accepts if pair[0] == "absorbing")
 
     @property

@@ -14,7 +14,7 @@ from unmask.errors import NonFiniteError, Public, UsageError
 from unmask.registry import check_fields
 from unmask.rng import categorical, uniform
 
-# Divided by the one only the likeliest token is left, by the other all are alike; float32 holds what comes out.
+# Dividing by the smallest leaves only the likeliest token, by the largest all are equal; results fit into float32.
 COLDEST, HOTTEST = 1e-30, 1e30
 
 
@@ -23,7 +23,7 @@ class Drawing:
     """Options shared by the samplers. temperature 0 takes the likeliest token; top_k=0 and top_p=1 cut nothing.
 
     draw: sample; argmax takes the likeliest token; hybrid takes it if its probability is at least `sure`, otherwise
-    samples. temperature_end: the temperature changes to this linearly in the share of the row that is written.
+    samples. temperature_end: the final temperature, reached linearly in the share of the row that is written.
     """
 
     draw: Literal["sample", "argmax", "hybrid"] = "sample"
@@ -56,9 +56,10 @@ class Drawing:
         share_N: Tensor | None = None,
         visit: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Tokens and their log-probabilities under the law they were drawn from.
+        """Draw tokens; return them and their log-probabilities under the sampled distribution.
 
-        share_N: how much of the row is written. visit: a position that may be drawn again gets fresh numbers by it.
+        share_N: the share of the row that is written. visit: the number of the draw at a position that may be drawn
+        several times, so that each draw gets its own random numbers.
         """
         log_p_NI = forbid(log_p_NI, forbidden)
         if bool(log_p_NI.isnan().any()):
@@ -69,7 +70,7 @@ class Drawing:
         return self.choose(log_p_NI, uniform(key_N, DRAW_TOKEN, *counters), share_N)
 
     def choose(self, log_p_NI: Tensor, u_N: Tensor, share_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Tokens by one uniform each, and their log-probabilities under the law they were drawn from."""
+        """Choose tokens by one uniform number each; return them and their log-probabilities under that distribution."""
         if self.takes_likeliest:
             token_N = log_p_NI.argmax(dim=-1)
         else:
@@ -80,7 +81,7 @@ class Drawing:
             if self.draw == "hybrid":
                 top_N, best_N = torch.softmax(log_p_NI, dim=-1).max(dim=-1)
                 token_N = torch.where(top_N >= self.sure, best_N, token_N)
-                # As at temperature 0, what a step reports of a token that was not drawn is the model's own probability.
+                # As at temperature 0, the reported probability of a token that was not sampled is the model's own.
                 law_NI = torch.where((top_N >= self.sure)[:, None], log_p_NI, law_NI)
             log_p_NI = law_NI
         log_p_NI = torch.log_softmax(log_p_NI, dim=-1)
@@ -96,22 +97,22 @@ class Drawing:
 
     @property
     def divisor(self) -> float:
-        """The temperature, within what float32 can divide by."""
+        """The temperature, clamped to values that float32 can divide by."""
         return _bounded(self.temperature)
 
     @property
     def takes_likeliest(self) -> bool:
-        """Nothing is ever drawn."""
+        """Whether tokens are never sampled."""
         return self.draw == "argmax" or (self.temperature == 0 and self.temperature_end is None)
 
     @property
     def draws_whole_law(self) -> bool:
-        """Nothing is cut off and something is drawn: the plain categorical draw at one temperature."""
+        """Whether the draw is a plain categorical one at a single temperature, without cuts."""
         plain = self.draw == "sample" and self.temperature_end is None
         return plain and self.temperature > 0 and self.top_k == 0 and self.top_p == 1
 
     def shaped(self, log_p_NI: Tensor, forbidden: tuple[int, ...]) -> Tensor:
-        """The prediction with temperature and cuts, in float64; what it sums to, which of a score is not 1, stays."""
+        """The prediction with temperature and cuts, in float64; its sum, which is not 1 for a score, is preserved."""
         norm_N1 = torch.logsumexp(log_p_NI.double(), dim=1, keepdim=True)  # before anything is forbidden
         law_NI = forbid(log_p_NI.double(), forbidden)
         if not (self.draws_whole_law and self.temperature == 1):
@@ -120,7 +121,7 @@ class Drawing:
         return law_NI.log_softmax(dim=1) + norm_N1
 
     def cut(self, log_p_NI: Tensor) -> Tensor:
-        """Top-k and top-p: -inf for what is cut off; the likeliest token always stays."""
+        """Apply top-k and top-p: -inf for removed tokens; the likeliest token always stays."""
         if 0 < self.top_k < log_p_NI.shape[-1]:
             kept = log_p_NI.topk(self.top_k, dim=-1)  # by index: among equals exactly k stay
             log_p_NI = torch.full_like(log_p_NI, -torch.inf).scatter(1, kept.indices, kept.values)
@@ -138,7 +139,7 @@ def _bounded(temperature: float) -> float:
 
 
 def forbid(log_p_NI: Tensor, ids: tuple[int, ...]) -> Tensor:
-    """The same with -inf at these ids.
+    """Set log_p to -inf at these ids.
 
     >>> forbid(torch.zeros(1, 3), (1,))
     tensor([[0., -inf, 0.]])

@@ -16,9 +16,10 @@ from unmask.samplers.adaptive import CappedSampler, entropy
 class EntropyBounded(CappedSampler):
     """Order: the lowest entropy first. Calls: at most min(steps, L), or L.
 
-    Tokens drawn apart have lost what they say of each other. That is the joint law's distance from the product of its
-    parts, and at most the sum of the entropies but the largest. The longest set in the order that keeps this sum within
-    gamma opens, at least one position. gamma=0 opens one a call, or several where all but one are certain.
+    Drawing tokens independently ignores their dependence. The error is the divergence between their joint distribution
+    and the product of its marginals, which is at most the sum of the entropies without the largest. The longest prefix
+    of the order whose sum is at most gamma opens, at least one position. gamma=0 opens one position per call, or
+    several if all but one are certain.
     """
 
     law: ClassVar[str] = "no law claimed; each call within gamma nats of drawing the same positions jointly"

@@ -19,9 +19,9 @@ class Euler(ChainSampler):
 
     Absorbing: in a step of length dt a masked position becomes v with probability dt w e^{l_v} / V, where w is
     -alpha' / (1 - alpha). Uniform: z becomes v with probability dt (-alpha' / (V alpha)) s_v (SEDD's equation 17).
-    Staying takes the rest;
-    where the rates are too fast for the step it is cut off at 0, the others are renormalised, and the state's `clips`
-    counts it. With log-linear noise and absorbing states dt w is (alpha_s - alpha_t) / (1 - alpha_t): Tweedie's step.
+    The position stays with the remaining probability. If the rates are too large for the step, this is clipped at 0,
+    the others are renormalised, and the state's `clips` counts it. With log-linear noise and absorbing states dt w is
+    (alpha_s - alpha_t) / (1 - alpha_t): Tweedie's step.
     """
 
     law: ClassVar[str] = "exactly its own T-step chain, which tends to the reverse process as T grows"
@@ -43,5 +43,5 @@ class Euler(ChainSampler):
         whole_N1 = move_NI.sum(dim=1, keepdim=True)
         stays_N1 = 1 - whole_N1
         state.clips += int((stays_N1 < 0).sum())
-        fast_N1 = whole_N1.clamp(min=1)  # nothing stays: the others share what there is
+        fast_N1 = whole_N1.clamp(min=1)  # if nothing stays, the others are renormalised
         return (move_NI / fast_N1).scatter(1, z_N[:, None], stays_N1.clamp(min=0))

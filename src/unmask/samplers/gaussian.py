@@ -25,9 +25,9 @@ from unmask.sampling.query import ask_about
 class Gaussian(VectorSampler):
     """Order: all open positions in every step. Calls: T, and one more where the network reads z_0. Law: its chain.
 
-    Temperature and cuts act on x_theta, so on x_hat in every step, and on the tokens' draw. clamp: x_hat is moved to
-    the nearest embedding in each step (Diffusion-LM's clamping trick), and the law is no longer the bound's. Nothing is
-    written before the last step.
+    Temperature and cuts act on x_theta, and so on x_hat in every step and on the tokens' draw. clamp: x_hat is moved to
+    the nearest embedding in each step (Diffusion-LM's clamping trick); the chain is then no longer the bound's. No
+    token is written before the last step.
     """
 
     law: ClassVar[str] = "exactly the T-step chain q(z_s | z_t, x_hat) with tokens from p(x | z_0); with clamp none"
@@ -56,7 +56,7 @@ class Gaussian(VectorSampler):
 
     @torch.no_grad()
     def draw_opened(self, state: VectorState, prediction: Tensor, opens_N: Tensor) -> tuple[Tensor, Tensor]:
-        """z_s, which the state keeps, and tokens where they are due."""
+        """Draw z_s into the state, and tokens in the last step."""
         log_p_NI, never = self.shaped(prediction, state.canvas.never), state.canvas.never
         if state.step == 0:
             return self.read_tokens(state, log_p_NI)

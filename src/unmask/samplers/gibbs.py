@@ -1,8 +1,9 @@
 """Gibbs sampling (BERT-Mouth): the text is filled, then one position at a time is masked and redrawn given the rest.
 
-Wang and Cho 2019, arXiv 1902.04094. Where x_theta's conditionals are those of one law p, p is stationary; those of a
-trained network need not be of any. What differs from the published sampler: it chooses positions at random from all
-masks on, so that some stay masks for long; here each is filled once before any is drawn again.
+Wang and Cho 2019, arXiv 1902.04094. If x_theta's conditionals are those of a joint distribution p, then p is
+stationary; those of a trained network need not be consistent with any. What differs from the published sampler: it
+chooses positions at random from the start, so that some stay masked for long; here each is filled once before any is
+redrawn.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from unmask.sampling.query import ask_about, masked_share
 
 @dataclass(kw_only=True)
 class GibbsState(State):
-    """open_BL: what is filled and redrawn. rank_BL: the round in which each is filled; fill_B1: in how many all are."""
+    """open_BL: the positions that are filled and redrawn. rank_BL: the round that fills each; fill_B1: the number of
+    rounds that fill the row."""
 
     open_BL: Tensor
     rank_BL: Tensor
@@ -38,9 +40,9 @@ class Gibbs(Drawing, Sampler):
     """Order: all once, then `sweeps` times as many redraws. Calls: (1 + sweeps) × L at most. Law: its chain.
 
     scan: random fills in a random order and then redraws a position chosen uniformly each time; systematic fills and
-    redraws from left to right. steps: the text is filled in so many calls, evenly; none: a position a call. What the
-    canvas fixes is never masked. Rows do not leave at their end-of-text, since it may be drawn over. With sweeps = 0
-    and random it has the law of ancestral with steps = none.
+    redraws from left to right. steps: the number of calls that fill the text, evenly; none: one position per call.
+    Fixed positions are never masked. Rows do not leave at their end-of-text, since it may be overwritten. With
+    sweeps = 0 and random it has the law of ancestral with steps = none.
 
     >>> Gibbs(sweeps=3).max_calls(10), Gibbs(sweeps=3, steps=4).max_calls(10)
     (40, 34)
@@ -78,21 +80,21 @@ class Gibbs(Drawing, Sampler):
         return state.round
 
     def ask(self, state: GibbsState) -> Query | None:
-        """What the round fills in each row, or the position that it masks again."""
+        """A query about the positions that this round fills in each row, or the position that it masks and redraws."""
         canvas, at_BL = state.canvas, self.due(state)
         state.tokens_BL = state.tokens_BL.masked_fill(at_BL, canvas.mask_id)
         state.query = ask_about(canvas, state.tokens_BL, at_BL, masked_share(canvas, state.tokens_BL))
         return state.query
 
     def due(self, state: GibbsState) -> Tensor:
-        """[B, L] what is drawn in this round; none in a row whose sweeps are done."""
+        """[B, L] the positions that are drawn in this round; none in a row whose sweeps are done."""
         num_B1, redraw_B1 = state.open_BL.sum(dim=1, keepdim=True), state.round - state.fill_B1
         place_B1 = redraw_B1 % num_B1.clamp(min=1)
         if self.scan == "random":
-            # Numbers of its own for each window of a longer text: counted from where its first open position lies.
+            # Each window of a longer text has its own random numbers, identified by its first open position.
             window_B = state.open_BL.int().argmax(dim=1) + state.canvas.offset
             u_B1 = uniform(state.canvas.key_B, DRAW_ORDER, window_B, state.round)[:, None]
-            place_B1 = torch.minimum((u_B1 * num_B1).long(), num_B1 - 1)  # 24 bits, where there are no more, round up
+            place_B1 = torch.minimum((u_B1 * num_B1).long(), num_B1 - 1)  # uniforms of only 24 bits may round up
         again_B1 = (redraw_B1 >= 0) & (redraw_B1 < self.sweeps * num_B1)
         again_BL = state.open_BL & again_B1 & (state.open_BL.cumsum(dim=1) - 1 == place_B1)
         return again_BL | (state.rank_BL == state.round)

@@ -20,9 +20,9 @@ from unmask.sampling.canvas import Canvas
 class LeftToRight(PlannedSampler):
     """Order: left to right. Calls: L, or ceil(L / tokens), or min(steps, L). Law: the product of its conditionals.
 
-    tokens: so many a call; steps: so many that a row is done in that many calls. random: the share of the order that is
-    random; at 1 it is a uniformly random one. An autoregressive model takes none of these: it is read with a key-value
-    cache, column by column.
+    tokens: the number of tokens per call; steps: the number of calls per row. random: how random the order is; at 1 it
+    is uniformly random. Autoregressive models support none of these options: they are read with a key-value cache,
+    column by column.
     """
 
     law: ClassVar[str] = (
@@ -66,6 +66,6 @@ class LeftToRight(PlannedSampler):
             sooner_BL = 1 - place_BL / np.maximum(open_BL.sum(axis=1, keepdims=True), 1)
             place_BL = places(-((1 - self.random) * sooner_BL + self.random * u_BL), open_BL)
         plan = plan_by_place(canvas, place_BL, tokens=self.tokens, steps=self.steps)
-        if self.left_to_right:  # by columns: rows that an autoregressive model reads move in lockstep
+        if self.left_to_right:  # by columns: autoregressive models read all rows in lockstep
             return Plan(np.where(open_BL, np.arange(open_BL.shape[1]), -1), plan.level_BL)
         return plan

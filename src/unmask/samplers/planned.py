@@ -1,8 +1,7 @@
 """Samplers whose order is known before the first network call: the plan is a rank for every open position.
 
-In round r every row opens its positions of rank r. Rows do not wait for each other: a row with fewer rounds is simply
-done sooner. The plan lives on the host: what to ask next is known without looking at the device,
-unless rows may leave at their end-of-text.
+In round r every row opens its positions of rank r. A row with fewer rounds is simply done sooner. The plan is on the
+host, so the next query is known without reading from the device, unless rows may leave at their end-of-text.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class Plan:
 
 @dataclass(kw_only=True)
 class PlannedState(State):
-    """row_E and position_E: everything that opens, sorted by round, then row, then position; round r is
-    starts[r]..starts[r + 1]. asked: rows and positions of the last question."""
+    """row_E and position_E: all positions that open, sorted by round, then row, then position; round r is
+    starts[r]..starts[r + 1]. asked: rows and positions of the last query."""
 
     row_E: np.ndarray
     position_E: np.ndarray
@@ -51,7 +50,7 @@ class PlannedState(State):
 
 
 def places(when_BL: np.ndarray, open_BL: np.ndarray) -> np.ndarray:
-    """Each open position's place in its row's order of times, the soonest 0; what is fixed comes last.
+    """The rank of each open position in its row's order of times, the earliest 0; fixed positions come last.
 
     >>> places(np.array([[0.3, 0.1, 0.2]]), np.array([[True, False, True]])).tolist()
     [[1, 2, 0]]
@@ -62,7 +61,7 @@ def places(when_BL: np.ndarray, open_BL: np.ndarray) -> np.ndarray:
 
 
 def plan_by_place(canvas: Canvas, place_BL: np.ndarray, *, tokens: int | None, steps: int | None = None) -> Plan:
-    """Positions in the order of their places: `tokens` a round (None: one), or each row evenly in `steps` rounds.
+    """A plan that opens positions in the order of their places: `tokens` per round (None: one), or in `steps` rounds.
 
     A conditioned denoiser gets the share of the row that is masked when the round begins.
     """
@@ -72,12 +71,12 @@ def plan_by_place(canvas: Canvas, place_BL: np.ndarray, *, tokens: int | None, s
         rank_BL = place_BL // (tokens or 1)
         first_BL = rank_BL * (tokens or 1)
     else:
-        each_B1, more_B1 = np.divmod(num_B1, steps)  # so many rounds open one more than the others: those come first
+        each_B1, more_B1 = np.divmod(num_B1, steps)  # the first more_B1 rounds open one position more than the others
         early_B1 = more_B1 * (each_B1 + 1)
         later_BL = more_B1 + (place_BL - early_B1) // np.maximum(each_B1, 1)
         rank_BL = np.where(place_BL < early_B1, place_BL // (each_B1 + 1), later_BL)
         first_BL = np.where(rank_BL < more_B1, rank_BL * (each_B1 + 1), early_B1 + (rank_BL - more_B1) * each_B1)
-    length_B1 = canvas.length_B.clamp(min=1).cpu().numpy()[:, None]  # in a window a shorter row may have no part
+    length_B1 = canvas.length_B.clamp(min=1).cpu().numpy()[:, None]  # a shorter row may be empty in this window
     return Plan(np.where(open_BL, rank_BL, -1), (num_B1 - first_BL) / length_B1)
 
 
@@ -92,7 +91,7 @@ class PlannedSampler(Sampler, Drawing):
         return self._planned(canvas, canvas.tokens.clone(), plan.rank_BL, plan.level_BL)
 
     def copy_rows(self, state: PlannedState, rows_B: np.ndarray, canvas: Canvas) -> PlannedState:
-        """A copy goes on with its original's plan; what is left of it is counted from round 0 again."""
+        """A copy continues with its original's plan; the remaining rounds are counted from 0."""
         rank_BL = np.full(state.level_BL.shape, -1)
         rank_BL[state.row_E, state.position_E] = np.repeat(np.arange(state.num_rounds), np.diff(state.starts))
         left_BL = np.where(rank_BL >= state.round, rank_BL, -1)[rows_B]
@@ -105,7 +104,7 @@ class PlannedSampler(Sampler, Drawing):
         rank = rank_BL[row, position]
         order = np.argsort(rank, kind="stable")  # stable: inside a round still sorted by row, then position
         counts = np.bincount(rank) if len(rank) else np.zeros(0, dtype=int)
-        counts = counts[counts > 0]  # left to right, a column may be fixed in every row
+        counts = counts[counts > 0]  # in left-to-right order, a column may be fixed in every row
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return PlannedState(
             canvas, tokens_BL, row_E=row[order], position_E=position[order], starts=starts, level_BL=level_BL
@@ -140,7 +139,7 @@ class PlannedSampler(Sampler, Drawing):
         return state.query
 
     def _due(self, state: PlannedState) -> tuple[np.ndarray, np.ndarray]:
-        """What opens in this round, without rows that have ended before their plan did."""
+        """The positions that open in this round, without rows that have ended early."""
         if state.round >= state.num_rounds:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         row_N, position_N = state.opens(state.round)
@@ -150,7 +149,7 @@ class PlannedSampler(Sampler, Drawing):
         return row_N[masked_N], position_N[masked_N]
 
     def opened(self, state: PlannedState, opens_N: Tensor) -> tuple[Tensor, Tensor]:
-        """All that was asked about, known without looking at the device."""
+        """All queried positions, known without reading from the device."""
         return state.asked
 
     def replayable(self, state: PlannedState) -> tuple[Any, Any] | None:

@@ -23,9 +23,9 @@ class Posterior(Drawing, Sampler):
     """Order: random, step by step. Calls: at most T + 1. Law: that of the T-step reverse chain, exactly.
 
     p_theta(z_s|z_t) = q(z_s | z_t, x_theta) (MDLM's equation 7), also for a network that may predict the mask.
-    Visible tokens keep, also at t=0, where a bound without carry-over would draw them once more. A predicted mask makes
-    a position stay; what is still masked at t=0 is reconstructed there.
-    For models with SUBS it has the law of the planned sampler, at T calls.
+    Visible tokens stay, also at t=0, where a bound without carry-over would redraw them. If the mask is predicted, the
+    position stays masked; positions still masked at t=0 are reconstructed.
+    For models with SUBS it has the law of the planned sampler, with T calls.
     """
 
     law: ClassVar[str] = "exactly the T-step chain q(z_s | z_t, x_theta), also where the network may predict the mask"
@@ -67,7 +67,7 @@ class Posterior(Drawing, Sampler):
 
     def select(self, state: State, prediction: Tensor) -> Tensor:
         opens_N = super().select(state, prediction)
-        step = self.steps - state.round  # counts down from T; at 0 what is still masked is reconstructed
+        step = self.steps - state.round  # counts down from T; at 0 the remaining masks are reconstructed
         if step == 0:
             return opens_N
         canvas = state.canvas

@@ -16,8 +16,8 @@ class PredictorCorrector(RemaskingSampler):
     """Order: random, with returns. Calls: at most steps + (steps - 1) × corrections. Law: its chain, exactly.
 
     A correction masks each written token with probability eta, or (1 - alpha) / alpha if that is less, and opens as
-    many masked positions on average. So it leaves the marginals of the forward process where they are; the last step
-    has none after it.
+    many masked positions on average, so the marginals of the forward process are preserved. The last step is not
+    followed by a correction.
     """
 
     law: ClassVar[str] = "the chain of predictions and corrections, exactly; each keeps the marginals"

@@ -24,9 +24,10 @@ from unmask.sampling.query import ask_about, masked_share
 
 @dataclass(kw_only=True)
 class RefineState(State):
-    """writable_BL: what may be written anew. inner: the inner sampler's state while it writes, None between.
+    """writable_BL: the positions that may be rewritten. inner: the inner sampler's state while it writes, else None.
 
-    sure_BL: log-probability of each token given the rest, as far as this round has looked; hidden_BL: what it hides.
+    sure_BL: log-probability of each token given the rest, as far as this round has computed it; hidden_BL: the
+    positions that are masked to compute it.
     """
 
     writable_BL: Tensor
@@ -40,9 +41,9 @@ class RefineState(State):
 class Refine(Wrapper):
     """Order: that of `inner`, then its least sure `share` again, `rounds` times. Calls: (1 + rounds) × inner's + looks.
 
-    How sure a token is, is asked while it is hidden: each round makes `parts` calls, in each of which every parts-th
-    token is masked. What the canvas gives is kept; where it says `draft_BL`, its text may be written anew.
-    Rows do not leave at their end-of-text, since a round may take it back. No law is claimed.
+    A token's probability is computed while it is masked: each round makes `parts` calls, each of which masks every
+    parts-th token. Fixed tokens are kept, except where the canvas's `draft_BL` allows its text to be rewritten.
+    Rows do not leave at their end-of-text, since a round may remove it. No law is claimed.
     """
 
     law: ClassVar[str] = "no law claimed; rounds=0: that of the inner sampler"
@@ -66,7 +67,7 @@ class Refine(Wrapper):
 
     @property
     def accepts(self) -> Accepts:  # type: ignore[override]
-        """Of what its inner one can use, that by which it can tell how sure a token is."""
+        """What the inner sampler accepts, restricted to predictions that give the probability of a token."""
         return tuple(pair for pair in self.inner.accepts if pair == ("absorbing", "x0"))
 
     def max_calls(self, length: int) -> int:
@@ -97,7 +98,7 @@ class Refine(Wrapper):
             self._mask_least_sure(state)
 
     def _look(self, state: RefineState) -> Query | None:
-        """The next part of the round's looks, None when all have been made."""
+        """The query of the round's next part; None when all parts are done."""
         canvas, column_L = state.canvas, torch.arange(state.tokens_BL.shape[1], device=state.tokens_BL.device)
         while state.part < min(self.parts, len(column_L)):
             state.hidden_BL = state.writable_BL & (column_L % self.parts == state.part)
@@ -111,11 +112,11 @@ class Refine(Wrapper):
     def _mask_least_sure(self, state: RefineState) -> None:
         assert state.sure_BL is not None
         doubt_BL = (-state.sure_BL).masked_fill(~state.writable_BL, -torch.inf)
-        # A little less before rounding up: a tenth of thirty is three, also in float32.
+        # Subtract a little before rounding up: a tenth of thirty must be three, also in float32.
         num_B1 = (state.writable_BL.sum(dim=1, keepdim=True) * self.share - 1e-4).ceil().clamp(min=1)
         again_BL = state.writable_BL & (places(doubt_BL) < num_B1)
         state.tokens_BL = state.tokens_BL.masked_fill(again_BL, state.canvas.mask_id)
-        # New keys: a position that is written again is drawn with numbers of its own.
+        # New keys, so that a position that is written again gets new random numbers.
         key_B = fold(state.canvas.key_B, DRAW_REMASK, state.round)
         state.inner = self.inner.start(
             replace(state.canvas, tokens=state.tokens_BL, open_BL=state.tokens_BL == state.canvas.mask_id, key_B=key_B)
@@ -132,7 +133,7 @@ class Refine(Wrapper):
         row_N, position_N = state.hidden_BL.nonzero(as_tuple=True)
         sure_N = prediction.gather(1, state.tokens_BL[row_N, position_N][:, None]).squeeze(1)
         state.sure_BL = state.sure_BL.to(sure_N.dtype).index_put((row_N, position_N), sure_N)
-        return torch.zeros(len(prediction), dtype=torch.bool, device=prediction.device)  # a look opens nothing
+        return torch.zeros(len(prediction), dtype=torch.bool, device=prediction.device)  # these queries open nothing
 
     def draw_opened(self, state: RefineState, prediction: Tensor, opens_N: Tensor) -> tuple[Tensor, Tensor]:
         if state.inner is not None:

@@ -1,8 +1,9 @@
-"""Reverse chains in which what is written can be masked again, so that a token once drawn can still be mended.
+"""Reverse chains in which written tokens can be masked again, so that a token can be corrected.
 
 A move from time t to s masks a written token with probability sigma and opens a masked position with probability
-(alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t). Then a position is visible with probability alpha_s after it if it was
-with alpha_t before: the marginals of the forward process are kept, for every sigma up to min(1, (1 - alpha_s)/alpha_t).
+(alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t). A position that was visible with probability alpha_t is then visible
+with probability alpha_s: the marginals of the forward process are preserved for every sigma up to
+min(1, (1 - alpha_s)/alpha_t).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from unmask.sampling.canvas import Canvas
 from unmask.sampling.predictor import Query
 from unmask.sampling.query import ask_about
 
-MAX_MOVES = 100_000  # each is looked at on the host, also where it costs no network call
+MAX_MOVES = 100_000  # the host visits each move, even one without a network call
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Move:
 
 
 def largest_sigma(alpha_t: float, alpha_s: float) -> float:
-    """The most that can be masked again: then every masked position opens.
+    """The largest possible sigma, at which every masked position opens.
 
     >>> largest_sigma(0.5, 0.75)
     0.5
@@ -62,7 +63,7 @@ def alphas(noise: Noise, start: float, stop: float, steps: int) -> list[float]:
 
 @dataclass(kw_only=True)
 class RemaskingState(State):
-    """log_prob_BL: of the written tokens, as they were drawn. at: the next move. masks_BL: what it masks again."""
+    """log_prob_BL: of the written tokens when they were drawn. at: the next move. masks_BL: the positions it masks."""
 
     log_prob_BL: Tensor
     moves: list[Move]
@@ -71,17 +72,17 @@ class RemaskingState(State):
 
 
 class RemaskingSampler(Drawing, Sampler):
-    """A sequence of moves. What opens is known before the network is asked: a call is made only where something does,
-    and asked only about that. Both draws of a position are new in every move."""
+    """A sequence of moves. Which positions open is known before the network call, so the network is called only for
+    moves that open something, and only for those positions. Every move draws new random numbers."""
 
     final = False
 
     @abstractmethod
     def moves(self) -> list[Move]:
-        """From all masks to none."""
+        """The moves, from all masks to none."""
 
     def sigma(self, state: RemaskingState, move: Move) -> Tensor | float:
-        """The probability that a written token is masked again, for each position or for all."""
+        """The probability that a written token is masked again, per position or one for all."""
         return move.sigma
 
     def start(self, canvas: Canvas) -> RemaskingState:
@@ -121,7 +122,7 @@ class RemaskingSampler(Drawing, Sampler):
 
 
 def check_steps(steps: int | None, name: str = "steps", least: int = 1) -> None:
-    """Refuse a number of moves that cannot be.
+    """Refuse an invalid number of moves.
 
     >>> check_steps(0)
     Traceback (most recent call last):

@@ -18,12 +18,12 @@ from unmask.samplers.remasking import Move, RemaskingSampler, RemaskingState, al
 class ReMDM(RemaskingSampler):
     """Order: random, with returns. Calls: at most `steps`, and `loop` more in that variant. Law: its T-step chain.
 
-    The probability sigma that a written token is masked again, at most (1 - alpha_s) / alpha_t, is by variant:
-    cap: eta, or that if it is less. rescale: eta times that. loop: none on the way; but at time `hold`, `loop` moves
-    that stay there, with the sigma of cap. In these the marginals of the forward process are kept.
-    confidence: that of rescale, shared out among a row's written tokens by softmax(-p), where p is the probability with
-    which each was drawn, while masked positions open as without remasking: more masks are left than the marginals say,
-    until the last step opens all.
+    The probability sigma that a written token is masked again is at most (1 - alpha_s) / alpha_t. By variant:
+    cap: eta, or this maximum if it is less. rescale: eta times the maximum. loop: 0, but at time `hold` there are
+    `loop` additional moves that stay there, with the sigma of cap. These preserve the marginals of the forward process.
+    confidence: the sigma of rescale, distributed over a row's written tokens by softmax(-p), where p is the probability
+    with which each was drawn, while masked positions open as without remasking. More masks are then left than under the
+    marginals, until the last step opens all.
     """
 
     law: ClassVar[str] = "the T-step chain with remasking, exactly; it keeps the marginals, but for variant=confidence"
@@ -69,6 +69,6 @@ class ReMDM(RemaskingSampler):
         if self.variant != "confidence":
             return move.sigma
         written_BL = state.canvas.open_BL & (state.tokens_BL != state.canvas.mask_id)
-        # Nothing is written in some rows: their shares are not numbers, and nobody looks at them.
+        # In rows without written tokens the shares are NaN, but they are not used.
         doubt_BL = (-state.log_prob_BL.exp()).masked_fill(~written_BL, -torch.inf).softmax(dim=1)
         return self.eta * largest_sigma(move.alpha_t, move.alpha_s) * doubt_BL

@@ -16,8 +16,8 @@ from unmask.samplers.windowed import WindowedSampler, WindowedState
 class SemiAR(WindowedSampler):
     """Order: windows from left to right, inside of each that of `inner`. Calls: windows × the inner sampler's.
 
-    It fills a window, moves on by `stride`; the last window - stride tokens are the next one's prefix. The network sees
-    one window at a time. Rows that have ended leave.
+    It fills a window and moves on by `stride`; the last window - stride tokens are the next window's prefix. The
+    network sees one window at a time. Rows that have ended leave.
     """
 
     law: ClassVar[str] = (

@@ -30,8 +30,8 @@ from unmask.sampling.query import ask_about
 class Simplex(VectorSampler):
     """Order: the model's blocks from left to right, all of a block in every step. Calls: blocks × T. Law: none.
 
-    The network sees what stands before a block and nothing after it, so that a gap is written without what follows it.
-    Temperature and cuts act on what is projected. Rows that have ended leave.
+    The network sees the text before a block and nothing after it, so a gap is filled without the text that follows.
+    Temperature and cuts act on the projected distribution. Rows that have ended leave.
     """
 
     law: ClassVar[str] = "no law claimed"
@@ -59,7 +59,7 @@ class Simplex(VectorSampler):
 
     @torch.no_grad()
     def ask(self, state: VectorState) -> Query | None:
-        """What is masked of the first block in which something is."""
+        """A query about the masked positions of the first block that has any."""
         canvas, masked_BL = state.canvas, state.canvas.open_BL & (state.tokens_BL == state.canvas.mask_id)
         columns = masked_BL.any(dim=0).nonzero().flatten()
         state.query = None
@@ -79,7 +79,7 @@ class Simplex(VectorSampler):
 
     @torch.no_grad()
     def draw_opened(self, state: VectorState, prediction: Tensor, opens_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens in the last step; before it z_s, which the state keeps."""
+        """Draw tokens in the last step, and z_s, which the state keeps, in all others."""
         law_NI = self.shaped(prediction, state.canvas.never)
         if self.projection == "sample":
             token_N, log_prob_N = self.read_tokens(state, law_NI, visit=state.step)

@@ -24,15 +24,15 @@ from unmask.sampling.query import ask_about
 class TokenPosterior(Drawing, Sampler):
     """Order: random, faster where fast tokens are likely. Calls: at most T. Law: that of the T-step chain, exactly.
 
-    Whether a position opens depends on what the network predicts there, so that nothing is planned: in the step from t
-    to s it opens with probability Σ_v x_theta[v] rho_v, and the token is then drawn from x_theta[v] rho_v, normalised.
-    Temperature and cuts shape that law. In the last step every rho is 1.
+    Whether a position opens depends on the network's prediction, so nothing can be planned: in the step from t to s it
+    opens with probability Σ_v x_theta[v] rho_v, and the token is then drawn from x_theta[v] rho_v, normalised.
+    Temperature and cuts act on this distribution. In the last step every rho is 1.
     """
 
     law: ClassVar[str] = "exactly the T-step chain in which a mask becomes v with probability x_theta[v] rho_v"
     cost: ClassVar[str] = "at most steps"
     accepts: ClassVar[Accepts] = (("absorbing", "x0_by_rates"),)  # type: ignore[misc]
-    _rates: ClassVar[Rates | None] = None  # of the model that it is bound to: no option
+    _rates: ClassVar[Rates | None] = None  # of the model that the sampler is bound to; not an option
 
     steps: int = 128
 
@@ -43,7 +43,7 @@ class TokenPosterior(Drawing, Sampler):
 
     @property
     def constrainable(self) -> bool:
-        """A constraint draws from x_theta, here the law of what opens is another."""
+        """False: a constraint draws from x_theta, but here opened tokens have another distribution."""
         return False
 
     def bind(self, process: Process | None) -> Sampler:
@@ -77,12 +77,12 @@ class TokenPosterior(Drawing, Sampler):
 
     @torch.no_grad()
     def _opening(self, state: State, prediction: Tensor) -> Tensor:
-        """[N, I] log of x_theta[v] rho_v."""
+        """[N, I] log(x_theta[v] rho_v)."""
         assert self._rates is not None
         t, step = (torch.tensor(time, device=prediction.device) for time in self._time(state))
         rho_I = self._rates.opens(t.to(prediction), step.to(prediction), self._rates.numbers(prediction))
         return prediction + rho_I.log()
 
     def _time(self, state: State) -> tuple[float, float]:
-        """t and t - s of the step that is due."""
+        """t and t - s of the current step."""
         return (self.steps - state.round) / self.steps, 1 / self.steps

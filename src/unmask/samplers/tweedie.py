@@ -19,8 +19,8 @@ class Tweedie(ChainSampler):
 
     Absorbing: a masked position becomes v with probability (alpha_s - alpha_t) / (1 - alpha_t) e^{l_v} / V; the last
     step draws from e^l alone. Uniform, with e = alpha_t / alpha_s: the probability of v is
-    [s_v / e - (1 - e) / (V e) Σ s] [(1 - e) / V + e 1(v = z)] (SEDD's equation 19). What falls outside [0, 1] is
-    cut off, the rest renormalised, and counted in the state's `clips`. Of a normalised network the absorbing chain is
+    [s_v / e - (1 - e) / (V e) Σ s] [(1 - e) / V + e 1(v = z)] (SEDD's equation 19). Values outside [0, 1] are clipped
+    and counted in the state's `clips`, and the rest is renormalised. For a normalised network the absorbing chain is
     the ancestral one.
     """
 

@@ -16,8 +16,8 @@ from unmask.samplers.base import Accepts
 class UniformPosterior(ChainSampler):
     """Order: all open positions in every step. Calls: T. Law: that of the T-step reverse chain, exactly.
 
-    z_1 is uniform; z_s is drawn from the general posterior with x_theta in the place of x. Temperature and cuts act on
-    x_theta. A token may change until the last step, so nothing is streamed and no constraint is enforced.
+    z_1 is uniform; z_s is drawn from the general posterior with x_theta in place of x. Temperature and cuts act on
+    x_theta. A token may change until the last step, so texts cannot be streamed or constrained.
     """
 
     law: ClassVar[str] = "exactly the T-step chain q(z_s | z_t, x_theta) of uniform states"

@@ -1,4 +1,4 @@
-"""Any sampler inside windows that follow each other from left to right."""
+"""Running any sampler in windows, from left to right."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unmask.sampling.predictor import Query
 
 @dataclass(kw_only=True)
 class WindowedState(State):
-    """left_BL: what is open and lies in no finished window. lo: where the window begins; inner: its state."""
+    """left_BL: open positions outside finished windows. lo: first column of the window; inner: the inner state."""
 
     left_BL: Tensor
     lo: int = 0
@@ -23,15 +23,15 @@ class WindowedState(State):
 
 
 class WindowedSampler(Wrapper):
-    """When the inner sampler is done with a window, the next one begins; rows that have ended take no part in it."""
+    """Runs the inner sampler in one window after another; rows that have ended are left out of later windows."""
 
     @property
     @abstractmethod
     def span(self) -> tuple[int, int]:
-        """How wide a window is, and how far the next one lies."""
+        """The width of a window, and the distance to the next one."""
 
     def visible(self, state: WindowedState, query: Query) -> Query:
-        """What the network sees of the canvas when the inner sampler asks about its window."""
+        """The query that the network gets for a query of the inner sampler about its window."""
         return replace(query, lo=query.lo + state.lo)
 
     def max_calls(self, length: int) -> int:
@@ -50,8 +50,10 @@ class WindowedSampler(Wrapper):
         return state.canvas.part(state.lo, hi, state.tokens_BL, state.left_BL)
 
     def go_on(self, state: WindowedState) -> None:
-        """The next question, from the next window where this one is done. Asked ahead, since only when the inner
-        sampler has no more questions is it certain that an end-of-text stays."""
+        """Compute the next query, from the next window if this one is done.
+
+        It is computed ahead, since an end-of-text is certain to stay only once the inner sampler has no more queries.
+        """
         width, stride = self.span
         while (query := self.inner.ask(state.inner)) is None:
             closed_BL = state.canvas.close_ended(state.tokens_BL)
@@ -60,7 +62,7 @@ class WindowedSampler(Wrapper):
             state.tokens_BL = closed_BL
             if state.lo + width >= state.tokens_BL.shape[1]:
                 break
-            # Windows lie at multiples of the stride whatever the longest row: a row's text is its own affair.
+            # Windows begin at multiples of the stride, so that a row's text does not depend on the longest row.
             state.lo += stride
             state.inner = self.inner.start(self._window(state))
         state.query = None if query is None else self.visible(state, query)
@@ -84,7 +86,7 @@ class WindowedSampler(Wrapper):
         return replace(step, tokens_BL=state.tokens_BL)
 
     def replayed(self, state: WindowedState, step: Step) -> Step:
-        """The inner sampler's step in the whole canvas."""
+        """The inner sampler's step, in columns of the whole canvas."""
         state.tokens_BL = state.tokens_BL.clone()
         state.tokens_BL[:, state.lo : state.lo + self.span[0]] = step.tokens_BL
         return step.shifted(state.lo, state.tokens_BL)

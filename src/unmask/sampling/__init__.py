@@ -1,1 +1,1 @@
-"""Sampling: canvas → queries → predictions → steps, and the loop that stands between sampler and network."""
+"""Sampling: canvas → queries → predictions → steps, and the loop between sampler and network."""

@@ -1,6 +1,6 @@
-"""The canvas: tokens, what of them is fixed, and what may be written in the rest.
+"""The canvas: tokens, which of them are fixed, and what may be written at the other positions.
 
-A prompt, a gap, a suffix and a semi-autoregressive window are all the same thing: a canvas with some positions masked.
+Prompts, gaps, suffixes and semi-autoregressive windows are all canvases with some positions masked.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Canvas:
     label_B: Tensor | None = None
     frame: tuple[int, int] = (0, 0)
     constraint: Automaton | None = None
-    open_BL: Tensor = cast(Tensor, None)  # a tensor, always, after __post_init__
+    open_BL: Tensor = cast(Tensor, None)  # always a tensor after __post_init__
 
     def __post_init__(self) -> None:
         if cast(Tensor | None, self.open_BL) is None:
@@ -68,7 +68,7 @@ class Canvas:
 
     @classmethod
     def blank(cls, *, num: int, length: int, mask_id: int, seed: int = 0) -> Canvas:
-        """All masks.
+        """A canvas of masks only.
 
         >>> Canvas.blank(num=1, length=3, mask_id=9).tokens
         tensor([[9, 9, 9]])
@@ -83,12 +83,12 @@ class Canvas:
 
     @classmethod
     def of(cls, tokens: Tensor, *, mask_id: int, seed: int = 0) -> Canvas:
-        """Given tokens, masks where something is to be written; row i is driven by (seed, i)."""
+        """A canvas of the given tokens, with masks where tokens are to be written; the key of row i is (seed, i)."""
         return cls(tokens, mask_id, row_keys(seed, torch.arange(len(tokens), device=tokens.device)))
 
     @classmethod
     def of_rows(cls, rows: Sequence[Sequence[int]], *, mask_id: int, pad_id: int, seed: int = 0) -> Canvas:
-        """Rows of different lengths; what lies after a shorter row's end is neither attended to nor written."""
+        """A canvas of rows of different lengths; positions after a row's end are neither attended to nor written."""
         length = max(len(row) for row in rows)
         tokens = torch.full((len(rows), length), pad_id)
         for i, row in enumerate(rows):
@@ -110,7 +110,7 @@ class Canvas:
 
     @property
     def masked_BL(self) -> Tensor:
-        """What is open and still masked."""
+        """The open positions that are still masked."""
         return self.open_BL & (self.tokens == self.mask_id)
 
     @property
@@ -123,14 +123,14 @@ class Canvas:
 
     @property
     def never(self) -> tuple[int, ...]:
-        """Ids that no draw may give."""
+        """Ids that must never be drawn."""
         return (self.mask_id, *self.forbidden)
 
     def close_ended(self, tokens_BL: Tensor) -> Tensor:
-        """A later state of this canvas, in which rows that have ended are filled up with end-of-text.
+        """The given later state of this canvas, with rows that have ended filled up with end-of-text.
 
-        An end ends its row where it was written, not part of the prompt, and nothing before it is still open: then the
-        text cannot change any more, whatever would be written after it.
+        An end-of-text ends its row if it was written (not part of the prompt) and no position before it is still
+        masked: the text can then no longer change, whatever is written after it.
 
         >>> canvas = Canvas(torch.tensor([[1, 9, 9], [9, 9, 9]]), 9, torch.zeros(2, dtype=torch.long), end_id=1)
         >>> canvas.close_ended(torch.tensor([[1, 9, 9], [1, 9, 9]])).tolist()
@@ -143,7 +143,7 @@ class Canvas:
         return tokens_BL.masked_fill(masked_BL & ends_BL.any(dim=1, keepdim=True), self.end_id)
 
     def part(self, lo: int, hi: int, tokens_BL: Tensor, open_BL: Tensor) -> Canvas:
-        """Columns lo..hi-1 of a later state of this canvas, in which this is still open."""
+        """Columns lo..hi-1 of a later state of this canvas, whose open positions are open_BL."""
         valid_BL = None if self.valid_BL is None else self.valid_BL[:, lo:hi]
         draft_BL = None if self.draft_BL is None else self.draft_BL[:, lo:hi]
         frame = (max(0, self.frame[0] - lo), max(0, self.frame[1] - (self.tokens.shape[1] - hi)))
@@ -153,7 +153,7 @@ class Canvas:
 
     @property
     def length_B(self) -> Tensor:
-        """How many positions of each row are there."""
+        """The number of positions in each row."""
         B, L = self.tokens.shape
         return self.tokens.new_full((B,), L) if self.valid_BL is None else self.valid_BL.sum(dim=1)
 

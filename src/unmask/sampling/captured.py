@@ -1,4 +1,4 @@
-"""What is recorded of a sampling run on a GPU: buffers at fixed addresses and the CUDA graphs that work on them."""
+"""The recorded parts of a sampling run on a GPU: buffers at fixed addresses, and CUDA graphs that use them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from unmask.objectives.chunked_loss import ALIGN
 from unmask.samplers.planned import PlannedSampler
 from unmask.sampling.canvas import Canvas
 
-MAX_GRAPHS = 16  # kept for each network; the least recently used goes first
-AT_ONCE = 8  # rounds in one launch, where nobody looks in between
+MAX_GRAPHS = 16  # kept per network; the least recently used is dropped first
+AT_ONCE = 8  # rounds in one launch, if the steps in between are not observed
 STOP_STEP = 128  # an autoregressive cache is read up to the next multiple of this
 
 
 class Head:
-    """From vectors to drawn tokens: the head's product, what may not be drawn, and the draw."""
+    """From vectors to drawn tokens: the head's product, the forbidden ids, and the draw."""
 
     def __init__(self, denoiser: Network, device: torch.device) -> None:
         linear = denoiser.head_linear()
         width = denoiser.num_ids if linear is None else -(-denoiser.num_ids // ALIGN) * ALIGN
-        # Added to the logits: the head's bias, and -inf where nothing may be drawn.
+        # Added to the logits: the head's bias, and -inf for forbidden ids.
         self.block_I = torch.full((width,), -torch.inf, device=device)
         self.weight_ID = None if linear is None else linear.weight.new_zeros(width, linear.weight.shape[1])
         self.inv_temperature = torch.ones(1, dtype=torch.float64, device=device)
 
     def refresh(self, denoiser: Network, canvas: Canvas, sampler: PlannedSampler) -> None:
-        """The weights as they are now, this canvas's forbidden ids and this sampler's temperature."""
+        """Update the buffers: the current weights, this canvas's forbidden ids and this sampler's temperature."""
         linear, num_ids = denoiser.head_linear(), denoiser.num_ids
         block = torch.zeros(num_ids)
         block[[canvas.mask_id, *canvas.forbidden]] = -torch.inf
@@ -48,7 +48,7 @@ class Head:
         self.inv_temperature.fill_(1 / sampler.divisor)
 
     def draw(self, denoiser: Network, h_ND: Tensor, sampler: PlannedSampler, lines: Lines) -> None:
-        """Draw for the line that is due, and write."""
+        """Draw the tokens of the current line, and write them."""
         if self.weight_ID is None:
             h_ND = denoiser.head(h_ND).float()
         if sampler.draws_whole_law and kernels.fit(h_ND):
@@ -67,10 +67,10 @@ class Head:
 
 @dataclass(frozen=True)
 class Lines:
-    """A plan on the device, one line a round, and where what is drawn goes. `line` says which one is due.
+    """A plan on the device, one line per round, and the positions that receive the tokens. `line`: the current line.
 
-    target [lines, N]: places in the flat text; u: a uniform for every place. token and log_prob [lines, N] keep a
-    record. The place after the last token takes what is void.
+    target [lines, N]: indices in the flat text; u: a uniform number for every index. token and log_prob [lines, N]
+    record the draws. Padding entries write to the index after the last token.
     """
 
     line: Tensor
@@ -96,7 +96,7 @@ class Lines:
 
 
 class Captured:
-    """Buffers at fixed addresses, and graphs that work on them."""
+    """Buffers at fixed addresses, and graphs that use them."""
 
     def __init__(
         self, head: Head, sampler: PlannedSampler, rows: int, length: int, num_lines: int, opened: int
@@ -108,7 +108,7 @@ class Captured:
         return self.lines.text[:-1].view(self.rows, self.length)
 
     def drawn(self, line: int, n: int) -> tuple[Tensor, Tensor]:
-        """What the round of this line wrote."""
+        """The tokens that the round of this line wrote, and their log-probabilities."""
         return self.lines.token[line, :n].clone(), self.lines.log_prob[line, :n].clone()
 
     def begin(self, tokens_RL: Tensor, u_RL: Tensor, target: Tensor, line: int) -> None:
@@ -119,7 +119,7 @@ class Captured:
         lines.line.fill_(line)
 
     def capture(self, body: Callable[[], None], pool: Any, times: int = 1) -> torch.cuda.CUDAGraph:
-        """Run once to warm up (kernels are compiled, libraries choose), then record so many rounds."""
+        """Run once to warm up (compile kernels, let libraries choose theirs), then record `times` rounds."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -148,7 +148,7 @@ class Denoise(Captured):
         opened: int,
         padded: bool,
     ) -> None:
-        # Recording runs some void lines: there must be so many.
+        # Recording runs some padding lines, so there must be enough of them.
         num_lines = max(num_lines, 1 + AT_ONCE) + 1
         super().__init__(head, sampler, rows, length, num_lines, opened)
         device = self.lines.text.device
@@ -165,7 +165,7 @@ class Denoise(Captured):
         at_RK = self.at.index_select(0, line)[0]
         level_R = self.level.index_select(0, line)[0] if denoiser.uses_level else None
         h_ND = denoiser.trunk(self.tokens(), level_R, valid_BL=self.valid, at_BK=at_RK).flatten(0, 1)
-        if self.rows > 1:  # with one row, what is asked is what opens
+        if self.rows > 1:  # with one row, the queried positions are those that open
             h_ND = h_ND.index_select(0, self.source.index_select(0, line)[0])
         self.head.draw(denoiser, h_ND, self.sampler, self.lines)
         line += 1
@@ -210,7 +210,7 @@ class Decode(Captured):
         line += 1
 
     def load(self, denoiser: Network, tokens_RL: Tensor, u_RL: Tensor, target: Tensor, first: int) -> None:
-        """Set the canvas, and have the network read the prompt into its cache."""
+        """Set the canvas, and let the network read the prompt into its cache."""
         for stop in range(STOP_STEP, self.length + STOP_STEP, STOP_STEP):
             stop = min(stop, self.length)
             if stop > first and stop not in self.graphs:
@@ -226,7 +226,7 @@ class Decode(Captured):
 class Graphs:
     """A network's captured graphs. They share one memory pool, since they never run at the same time.
 
-    Nothing here holds the network itself: when it goes, its graphs go.
+    No reference to the network is kept, so the graphs are freed with it.
     """
 
     def __init__(self, denoiser: Network) -> None:
@@ -255,7 +255,7 @@ _GRAPHS: weakref.WeakKeyDictionary[Network, Graphs] = weakref.WeakKeyDictionary(
 
 
 def graphs_of(denoiser: Network) -> Graphs:
-    """The graphs captured for this network; weights that moved to another place or type have none yet."""
+    """The graphs captured for this network; none if its weights have moved to another address or dtype since."""
     graphs = _GRAPHS.get(denoiser)
     if graphs is None or graphs.place != _place(denoiser):
         graphs = _GRAPHS[denoiser] = Graphs(denoiser)
@@ -263,5 +263,5 @@ def graphs_of(denoiser: Network) -> Graphs:
 
 
 def _place(denoiser: Network) -> tuple[Hashable, ...]:
-    """A graph reads the weights where they were when it was captured; new values in the same place are fine."""
+    """The addresses and types of the weights: a graph reads the addresses at capture, where values may change."""
     return tuple((p.data_ptr(), p.dtype) for p in denoiser.parameters())

@@ -1,14 +1,14 @@
-"""Any sampler whose every draw obeys the canvas's constraint.
+"""A wrapper around any sampler that makes every draw obey the canvas's constraint.
 
-The order of opening and the number of calls are the inner sampler's: it asks, selects and writes. Only the draw between
-is another, and each call asks about all masks of the spans in which something may open: whether a token leads to an
-accepted text depends on what the others can still become. An adaptive order's scores are the model's own,
-unconditioned.
+The order of opening and the number of calls are the inner sampler's: it asks, selects and writes. Only the draw is
+replaced, and each query covers all masks of the spans in which something may open, since whether a token leads to an
+accepted text depends on what the other masks can become. The scores of an adaptive order are the model's own,
+unconditioned ones.
 
-The law: given which positions a step opens, the tokens there have the factorised law of the model's prediction given
-that the automaton accepts some completion of what stands on the canvas, what stays masked summed out. Steps are
-conditioned one by one, so it is all the same to the automaton which positions a step opens. Where a step also masks
-tokens again, they count as they stood before it; masking more never makes an accepted completion impossible.
+The distribution: given which positions a step opens, their tokens are drawn from the model's factorised prediction
+conditioned on the automaton accepting the text, with the positions that stay masked summed out. Each step is
+conditioned separately, so the choice of the positions is not affected by the automaton. If a step also remasks tokens,
+they are taken as they were before the step; remasking never makes an accepted completion impossible.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from unmask.sampling.query import lines_of
 
 @dataclass
 class ConstrainedState:
-    """row_G: the row of each span that the automaton reads. column_GM: the columns of its tokens; OPENS and CLOSES
-    stand around a gap where the automaton reads gaps, NONE after the span's end. span_BL: the span of each
-    position, -1 for none. masked_BL: what is masked as the network is asked. wanted_BL: what it is asked about;
-    row_N, position_N: of that, what the inner sampler asks about, in its order."""
+    """row_G: the row of each span that the automaton reads. column_GM: the columns of its tokens, with OPENS and CLOSES
+    around each gap if the automaton reads gaps, and NONE after the span's end. span_BL: the span of each position, -1
+    for none. masked_BL: the masked positions at the time of the query. wanted_BL: the queried positions; row_N,
+    position_N: those of them that the inner sampler queried, in its order."""
 
     inner: Any
     tables: Tables
@@ -65,7 +65,7 @@ NONE, OPENS, CLOSES = -1, -2, -3
 
 
 class Impossible(UsageError):
-    """No writing of the masks meets the constraint, in so many spans."""
+    """Raised if the masks of some spans cannot be filled so that the constraint holds."""
 
     def __init__(self, where: str, spans: int) -> None:
         super().__init__("the constraint cannot hold in {where}", where=Public(where))
@@ -88,7 +88,7 @@ class Constrained(Wrapper):
             raise UsageError("a constraint is held within one window: ask for no more tokens than fit one")
         if automaton.num_words <= int(canvas.tokens.max()):
             raise UsageError("the constraint was made for another vocabulary: make it with the model's own tokenizer")
-        # float64 sums are not for every device; where there are none the few numbers are moved
+        # Some devices have no float64; the few numbers are moved to the CPU then.
         device = torch.device("cpu") if canvas.tokens.device.type == "mps" else canvas.tokens.device
         masked_BL = canvas.masked_BL.cpu().numpy()
         row_G, column_GM = spans_of(canvas, automaton.over)
@@ -140,7 +140,7 @@ class Constrained(Wrapper):
         line_BL[state.wanted_BL] = np.arange(len(prediction))
         line_N = line_BL[state.row_N, state.position_N]
         same = len(line_N) == len(prediction) and bool((np.diff(line_N) == 1).all())
-        # All lines are not copied, as they are many numbers.
+        # If all lines are selected they are not copied, since they are large.
         lines = prediction if same else prediction[torch.from_numpy(line_N).to(prediction.device)]
         return self.inner.select(state.inner, lines)
 
@@ -155,7 +155,7 @@ class Constrained(Wrapper):
         how = self.inner.drawing
         how = replace(how, temperature=0.0) if how.takes_likeliest else how
         token_N, log_prob_N = draw(state.tables, log_p_NI.to(state.never.device), spans, how, state.never)
-        # Drawn from left to right in each row; returned in the order of the inner sampler's query.
+        # Tokens are drawn from left to right in each row, but returned in the order of the inner sampler's query.
         place_BL = np.full(opens_BL.shape, -1)
         place_BL[opens_BL] = np.arange(len(token_N))
         order_N = torch.from_numpy(place_BL[state.row_N[chosen_N], state.position_N[chosen_N]]).to(token_N.device)
@@ -172,20 +172,20 @@ class Constrained(Wrapper):
 
     @staticmethod
     def _marked(state: ConstrainedState, chosen_N: Any) -> np.ndarray:
-        """[B, L] where the chosen ones of the inner sampler's lines lie."""
+        """[B, L] the positions of the chosen lines of the inner sampler's query."""
         marked_BL = np.zeros_like(state.wanted_BL)
         marked_BL[state.row_N[chosen_N], state.position_N[chosen_N]] = True
         return marked_BL
 
     def _together(self, state: ConstrainedState, opens_BL: np.ndarray) -> np.ndarray:
-        """[B, L] what must be known to open this: all masks of the spans in which something opens."""
+        """[B, L] the positions whose predictions are needed: all masks of the spans in which something opens."""
         together_BL: np.ndarray = state.masked_BL & np.isin(state.span_BL, np.unique(state.span_BL[opens_BL]))
         return together_BL
 
     def _check(self, state: ConstrainedState, canvas: Canvas, automaton: Automaton) -> None:
-        """Refuse, before the network is called, what no writing of the masks can meet."""
+        """Refuse a constraint that cannot be met, before the network is called."""
         if not len(state.row_G):
-            return  # nothing is to be written
+            return  # no mask to fill
         everything = _read_spans(state, np.arange(len(state.row_G)), state.masked_BL, state.masked_BL)
         impossible = (~possible(state.tables, everything, state.never)).nonzero().flatten().tolist()
         if not impossible:
@@ -205,7 +205,7 @@ class Constrained(Wrapper):
 
 
 def constrained(sampler: Sampler) -> Sampler:
-    """The same sampler, bound to the canvas's constraint; those that cannot hold one are refused."""
+    """The sampler wrapped so that it obeys the canvas's constraint; samplers that cannot do so are refused."""
     if not sampler.constrainable:
         raise UsageError(
             "the sampler {sampler} cannot hold a constraint, since it writes over its own tokens or draws by another "
@@ -220,7 +220,7 @@ def constrained(sampler: Sampler) -> Sampler:
 
 
 def takes_likeliest(sampler: Sampler) -> bool:
-    """Whether it takes the likeliest text that obeys instead of drawing one.
+    """Whether the sampler takes the likeliest accepted text instead of drawing one.
 
     >>> from unmask.samplers.ancestral import Ancestral
     >>> takes_likeliest(Ancestral(temperature=0.0)), takes_likeliest(Ancestral())
@@ -230,13 +230,15 @@ def takes_likeliest(sampler: Sampler) -> bool:
 
 
 def _lines(log_p_NI: Tensor, chosen_N: np.ndarray) -> Tensor:
-    """Some lines; all of them are not copied, as they are many numbers."""
+    """The chosen lines; without a copy if all are chosen, since they are large."""
     return log_p_NI if chosen_N.all() else log_p_NI[torch.from_numpy(chosen_N).to(log_p_NI.device)]
 
 
 def spans_of(canvas: Canvas, over: str) -> tuple[np.ndarray, np.ndarray]:
-    """What is constrained, in order, as rows and columns: every run of masks, or every row's text; with over="both" the
-    text with OPENS before and CLOSES after each run of masks."""
+    """The constrained spans in order, as rows and columns: every run of masks, or every row's text.
+
+    With over="both", the text with OPENS before and CLOSES after each run of masks.
+    """
     open_BL = canvas.masked_BL.cpu().numpy()
     edge_BL = np.diff(open_BL.astype(np.int8), axis=1, prepend=0, append=0)
     row_G, lo_G = np.nonzero(edge_BL == 1)
@@ -262,7 +264,7 @@ def _columns(lo_G: np.ndarray, hi_G: np.ndarray) -> np.ndarray:
 
 
 def _with_gaps(column: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
-    """The same columns with marks around the gaps lo..hi.
+    """The columns with markers around the gaps lo..hi.
 
     >>> _with_gaps(np.arange(3), np.array([1]), np.array([2])).tolist()
     [0, -2, 1, -3, 2]
@@ -272,7 +274,7 @@ def _with_gaps(column: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> np.ndarray
 
 
 def _read_spans(state: ConstrainedState, spans: np.ndarray, masked_BL: np.ndarray, opens_BL: np.ndarray) -> Spans:
-    """The chosen spans side by side; their masked positions are answered line by line in this order."""
+    """The chosen spans as `Spans`; the lines of the prediction are their masked positions in this order."""
     canvas, device = state.canvas, state.never.device
     row_G, column_GM = state.row_G[spans], state.column_GM[spans]
     length_G = (column_GM != NONE).sum(axis=1)

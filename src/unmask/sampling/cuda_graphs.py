@@ -1,11 +1,11 @@
 """Planned sampling on a GPU with the host out of the loop.
 
-A planned sampler knows before the first network call which positions open in which round. So the whole plan goes to the
-device, one round (network, draw, writing the tokens) is captured as a CUDA graph that reads its line of the plan by a
-counter on the device, and the loop is that graph, replayed. Nothing is copied or waited for in between. The law is the
-sampler's own: the same plan, the same uniforms, the same order of tokens in the inverse CDF.
+A planned sampler knows before the first network call which positions open in which round. So the whole plan is copied
+to the device, and one round (network, draw, writing the tokens) is captured as a CUDA graph that finds its line of the
+plan by a counter on the device. The loop replays this graph, without copies or synchronisation in between. The
+distribution is the sampler's own: the same plan, the same uniforms, the same order of tokens in the inverse CDF.
 
-Rows that are done leave: rows stand in the order of their number of rounds, and a graph for fewer rows takes over.
+Rows that are done leave: rows are sorted by their number of rounds, and a graph for fewer rows takes over.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from unmask.samplers.planned import PlannedSampler, PlannedState
 from unmask.sampling.captured import Decode, Denoise, graphs_of
 from unmask.sampling.predictor import NextToken, Predictor, XTheta
 
-MIN_ROUNDS = 16  # a graph for fewer rows must serve this many rounds to be worth its capture
+MIN_ROUNDS = 16  # a graph for fewer rows must be used for this many rounds to be worth its capture
 
 
 def can_replay(predictor: Predictor, sampler: PlannedSampler, state: PlannedState) -> bool:
-    """Whether the sampler's rounds can be replayed: a network whose calls can be captured, and a GPU."""
+    """Whether the sampler's rounds can be replayed, which needs a GPU and a network whose calls can be captured."""
     canvas = state.canvas
     if not canvas.tokens.is_cuda:
         return False
     if sampler.temperature_end is not None:  # a graph draws at one temperature
         return False
-    if canvas.label_B is not None:  # nor does it carry the rows' classes
+    if canvas.label_B is not None:  # nor does it support classes
         return False
     if isinstance(predictor, NextToken):
         with torch.no_grad():
@@ -50,7 +50,7 @@ def can_replay(predictor: Predictor, sampler: PlannedSampler, state: PlannedStat
 def replay(
     predictor: Predictor, sampler: PlannedSampler, state: PlannedState, *, quiet: bool = False
 ) -> Iterator[Step]:
-    """The steps of the sampler; quiet: only the last one, and the host does nothing in between."""
+    """The steps of the sampler. quiet: yield only the last step, with no work on the host in between."""
     denoiser = cast(XTheta | NextToken, predictor).denoiser
     way = _decode if isinstance(predictor, NextToken) else _denoise
     yield from way(denoiser, sampler, state, quiet)
@@ -58,7 +58,7 @@ def replay(
 
 @contextmanager
 def _calling() -> Iterator[None]:
-    """Around what calls the network, never around a yield: whoever takes the steps keeps settings of their own."""
+    """Settings for network calls; never active across a yield, so that the consumer of the steps keeps its own."""
     with torch.no_grad(), fast_attention():
         yield
 
@@ -83,7 +83,7 @@ def _denoise(denoiser: Network, sampler: PlannedSampler, state: PlannedState, qu
     valid_BL = None if canvas.valid_BL is None else canvas.valid_BL[slots_B]
     for lo, hi, rows in plan.segments:
         at, source, target, level = plan.lines(state, lo, hi, rows)
-        # So many lines as there are rounds, not as there could be: with few rounds, many positions are asked about.
+        # As many lines as there are rounds, not the possible maximum: with few rounds, each queries many positions.
         shape = (rows, L, _bucket(len(at)), at.shape[2], source.shape[1], valid_BL is not None)
         key = ("denoise", *shape, _draw_key(sampler))
         with _calling():
@@ -108,25 +108,25 @@ def _denoise(denoiser: Network, sampler: PlannedSampler, state: PlannedState, qu
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """The rounds of a plan as dense arrays, with the rows sorted by how long they take."""
+    """The rounds of a plan as dense arrays, with the rows sorted by their number of rounds."""
 
     row_of_slot: np.ndarray
     slot_of_row: np.ndarray
-    segments: list[tuple[int, int, int]]  # rounds lo..hi run with so many rows
+    segments: list[tuple[int, int, int]]  # (lo, hi, number of rows): rounds lo..hi run with this many rows
 
     @classmethod
     def of(cls, state: PlannedState) -> DevicePlan:
         B = len(state.tokens_BL)
         round_E = np.repeat(np.arange(state.num_rounds), np.diff(state.starts))
         rounds_B = np.zeros(B, dtype=np.int64)
-        rounds_B[state.row_E] = round_E + 1  # the last one stays: entries are sorted by round
+        rounds_B[state.row_E] = round_E + 1  # entries are sorted by round, so the last one remains
         row_of_slot = np.argsort(-rounds_B, kind="stable")
         active_R = B - np.searchsorted(np.sort(rounds_B), np.arange(state.num_rounds), side="right")
         return cls(row_of_slot, np.argsort(row_of_slot), _segments(active_R, B))
 
     def lines(self, state: PlannedState, lo: int, hi: int, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """For each round: positions asked at [rows, K]; of those, the real ones [N]; where they are written [N];
-        the level of each row. What only fills up is written after the last token, where nobody reads."""
+        """For each round: queried positions [rows, K]; which of them are real [N]; where tokens are written [N]; the
+        level of each row. Padding is written after the last token, where it is not read."""
         length = state.tokens_BL.shape[1]
         part = slice(state.starts[lo], state.starts[hi])
         row, position = state.row_E[part], state.position_E[part]
@@ -150,7 +150,7 @@ class DevicePlan:
 
 
 def _segments(active_R: np.ndarray, batch: int) -> list[tuple[int, int, int]]:
-    """Cut the rounds where the number of rows left fits a graph of half the size, if that graph then runs long enough.
+    """Split the rounds where the remaining rows fit a graph of half the size, if that graph then runs long enough.
 
     >>> _segments(np.array([8] * 20 + [3] * 20 + [1] * 2), 8)
     [(0, 20, 8), (20, 42, 4)]
@@ -168,7 +168,7 @@ def _segments(active_R: np.ndarray, batch: int) -> list[tuple[int, int, int]]:
 
 
 def _bucket(n: int) -> int:
-    """The next power of two: few shapes, few graphs."""
+    """The next power of two, so that few shapes and graphs are needed."""
     return 1 << (n - 1).bit_length()
 
 
@@ -207,13 +207,13 @@ def _decode(denoiser: Network, sampler: PlannedSampler, state: PlannedState, qui
 
 
 def _nothing(state: PlannedState) -> Step:
-    """The canvas at the end, without what opened on the way."""
+    """A step with the final canvas, without the positions that opened before."""
     none = torch.empty(0, dtype=torch.long, device=state.tokens_BL.device)
     return Step(none, none, none, none.float(), state.tokens_BL)
 
 
 def _draw_key(sampler: PlannedSampler) -> Hashable:
-    """What of the drawing is recorded in a graph; a temperature alone is not."""
+    """The drawing options that are fixed in a graph; the temperature alone is not."""
     if sampler.draws_whole_law:
         return True
     return sampler.draw, sampler.sure, sampler.temperature, sampler.top_k, sampler.top_p

@@ -1,4 +1,4 @@
-"""Samplers from a name and options: the one way in which Python, the command line and the server make them."""
+"""Samplers from a name and options, created the same way for Python, the command line and the server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unmask.samplers.drawing import Drawing
 
 
 class UnknownOption(UsageError):
-    """An option that neither the sampler nor the one inside it has; known: those that the sampler has."""
+    """An option that neither the sampler nor its inner sampler has. known: the sampler's options."""
 
     def __init__(self, cls: type[Sampler], option: str, known: set[str]) -> None:
         hint = Public(did_you_mean(option, known))
@@ -27,11 +27,11 @@ class UnknownOption(UsageError):
 def make_sampler(
     name: str | None, options: Mapping[str, Any], *, own: Sampler, drawing: Drawing, window: int
 ) -> Sampler:
-    """The sampler of that name, or the model's `own`, with these options; of what they leave out the model says how
-    tokens are drawn (`drawing`), and how wide a window is.
+    """Create the sampler of that name, or the model's `own` if it is None, with these options.
 
-    Of a sampler around another, what it does not know are options of the inner one, which `inner` names and which is
-    the model's own where nothing else is usual. A string is read as the option's type asks, as on the command line.
+    Options that are left out default to the model's: `drawing` for how tokens are drawn, `window` for the width of a
+    window. For a wrapper, options that it does not have go to the inner sampler, which `inner` names; its default is
+    usually the model's own sampler. Strings are parsed according to the option's type, as on the command line.
 
     >>> from unmask.samplers import Ancestral
     >>> model = {"own": Ancestral(), "drawing": Drawing(top_p=0.9), "window": 64}
@@ -51,12 +51,12 @@ def make_sampler(
     inner = options.pop("inner", None)
     outer = {option: options.pop(option) for option in known if option in options}
     if isinstance(inner, Sampler):
-        outer |= options  # there is nothing to build of them: one that is left over is refused
+        outer |= options  # no inner sampler is built from them: leftover options are refused
     else:
         usual: type[Any] = type(own) if cls.own_inner else type(known["inner"].default)
         try:
             inner = _build(room.get(inner) if inner else usual, options, own, drawing, window)
-        except UnknownOption as e:  # it may have been meant for the outer one
+        except UnknownOption as e:  # it may have been meant for the wrapper
             raise UnknownOption(e.cls, e.option, {*e.known, *known}) from None
     return _build(cls, outer | {"inner": inner}, own, drawing, window)
 
@@ -71,11 +71,11 @@ def _build(cls: type[Sampler], options: dict[str, Any], own: Sampler, drawing: D
     for option, value in options.items():
         if option not in known:
             raise UnknownOption(cls, option, set(known))
-        if value == "inf" and hints[option] is float:  # a recipe takes no such number; here the sampler judges it
+        if value == "inf" and hints[option] is float:  # refused in recipes; here the sampler checks it
             options = options | {option: math.inf}
         elif isinstance(value, str):
             options = options | {option: from_dict(hints[option], Word(value), f"--{option}")}
-    # What the model's own sampler was made with stays, and its noise goes to any other.
+    # The model's own sampler keeps its options; any other sampler gets its noise.
     usual = {name: getattr(own, name) for name in known if type(own) is cls or (name == "noise" and hasattr(own, name))}
     if issubclass(cls, Drawing):
         usual |= dataclasses.asdict(drawing)

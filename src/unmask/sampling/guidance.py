@@ -17,7 +17,7 @@ from unmask.sampling.query import masked_share
 
 @dataclass(frozen=True)
 class Guidance:
-    """How strongly the condition is followed: p ∝ p(x | c)^(1 + weight) p(x)^(-weight).
+    """The strength of guidance: p ∝ p(x | c)^(1 + weight) p(x)^(-weight).
 
     condition_BL: the positions of the condition; None: all that are fixed. A row's label is always part of it.
     weight 0 changes nothing, -1 ignores it.
@@ -32,9 +32,9 @@ class Guidance:
 
 
 class Guided:
-    """A predictor that asks twice, with and without the condition, and goes further in the direction of the first.
+    """A predictor that calls the network with and without the condition, and extrapolates towards the former.
 
-    It acts on x_theta, renormalised over the tokens, so how many positions open stays the sampler's affair.
+    It acts on x_theta, renormalised over the tokens, so it does not affect which positions open.
     """
 
     left_to_right = False
@@ -49,7 +49,7 @@ class Guided:
         hides = bool(condition_BL.any())
         labelled = canvas.label_B is not None and bool((canvas.label_B >= 0).any())
         maskless = predictor.process is not None and predictor.process.name != "absorbing"
-        if hides and maskless and labelled:  # a prompt cannot be hidden there: the label alone guides
+        if hides and maskless and labelled:  # a prompt cannot be hidden here, so only the label guides
             hides = False
         if hides and maskless and predictor.process is not None:
             raise UsageError(
@@ -68,19 +68,19 @@ class Guided:
         without = self._without(query)
         full, free = self.predictor(query), self.predictor(without)
         mixed = (1 + self.weight) * full - self.weight * free
-        # What is impossible either way stays impossible; -inf - -inf would be non-finite.
+        # Tokens that are impossible in either prediction stay impossible; -inf - -inf would be NaN.
         mixed = mixed.masked_fill((full == -torch.inf) | (free == -torch.inf), -torch.inf)
         return torch.log_softmax(mixed, dim=-1)
 
     def _without(self, query: Query) -> Query:
-        """The same query without its condition. A conditioned network gets a higher level: more is masked."""
+        """The same query without its condition. A conditioned network gets a higher level, since more is masked."""
         query = dataclasses.replace(query, label_B=None)
         if self.condition_BL is None:
             return query
         if query.tokens_BL.shape != self.condition_BL.shape:
             raise UsageError("guidance works within one window: ask for no more tokens than the model's window")
         tokens_BL = query.tokens_BL.masked_fill(self.condition_BL, self.mask_id)
-        # The sampler's clock counts what it opens; of a canvas with more hidden it says nothing, its masks do.
+        # The sampler's clock does not apply to a canvas with more masks, so the level is computed from the masks.
         share_B = masked_share(self.canvas, tokens_BL).to(query.level_R)
         less_B = self.condition_BL.any(dim=1)
         if query.rows_R is not None:

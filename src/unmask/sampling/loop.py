@@ -1,6 +1,6 @@
-"""canvas → sampler → canvas: the one loop that the library, the terminal and particles share.
+"""canvas → sampler → canvas: the sampling loop shared by the library, the terminal and particles.
 
-A server's engine is a scheduler of the same pieces: it asks for many canvases at once (see unmask.server.rows).
+The server's engine schedules the same parts for many canvases at once (see unmask.server.rows).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def steps(
 ) -> Iterator[Step]:
     """Run the sampler and yield a `Step` per network call (two calls with guidance).
 
-    objective: the one that the denoiser was trained with. runners_up: each step reports this many of the likeliest
-    other tokens.
+    objective: the one that the denoiser was trained with. runners_up: the number of likeliest other tokens that each
+    step reports.
 
     >>> import torch, unmask
     >>> coin = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)
@@ -61,10 +61,10 @@ def drive(
     observer: Observer | None = None,
     quiet: bool = False,
 ) -> Iterator[Step]:
-    """ask, predict, tell, until nothing is left to ask: the steps of a sampler that is bound to its model.
+    """Alternate ask, predict and tell until the sampler is done, and yield its steps; it must be bound to the model.
 
     On a GPU the rounds of a planned sampler are replayed instead, unless there is an observer, since a replayed graph
-    keeps no predictions. quiet: it may then leave out all steps but the last.
+    keeps no predictions. quiet: all steps but the last may then be left out.
     """
     if canvas.constraint is not None:
         sampler = constrained(sampler)
@@ -84,14 +84,14 @@ def drive(
 def _replay(
     predictor: Predictor, sampler: Sampler, state: Any, part: tuple[Any, Any], *, quiet: bool
 ) -> Iterator[Step]:
-    """The steps of all rounds that are planned; of a sampler in windows, those of one window."""
+    """The steps of all planned rounds; for a sampler in windows, those of one window."""
     last: Step | None = None
     for step in replay(predictor, *part, quiet=quiet):
         if last is not None:
             yield last
         last = sampler.replayed(state, step)
     sampler.go_on(state)
-    if last is not None:  # only after a window's last step is it certain that an end-of-text stays
+    if last is not None:  # an end-of-text is certain to stay only after a window's last step
         yield replace(last, tokens_BL=state.tokens_BL)
 
 
@@ -104,7 +104,7 @@ def _pair(
 
 
 def bound(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> Sampler:
-    """The sampler bound to the process of the model, which it must fit; else it raises.
+    """The sampler bound to the model's process; raises if it does not fit the model.
 
     >>> bound(model.objective.predictor(model.denoiser), unmask.samplers.Ancestral(), canvas)  # doctest: +SKIP
     """
@@ -113,10 +113,10 @@ def bound(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> Sampler:
 
 
 def begun(predictor: Predictor, canvas: Canvas) -> Canvas:
-    """The canvas at time 1: what is open is drawn from the process's prior, which for absorbing states is the mask.
+    """The canvas at time 1: open positions are drawn from the process's prior, which for absorbing states is the mask.
 
-    States that are vectors lie in no canvas: there what is open stays masked until it is written, and the sampler keeps
-    its own.
+    If states are vectors, the canvas cannot hold them: open positions stay masked until they are written, and the
+    sampler keeps the states.
     """
     process = predictor.process
     if process is None or process.vectors:
@@ -145,13 +145,13 @@ def sample(
     tokens = canvas.tokens
     for step in drive(predictor, canvas, sampler, quiet=True):
         tokens = step.tokens_BL
-    if bool((tokens == canvas.mask_id).any()):  # a captured run is not looked at on its way
+    if bool((tokens == canvas.mask_id).any()):  # a captured run is checked only at its end
         raise NonFiniteError("the model's prediction is not a number: check the weights")
     return replace(canvas, tokens=tokens)
 
 
 def check_pair(predictor: Predictor, sampler: Sampler, canvas: Canvas) -> None:
-    """Refuse a sampler that cannot use these predictions, naming those that can, or an order the network cannot follow.
+    """Refuse a sampler that cannot use these predictions (naming those that can), or an order the network cannot read.
 
     >>> import torch, unmask
     >>> net = unmask.as_denoiser(lambda z, level: torch.zeros(*z.shape, 3), vocab_size=2, mask_id=2)

@@ -1,4 +1,4 @@
-"""What there is to see in a step: what else was likely to the network, and what was masked again."""
+"""Observing sampling steps: the network's other likely tokens, and the positions that were remasked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def without_frame(step: Step, frame: tuple[int, int]) -> Step:
-    """The step as a watcher gets it: positions count from where the text begins."""
+    """The step as it is reported: positions count from the beginning of the text."""
     begin, end = frame
     if not begin and not end:
         return step
@@ -27,19 +27,19 @@ def without_frame(step: Step, frame: tuple[int, int]) -> Step:
 
 
 class Observer:
-    """Watches a run of `unmask.sampling.loop.drive`, call by call; a subclass says what it does with what it sees."""
+    """Base class of observers of a run of `unmask.sampling.loop.drive`, called for every network call."""
 
     def on_step(self, query: Query, prediction: Tensor, step: Step) -> Step:
-        """The step that was made of this answer, as it is to be handed on."""
+        """Called after each step; returns the step to report, by default the same."""
         return step
 
     def on_state(self, state: Any) -> Any:
-        """The sampler's state after the step, or another one from which it goes on."""
+        """Called with the sampler's state after each step; returns the state to continue from, by default the same."""
         return state
 
 
 class RunnersUpObserver(Observer):
-    """Adds to each step its `num` runners-up and what it masked again."""
+    """Adds to each step its `num` runners-up and the positions that it remasked."""
 
     def __init__(self, canvas: Canvas, predictor: Predictor, num: int) -> None:
         self.before_BL, self.mask_id, self.predictor, self.num = canvas.tokens, canvas.mask_id, predictor, num
@@ -59,10 +59,10 @@ def with_runners_up(
     mask_id: int,
     num: int,
 ) -> Step:
-    """The step with its `num` runners-up and what it masked again. before_BL: the canvas before it.
+    """The step with its `num` runners-up and the positions that it remasked. before_BL: the canvas before the step.
 
-    A sampler need not know that somebody watches: which line of the prediction belongs to which opened position is read
-    off its question. What was written before and opens now has been masked again in between, where there are masks.
+    The sampler need not know about observers: the query determines which line of the prediction belongs to which opened
+    position. If the process has masks, a position that was written before and opens now must have been remasked.
     """
     if step.remasked is None and getattr(predictor.process, "name", "absorbing") == "absorbing":
         open_BL = (step.tokens_BL == mask_id).index_put((step.row_N, step.position_N), torch.tensor(True))
@@ -76,7 +76,7 @@ def with_runners_up(
 
 
 def _lines(row_N: Tensor, at_N: Tensor, query: Query) -> Tensor | None:
-    """For each opened position its line of the prediction; None where the sampler wrote what it did not ask about."""
+    """The line of the prediction for each opened position; None if a written position was not queried."""
     row_W, at_W = lines_of(query)
     line_BL = torch.full_like(query.tokens_BL, -1)
     line_BL[row_W, at_W] = torch.arange(len(row_W), device=line_BL.device)
@@ -94,7 +94,7 @@ def _runners_up(log_p_NI: Tensor, token_N: Tensor, num: int) -> RunnersUp:
 
 
 def step_as_dict(step: Step, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A step as plain data. The lists stand side by side: entry i of each is one token that was written.
+    """A step as plain data, for JSON. Entry i of each list belongs to the i-th written token.
 
     >>> import torch
     >>> from unmask.data.tokenizers import load_tokenizer

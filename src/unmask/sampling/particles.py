@@ -1,4 +1,4 @@
-"""Particles: several canvases side by side that follow a score of one's own, drawn anew by their weights."""
+"""Particles: several canvases in parallel, steered by a user-defined score and resampled by their weights."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def particles(
 
 
 class _Weights(Observer):
-    """Weighs the particles after each step and, where few of them carry the weight, draws them anew."""
+    """Weights the particles after each step, and resamples them when the effective number of particles is small."""
 
     def __init__(
         self, canvas: Canvas, crowd: Canvas, sampler: Sampler, score: Score, num: int, threshold: float, greedy: bool
@@ -86,7 +86,7 @@ class _Weights(Observer):
         self.num, self.threshold, self.greedy, self.groups = num, threshold, greedy, len(canvas.tokens)
         self.tokens_BL = crowd.tokens
         self.last_B = _scores(score, self.tokens_BL)
-        self.base_B = _finite(self.last_B)  # the score when a particle was last drawn anew: its weight is exp(rise)
+        self.base_B = _finite(self.last_B)  # score at the last resampling; the weight is exp(increase since)
 
     @property
     def log_w_GP(self) -> Tensor:
@@ -99,18 +99,18 @@ class _Weights(Observer):
 
     def on_state(self, state: Any) -> Any:
         groups, num, tokens_BL = self.groups, self.num, self.tokens_BL
-        w_GP = torch.softmax(self.log_w_GP, dim=1)  # NaN where all of a group are ruled out so far: they go on
+        w_GP = torch.softmax(self.log_w_GP, dim=1)  # NaN if a whole group is ruled out: it continues
         poor_G = 1 / w_GP.square().sum(dim=1) < self.threshold * num
         if not bool(poor_G.any()):
             return state
-        # How much a group has left tells its moments apart, whatever goes on in other groups.
+        # The number of masks left identifies the moment within a group, independently of the other groups.
         left_G = (tokens_BL == self.canvas.mask_id).view(groups, -1).sum(dim=1)
         u_G = uniform(self.canvas.key_B, DRAW_PARTICLE, left_G + 1)
         best_G1 = self.last_B.view(groups, num).argmax(dim=1, keepdim=True)
         chosen_GP = best_G1.expand(-1, num) if self.greedy else _systematic(w_GP, u_G)
         chosen_GP = torch.where(poor_G[:, None], chosen_GP, torch.arange(num, device=w_GP.device))
         rows_B = (chosen_GP + num * torch.arange(groups, device=w_GP.device)[:, None]).flatten()
-        # Copies go their own ways: every particle of a group that was drawn anew gets new numbers from here on.
+        # Copies must diverge: every particle of a resampled group gets new random numbers from here on.
         poor_B, left_B = (x.repeat_interleave(num) for x in (poor_G, left_G))
         key_B = torch.where(poor_B, fold(self.crowd.key_B, left_B), self.crowd.key_B)
         self.crowd = dataclasses.replace(self.crowd, key_B=key_B)
@@ -119,7 +119,7 @@ class _Weights(Observer):
         return self.sampler.copy_rows(state, rows_B.cpu().numpy(), self.crowd)
 
     def chosen(self) -> Tensor:
-        """[G, L] one particle of each group, by its weight or the best."""
+        """[G, L] one particle of each group, drawn by weight, or the best one."""
         lost_G = (self.log_w_GP == -torch.inf).all(dim=1)
         if bool(lost_G.any()):
             raise UsageError(
@@ -133,7 +133,7 @@ class _Weights(Observer):
 
 
 def _crowd(canvas: Canvas, num: int) -> Canvas:
-    """Every row `num` times, each copy with a key of its own."""
+    """A canvas with every row `num` times, each copy with its own key."""
     index_P = torch.arange(num, device=canvas.tokens.device)
     key_B = fold(canvas.key_B[:, None], DRAW_PARTICLE, index_P + 1).flatten()
     copies = {
@@ -155,12 +155,12 @@ def _scores(score: Score, tokens_BL: Tensor) -> Tensor:
 
 
 def _finite(score_B: Tensor) -> Tensor:
-    """A row that was ruled out may come back: what it then scores is its weight."""
+    """The score with -inf replaced by 0: if a row that was ruled out recovers, its weight is its new score."""
     return score_B.masked_fill(score_B == -torch.inf, 0.0)
 
 
 def _systematic(w_GP: Tensor, u_G: Tensor) -> Tensor:
-    """P draws from each row of weights with one uniform: each is taken its expected number of times, or one more."""
+    """Systematic resampling: P draws from each row of weights with a single uniform number."""
     num = w_GP.shape[1]
     points_GP = (u_G[:, None] + torch.arange(num, device=w_GP.device)) / num
     cdf_GP = torch.cumsum(w_GP, dim=1)

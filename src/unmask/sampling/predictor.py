@@ -1,4 +1,4 @@
-"""What samplers ask and what networks answer: the network call stands between `ask` and `tell`, outside both."""
+"""Queries of samplers and predictions of networks: the network is called between `ask` and `tell`, outside both."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Predictor(Protocol):
 
 
 class XTheta:
-    """log x_theta [N, I]; samplers ask about masked positions only, which is the carry-over half of SUBS."""
+    """log x_theta [N, I]; samplers query masked positions only, which implements the carry-over half of SUBS."""
 
     left_to_right = False
 
@@ -103,10 +103,10 @@ class XTheta:
 
 
 class VectorXTheta:
-    """log x_theta [N, I] of a network that reads vectors: the asked positions' states, and tokens everywhere else.
+    """log x_theta [N, I] of a network that reads vectors: states at the queried positions, tokens everywhere else.
 
-    vectors(tokens_RL, row_N, at_N, latent_NE, level_N): what the network reads. log_probs(logits_NI, latent_NE,
-    level_N): log x_theta. Both are the objective's.
+    vectors(tokens_RL, row_N, at_N, latent_NE, level_N): the network's input. log_probs(logits_NI, latent_NE,
+    level_N): log x_theta. Both come from the objective.
     """
 
     left_to_right = False
@@ -127,7 +127,7 @@ class VectorXTheta:
         latent_NE = query.latent_NE
         if latent_NE is None:
             raise UsageError("this model reads vectors: ask about their states, as its own sampler does")
-        num = len(latent_NE)  # whoever fills up a batch may have asked for more lines after these
+        num = len(latent_NE)  # a batch may be padded with further lines after these
         row_N, column_N = (x[:num] for x in query.wanted_RK.nonzero(as_tuple=True))
         at_N, level_N = query.at_RK[row_N, column_N], query.level_R[row_N]
         z_RLD = self.vectors(query.z_RL, row_N, at_N, latent_NE, level_N)
@@ -138,9 +138,9 @@ class VectorXTheta:
 
 
 class NextToken:
-    """log p(x_l | x_<l) [N, I] from a causal network, with its cache where it has one; rows move in lockstep.
+    """log p(x_l | x_<l) [N, I] from a causal network, with its cache if it has one; rows advance in lockstep.
 
-    Made anew for each generation: it remembers how far the cache reaches.
+    It keeps the length of the cache, so each generation needs a new one.
     """
 
     process = None
@@ -150,11 +150,11 @@ class NextToken:
     def __init__(self, denoiser: Network) -> None:
         self.denoiser = denoiser
         self.cache: Cache | None = None
-        self.length = 0  # positions that the cache holds
+        self.length = 0  # positions in the cache
 
     @torch.no_grad()
     def __call__(self, query: Query) -> Tensor:
-        if not query.writes:  # all is there already: one reading answers every position
+        if not query.writes:  # all tokens are given: one call answers every position
             h_RKD = self.denoiser.trunk(query.z_RL, valid_BL=query.valid_RL, at_BK=query.at_RK)
             return subs_log_probs(self.denoiser.head(h_RKD[query.wanted_RK]), self.denoiser.mask_id)
         if self.length == 0:

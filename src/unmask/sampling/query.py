@@ -1,4 +1,4 @@
-"""Queries about any set of positions, made from what stands on the device: for samplers that have no plan."""
+"""Queries about any set of positions, built from tensors on the device, for samplers without a plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unmask.sampling.predictor import Query
 def ask_about(canvas: Canvas, tokens_BL: Tensor, wanted_BL: Tensor, level_B: Tensor) -> Query | None:
     """A query about the wanted positions of a later state of the canvas, in the order of wanted_BL.nonzero().
 
-    None where nothing is wanted. Rows of which nothing is wanted are left out.
+    None if no position is wanted. Rows without wanted positions are left out.
 
     >>> canvas = Canvas.blank(num=2, length=3, mask_id=9)
     >>> query = ask_about(canvas, canvas.tokens, torch.tensor([[False] * 3, [True, False, True]]), torch.ones(2))
@@ -39,7 +39,7 @@ def ask_about(canvas: Canvas, tokens_BL: Tensor, wanted_BL: Tensor, level_B: Ten
 
 
 def lines_of(query: Query) -> tuple[Tensor, Tensor]:
-    """Rows and positions of a query's lines, in the order in which they are answered.
+    """Rows and positions of a query's lines, in the order of the answer.
 
     >>> canvas = Canvas.blank(num=2, length=3, mask_id=9)
     >>> query = ask_about(canvas, canvas.tokens, torch.tensor([[False] * 3, [True, False, True]]), torch.ones(2))
@@ -52,11 +52,11 @@ def lines_of(query: Query) -> tuple[Tensor, Tensor]:
 
 
 def masked_share(canvas: Canvas, tokens_BL: Tensor) -> Tensor:
-    """[B] the noise level of a conditioned network where a sampler has no clock: the masked share of the row."""
+    """[B] the masked share of each row: the noise level for a conditioned network if the sampler has no clock."""
     return (tokens_BL == canvas.mask_id).sum(dim=1) / canvas.length_B.clamp(min=1)
 
 
 def written_share(canvas: Canvas, tokens_BL: Tensor) -> Tensor:
-    """[B] how much of what the canvas left open is written."""
+    """[B] the share of the canvas's open positions that is written."""
     left_B = (tokens_BL == canvas.mask_id).sum(dim=1)
     return 1 - left_B / canvas.open_BL.sum(dim=1).clamp(min=1)

@@ -1,1 +1,1 @@
-"""Training: the loop and what it holds."""
+"""Training: the loop, the state of a run, optimizers and checkpoints."""

@@ -1,4 +1,4 @@
-"""How long a run has trained: what bounds are compared by, whatever else the run does between its steps."""
+"""The training time of a run, by which bounds are compared, without everything else that the run does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Clock:
-    """Seconds of training. It stands while the run validates, samples and saves.
+    """Counts seconds of training; it is stopped while the run validates, samples and saves.
 
     >>> clock = Clock()
     >>> clock.seconds
@@ -18,7 +18,7 @@ class Clock:
     """
 
     def __init__(self, before: float = 0.0) -> None:
-        self._before = before  # counted already, also by the processes that this one continues
+        self._before = before  # counted before, including the runs that this one resumes
         self._since: float | None = None
 
     @property
@@ -30,5 +30,5 @@ class Clock:
             self._since = time.perf_counter()
 
     def stop(self) -> None:
-        """What a device was handed counts where it is waited for: read its last numbers first."""
+        """Stop counting. Queued device work counts only if it is waited for, so read the last step's numbers first."""
         self._before, self._since = self.seconds, None

@@ -1,4 +1,4 @@
-"""The parts of a network that training calls, compiled where they have no kernels of their own."""
+"""Compiles the parts of a network that training calls, if they have no kernels of their own."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from unmask.denoisers.network import Network
 
 
 def compile_trunk(network: Network, *, padding: bool = True) -> None:
-    """Compile the parts of the network that training calls. How many positions it asks for differs from step to step,
-    and how many there are where rows stand without padding.
+    """Compile the parts of the network that training calls.
 
-    padding: whether batches hold rows of different lengths as a rule. Where it is one row of the whole corpus, the step
-    that meets it runs as it is written: to compile for it would take longer than all such steps.
+    The number of requested positions differs from step to step, and so does the total number of positions if rows are
+    not padded. padding: whether batches usually contain rows of different lengths. If only one row of the corpus is
+    shorter, its step runs uncompiled, since compiling for it would take longer than all such steps.
     """
     if network.can_fuse_training():
         return
@@ -29,7 +29,7 @@ def _compiled(plain: Callable[..., Tensor], padding: bool) -> Callable[..., Tens
     compiled = torch.compile(plain)
 
     def call(z: Tensor, level_B: Tensor | None, *lists: Any, **options: Tensor | None) -> Tensor:
-        if not torch.is_grad_enabled():  # a validation's shapes are others, and too few calls to compile for
+        if not torch.is_grad_enabled():  # validation has other shapes, and too few calls to compile for
             return plain(z, level_B, *lists, **options)
         if options.get("valid_BL") is not None and not padding:
             return plain(z, level_B, *lists, **options)

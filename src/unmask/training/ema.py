@@ -14,7 +14,7 @@ from unmask.errors import ModelFolderError
 
 
 class Ema:
-    """decay_n = min(decay, (1 + n) / (10 + n)): early averages forget the initial weights quickly.
+    """The average of the weights, with decay_n = min(decay, (1 + n) / (10 + n)), which soon forgets initial weights.
 
     >>> round(Ema.decay_at(0.9999, 1), 4)  # the first update
     0.1818
@@ -31,7 +31,7 @@ class Ema:
         return min(decay, (1 + num_updates) / (10 + num_updates))
 
     def advance(self) -> float:
-        """Count one more update; how far the average goes towards the weights in it."""
+        """Count one more update; return the fraction by which the average moves towards the weights."""
         self.num_updates += 1
         return 1 - self.decay_at(self.decay, self.num_updates)
 
@@ -48,7 +48,7 @@ class Ema:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The network holds the average inside the block and its own weights again after it."""
+        """Use the averaged weights in the network inside the block; restore its own weights afterwards."""
         own = {name: p.detach().clone() for name, p in self.parameters.items()}
         with torch.no_grad():
             for name, p in self.parameters.items():

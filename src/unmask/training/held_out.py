@@ -1,4 +1,4 @@
-"""What a run shows of its model on rows that it does not train on: its metrics, and a text for a prompt and class."""
+"""Metrics and samples on held-out rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unmask.training.callbacks import Sample
 
 
 def held_out_sample(model: Model, rows: Rows, seed: int) -> Sample:
-    """A text of the model; where rows have prompts or classes, for those of one of them, chosen by the seed.
+    """Generate a text; if rows have prompts or classes, with those of one row, chosen by the seed.
 
     >>> held_out_sample(model, rows, seed=1000).prompt  # doctest: +SKIP
     """
@@ -36,7 +36,7 @@ def held_out_sample(model: Model, rows: Rows, seed: int) -> Sample:
     length = max(int(held_out.valid_len[0]), len(model.begin) + len(tokenizer.encode(prompt)) + 1 + len(model.end))
     try:
         text = model.generate(1, length if prompt else None, prompt, seed=seed, label=label, separator="")[0]
-    except UsageError:  # such a prompt is for no canvas, as one that spells a mask: a look ends no run
+    except UsageError:  # an unusable prompt, such as one that spells a mask, must not end the run
         prompt, text = "", model.generate(1, seed=seed, label=label, separator="")[0]
     word = model.labels[label] if label is not None and label < len(model.labels) else label
     return Sample(text, prompt=prompt, label=word)
@@ -45,7 +45,7 @@ def held_out_sample(model: Model, rows: Rows, seed: int) -> Sample:
 def measure_all(
     metrics: Sequence[Metric], model: Model, rows: Rows, *, max_rows: int, world: World
 ) -> list[Measurement]:
-    """Each metric on the rows, or on `max_rows` of them where it does not say itself how many it measures.
+    """Measure each metric on the rows, or on `max_rows` of them if the metric does not set a number itself.
 
     >>> measure_all([MaskedAccuracy()], model, rows, max_rows=256, world=World())  # doctest: +SKIP
     """

@@ -1,4 +1,4 @@
-"""What a run begins with: a recipe that takes over a pretrained model's network, tokenizer and window."""
+"""Starting from a pretrained model: its network, tokenizer and window are put into the recipe."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from unmask.pretrained.base import PREFIX, Pretrained
 from unmask.pretrained.families import denoiser_of
 from unmask.pretrained.source import open_source
 
-WHOLE = ("denoiser", "denoiser.name")  # the words that name a network
+WHOLE = ("denoiser", "denoiser.name")  # the options that choose a network
 
 
 def is_pretrained(init: str | Path | None) -> bool:
-    """Whether --init names a model of others.
+    """Whether --init names a third-party model.
 
     >>> is_pretrained("hf:bert-base-uncased"), is_pretrained("runs/demo")
     (True, False)
@@ -27,11 +27,11 @@ def is_pretrained(init: str | Path | None) -> bool:
 
 
 def adopted(config: RunConfig, pretrained: Pretrained, init: str) -> RunConfig:
-    """The recipe with the network, the tokenizer and, where its rows are longer, the window of a pretrained model.
+    """The recipe with the network and tokenizer of a pretrained model, and its window if the recipe's rows are longer.
 
-    What the recipe's own denoiser says beside the network's shape (dropout, low-rank adaptation) stays, where it is of
-    the same kind. A recipe of the default denoiser, dit, has nothing to say of it; one of another kind than the
-    weights is refused. The run needs the source no more once it has begun: all of it is in the run's folder.
+    If the recipe's denoiser is of the same kind, its options besides the network's shape (dropout, low-rank adaptation)
+    are kept. The default denoiser, dit, is replaced; any other kind is refused. Once the run has begun, the source is
+    no longer needed: everything is in the run's folder.
     """
     spec = absolute(init)
     unset = next(f.default for f in fields(RunConfig) if f.name == "tokenizer")
@@ -51,14 +51,14 @@ def adopted(config: RunConfig, pretrained: Pretrained, init: str) -> RunConfig:
     if type(config.denoiser) is type(denoiser):
         chosen = {name: getattr(config.denoiser, name) for name in denoiser.chosen_by_recipe}
         denoiser = replace(denoiser, **chosen)  # type: ignore[type-var]
-    elif "causal" in denoiser.chosen_by_recipe:  # of another kind, it still says which sides are seen
+    elif "causal" in denoiser.chosen_by_recipe:  # for another kind, `causal` still applies
         denoiser = replace(denoiser, causal=config.denoiser.causal)  # type: ignore[type-var]
     data = replace(config.data, length=min(config.data.length, pretrained.length))
     return replace(config, denoiser=denoiser, tokenizer=spec, data=data)
 
 
 def check_said(init: str, words: Mapping[str, str]) -> None:
-    """Refuse what the command line says of a network that comes with its weights, in words such as `denoiser.hidden`.
+    """Refuse command-line options, such as `denoiser.hidden`, that contradict a network loaded with its weights.
 
     >>> check_said("hf:bert-base-uncased", {"denoiser": "dit"})  # doctest: +SKIP
     Traceback (most recent call last):
@@ -69,7 +69,7 @@ def check_said(init: str, words: Mapping[str, str]) -> None:
     if not said and not options:
         return
     kind = denoiser_of(open_source(init))
-    if not kind:  # who reads it says what it is
+    if not kind:  # its reader determines the kind
         return
     for name in said.values():
         if name != kind:
@@ -86,12 +86,12 @@ def check_said(init: str, words: Mapping[str, str]) -> None:
 
 
 def taken_over(config: RunConfig, pretrained: Pretrained, init: str) -> str:
-    """What the run says of it."""
+    """The message that the run prints about it."""
     rows = f"rows have {config.data.length} tokens, {pretrained.length} is the most that it reads"
     return f"network, weights and tokenizer are those of {init}; {rows}"
 
 
 def absolute(init: str) -> str:
-    """The same source from any working directory."""
+    """The source with an absolute path, valid from any working directory."""
     path = Path(init.removeprefix(PREFIX)).expanduser()
     return f"{PREFIX}{path.absolute()}" if path.exists() else init

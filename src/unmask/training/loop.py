@@ -58,7 +58,7 @@ def train(
         raise UsageError(f"a callback is an object of a subclass of unmask.Callback, got {str(wrong[0])[:60]!r}")
     adopt_plugins(config)
     check_installed(config.wandb)
-    config = replace(config, data=config.data.absolute())  # the run is read from elsewhere, too
+    config = replace(config, data=config.data.absolute())  # the run may be read from another directory
     with join_world(device, timeout=timeout) as world, one_writer(Path(config.out), world) as note:
         run = Run(config, world, resume=resume, init=init)
         tell = Announcer([*run.listeners(), *callbacks] if world.first else [])
@@ -76,7 +76,7 @@ def train(
             if run.saver.failed is not None:
                 tell.on_note(run.step, f"the last save failed: {run.saver.failed}")
             tell.on_end()
-        world.barrier()  # what the others load, the first has written
+        world.barrier()  # the first process has written what the others load
         return load(run.folder, device=str(world.device))
 
 
@@ -87,8 +87,8 @@ def _loop(run: Run, tell: Announcer) -> None:
         if run.step == 0:
             run.look(tell)
         if run.parallel.kind == "ddp":
-            # DDP lays its exchange out anew after the first backward pass and sums in another order from then on. One
-            # that counts for nothing lets a resumed run sum as the run it continues.
+            # DDP rearranges its buckets after the first backward pass, and sums in another order from then on. A
+            # discarded pass makes a resumed run sum in the same order as the run that it continues.
             run.forward_backward(run.loader.fetch(run.step, *run.share))
         run.began = time.perf_counter()
         run.clock.go()
@@ -100,12 +100,12 @@ def _loop(run: Run, tell: Announcer) -> None:
             world.arm()
             if run.step == run.resumed + 1:
                 run.prepare_saving()
-            # A GPU is handed the next step before the last one's numbers are read, so it never waits for us.
+            # The next step is queued on the GPU before the last one's numbers are read, so it never waits for the host.
             looks = run.looks_now()
             run.announce(tell, keep=0 if looks else 1)
             last = run.step == config.steps or run.ends(tell)
             if looks or last:
-                run.clock.stop()  # the device has done all steps: what comes now is no training
+                run.clock.stop()  # the device has done all steps: no training time from here on
 
             improved = False
             if run.step % config.valid_every == 0 or last:
@@ -116,7 +116,7 @@ def _loop(run: Run, tell: Announcer) -> None:
                     tell.on_note(run.step, f"nobody logged the metric {config.best!r}: the last model is kept")
             if config.sample_every and (run.step % config.sample_every == 0 or last):
                 tell.on_sample(run.step, run.sample())
-            # Several processes stop at the step at which all have read that one of them was asked to.
+            # Several processes stop at the step at which all of them have read that one was asked to.
             stopping = (run.stopping or (world.size == 1 and asked_to_stop())) and not last
             if stopping:
                 run.announce(tell)
@@ -125,7 +125,7 @@ def _loop(run: Run, tell: Announcer) -> None:
             for step, path in run.saver.finished(wait=last or stopping):
                 tell.on_save(step, path)
             if stopping:
-                world.barrier()  # the first process may still be writing: who leaves now ends it
+                world.barrier()  # the first process may still be writing, and a process that exits would end it
                 raise stopped(config, world, run.step)
             if last:
                 return
@@ -133,15 +133,16 @@ def _loop(run: Run, tell: Announcer) -> None:
 
 
 class Run(RunState):
-    """A run, a step at a time."""
+    """A run, executed step by step."""
 
     def forward_backward(
         self, rows: RowBatch, asked_to_stop: Callable[[], bool] = lambda: False
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss in nats per token of the global batch, the gradient's norm before clipping, and how many processes were
-        asked to stop [0] and to end early [1]; all on the device.
+        """Compute the gradients of a step.
 
-        Batches are noised on the host: how many tokens are masked is then known without asking the device.
+        Returns the loss in nats per token of the global batch, the gradient norm before clipping, and how many
+        processes were asked to stop [0] and to end early [1]; all on the device. Batches are noised on the host, so the
+        number of masked tokens is known without a device synchronisation.
         """
         batch, (first, _) = self.config.batch, self.share
         indices = self.loader.indices(self.step)
@@ -161,11 +162,11 @@ class Run(RunState):
                 num_rows=batch,
                 done=self.step / self.config.steps,
             )
-            # Dropout, too, depends on the step and the micro-batch alone: resuming needs no generator state.
+            # Dropout, too, depends only on the step and the micro-batch, so resuming needs no generator state.
             torch.manual_seed(int(row_keys(self.config.seed, torch.tensor(self.step * batch + first + lo))))
             with self._autocast(), fast_attention(), self.parallel.accumulating(more=hi < len(rows)):
                 nats = self.parallel(partial(self._nats, part))
-                # Processes take the mean of their gradients, the batch's is a sum.
+                # Processes average their gradients, but the batch's gradient is a sum.
                 with self.world.together():
                     (nats * self.world.size / tokens).backward()  # type: ignore[no-untyped-call]
             total += nats.detach()
@@ -177,17 +178,17 @@ class Run(RunState):
         nats = self.config.objective.loss(network, part).nats
         if network.objective is None:
             return nats
-        # What a step does not use of the objective's modules has a gradient of 0 on every process rather than none on
-        # some, which the others would wait for.
+        # Parameters of the objective that a step does not use get a zero gradient on every process, since the others
+        # would wait for a process without one.
         return nats + sum(0.0 * p.sum() for p in network.objective.parameters() if p.requires_grad)
 
     def update(self, lr: float, loss: Tensor, grad_norm: Tensor) -> None:
-        # A non-finite loss or gradient would ruin the weights for good: they are left alone, on the device, and the
-        # guard decides as soon as the host reads it.
+        # A non-finite loss or gradient would destroy the weights: the device leaves them unchanged, and the guard
+        # decides as soon as the host reads the numbers.
         self.updater.update(lr=lr, grad_norm=grad_norm, nonfinite=~torch.isfinite(loss + grad_norm))
         self.step += 1
 
-    # --- reading what a step gave ---
+    # --- reading a step's numbers ---
 
     def note(self, lr: float, loss: Tensor, grad_norm: Tensor, flags: Tensor) -> None:
         """Send the step's numbers to the host without waiting for them."""
@@ -200,13 +201,13 @@ class Run(RunState):
         self.unread.append(Unread(self.step, lr, *self.global_rows, numbers, arrived))
 
     def looks_now(self) -> bool:
-        """Does something look at the weights after this step? On a CPU a step is over when it returns, so always."""
+        """Whether the weights are read after this step; always on a CPU, where steps are synchronous."""
         config, step = self.config, self.step
         every = (config.valid_every, self.saver.every, config.sample_every)
         return self.device.type != "cuda" or step == config.steps or any(e and step % e == 0 for e in every)
 
     def announce(self, tell: Callback, keep: int = 0) -> None:
-        """Tell what the steps gave, save the newest `keep`; the guard may end the run here."""
+        """Report the numbers of all steps except the newest `keep`; the guard may end the run here."""
         while len(self.unread) > keep:
             unread = self.unread.popleft()
             if unread.arrived is not None:
@@ -225,7 +226,7 @@ class Run(RunState):
                 tell.on_step(report)
 
     def look(self, tell: Callback) -> Bound:
-        """Validate, and tell."""
+        """Validate, and report the results."""
         bound = self.validate()
         numbers = {f"valid_{name}": value for name, value in bound.summary().items()}
         self.metrics |= {name: value for name, value in numbers.items() if isinstance(value, int | float)}
@@ -237,9 +238,9 @@ class Run(RunState):
         return bound
 
     def ends(self, tell: Callback) -> bool:
-        """Whether the run ends with this step because a callback wants it: on all processes, or on none.
+        """Whether the run ends with this step because a callback requested it; the same on all processes.
 
-        Several end at the step at which all have read that the first wants it.
+        Several processes end at the step at which all of them have read the first process's request.
         """
         if not self.ending and not (self.world.size == 1 and self.end_reason):
             return False

@@ -1,4 +1,4 @@
-"""What watches a training run: non-finite numbers, and losses that jump."""
+"""Monitors a training run for non-finite numbers and jumps of the loss."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from unmask.errors import NonFiniteError
 
 
 class Guard:
-    """Looks at every step's numbers. A step whose numbers are not finite has left the weights alone: it stops the
-    run or, if that is asked for, is skipped, said and counted.
+    """Checks the numbers of every step.
+
+    A step with non-finite numbers has not changed the weights. It stops the run or, if so configured, is skipped,
+    reported and counted.
 
     >>> guard = Guard("skip", limit=1)
     >>> guard.look(7, math.nan, 1.0, np.arange(4), Path("run"))[0]
@@ -27,12 +29,12 @@ class Guard:
 
     def __init__(self, on_nonfinite: Literal["stop", "skip"], limit: int, kept: str = "checkpoints") -> None:
         self.on_nonfinite, self.limit = on_nonfinite, limit
-        self.kept = kept  # what the folder holds that is not lost
+        self.kept = kept  # what the folder holds, for messages
         self.skipped = 0
         self.count, self.mean, self.variance = 0, 0.0, 0.0
 
     def look(self, step: int, loss: float, grad_norm: float, rows: np.ndarray, folder: Path) -> tuple[str, bool]:
-        """What there is to say of the step ("": nothing), and whether it counts."""
+        """The message about the step ("" for none), and whether the step counts."""
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             return self._nonfinite(step, loss, grad_norm, rows, folder), False
         return self._spike(step, loss, rows), True
@@ -49,7 +51,7 @@ class Guard:
         return f"{where}: skipped, {self.skipped} of at most {self.limit}"
 
     def _spike(self, step: int, loss: float, rows: np.ndarray) -> str:
-        """A loss far above its running mean; the mean takes it in at most as far as that."""
+        """A message if the loss is far above its running mean; larger losses enter the mean clipped to that limit."""
         self.count += 1
         most = self.mean + self.DEVIATIONS * math.sqrt(self.variance)
         high = self.count > self.WARM_UP and loss > most
@@ -67,7 +69,7 @@ def _short(rows: np.ndarray) -> str:
 
 @contextlib.contextmanager
 def steady_gc() -> Iterator[None]:
-    """No collection at moments that the collector chooses: what lives now is frozen, the rest is reference-counted."""
+    """Disable automatic garbage collection: existing objects are frozen, new ones are freed by reference counting."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.freeze()

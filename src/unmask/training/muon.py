@@ -1,4 +1,4 @@
-"""Muon: momentum, its matrices replaced by the nearest ones with all singular values 1; equal shapes in one batch."""
+"""Muon: momentum whose matrices are orthogonalised (all singular values 1); equal shapes in one batch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 from unmask import kernels
 from unmask.distributed.parallel import like, local, share_like, whole
 
-# An odd polynomial that sends singular values from (0, 1] towards 1; five times is enough for a training step.
+# An odd polynomial that moves singular values in (0, 1] towards 1; five iterations suffice for a training step.
 _STEPS, _A, _B, _C = 5, 3.4445, -4.7750, 2.0315
 
 
 def orthogonal(x_NRC: Tensor) -> Tensor:
-    """U V^T of each matrix U S V^T, roughly: singular values between 0.7 and 1.2, save those near 0.
+    """U V^T of each matrix U S V^T, approximately: singular values between 0.7 and 1.2, except those near 0.
 
     >>> [round(s, 1) for s in torch.linalg.svdvals(orthogonal(torch.tensor([[[3.0, 0.0], [0.0, 0.5]]])))[0].tolist()]
     [1.0, 0.7]
@@ -48,12 +48,12 @@ def muon_(
     averages: Sequence[Tensor] | None = None,
     towards: float = 0.0,
 ) -> None:
-    """One update of each matrix with scale x its gradient, Nesterov's way; nothing changes where nonfinite is not 0.
+    """One update of each matrix with scale x its gradient and Nesterov momentum; no change if nonfinite is not 0.
 
-    parts: a parameter that stacks so many maps is updated as so many. The update's root mean square is lr x rms
-    whatever the shape, so that AdamW's rate and decay serve both. What is cut among processes is put together,
-    orthogonalised by each of them, and cut again; all else is done share by share. averages go `towards` of the way to
-    the new weights.
+    parts: the number of stacked maps in each parameter, which are orthogonalised separately. The update's root mean
+    square is lr x rms for every shape, so that AdamW's learning rate and weight decay fit both optimizers. Sharded
+    matrices are gathered, orthogonalised by each process, and sharded again; everything else is done shard by shard.
+    averages: moved by the fraction `towards` to the new weights.
     """
     if not params:
         return
@@ -64,7 +64,7 @@ def muon_(
     places = params
     params, grads, momenta = ([local(t) for t in tensors] for tensors in (params, grads, momenta))
     grads = torch._foreach_mul(list(grads), scale)
-    if nonfinite is not None:  # without asking the device: no gradient, no momentum that is not finite, no step
+    if nonfinite is not None:  # without synchronising: zero gradient, finite momentum, no update
         fine = nonfinite == 0
         grads = [torch.where(fine, grad, m) for grad, m in zip(grads, momenta, strict=True)]
         lr = lr * fine  # type: ignore[assignment]
@@ -74,7 +74,7 @@ def muon_(
     for (R, C), members in _by_shape(places, parts).items():
         full = [whole(share_like(ahead[i], places[i])) for i in members]
         ortho = orthogonal(torch.cat([x.reshape(parts[i], R, C) for i, x in zip(members, full, strict=True)]))
-        ortho *= rms * max(R, C) ** 0.5  # of R x C numbers with min(R, C) singular values of 1
+        ortho *= rms * max(R, C) ** 0.5  # an R x C matrix has min(R, C) singular values of 1
         for i, update in zip(members, torch.split(ortho, [parts[i] for i in members]), strict=True):
             updates[i] = local(like(update.reshape(places[i].shape), places[i]))
     torch._foreach_mul_(list(params), 1 - lr * weight_decay)
@@ -88,7 +88,7 @@ def _plain(tensor: Tensor) -> bool:
 
 
 def _by_shape(params: Sequence[Tensor], parts: Sequence[int]) -> dict[tuple[int, int], list[int]]:
-    """Which parameters stack maps of this shape."""
+    """The indices of parameters, by the shape of the maps that they stack."""
     by_shape: dict[tuple[int, int], list[int]] = {}
     for i, (p, n) in enumerate(zip(params, parts, strict=True)):
         by_shape.setdefault((p.shape[0] // n, p.shape[1]), []).append(i)

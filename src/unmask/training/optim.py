@@ -19,14 +19,14 @@ from unmask.storage.untrusted import printable
 from unmask.training.ema import Ema
 from unmask.training.muon import muon_
 
-FEW = 1 << 16  # numbers of a parameter that is updated together with others
+FEW = 1 << 16  # parameters of fewer numbers are updated together
 
 
 def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.AdamW, list[str]]:
-    """AdamW over all parameters that require a gradient, those of the objective's modules among them, and their names
-    in its order; weight decay, where there is any, only on matrices.
+    """AdamW over all parameters that require a gradient, including the objective's, and their names in its order.
 
-    With `muon` those that the network names (`Network.matrices`) are a group of Muon's.
+    Weight decay applies to matrices only. With `muon`, the parameters that the network names (`Network.matrices`) form
+    a group that Muon updates.
     """
     named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
     stacked = network.matrices() if config.muon else {}
@@ -43,15 +43,15 @@ def make_optimizer(network: Network, config: OptimConfig) -> tuple[torch.optim.A
         parts = [stacked[name] for name, _ in by_muon]
         muon = {"momentum": config.momentum, "rms": config.muon_rms, "parts": parts}
         groups.append({"params": [p for _, p in by_muon], "weight_decay": config.weight_decay, **muon})
-    # One kernel for all parameters; on the CPU too it is several times faster than a loop over them.
+    # One kernel for all parameters, several times faster than a loop, on the CPU as well.
     optimizer = AdamWAndMuon(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
     return optimizer, [name for name, _ in matrices + others + by_muon]
 
 
 class AdamWAndMuon(torch.optim.AdamW):
-    """AdamW whose groups with a momentum are Muon's."""
+    """AdamW, with groups that have a momentum updated by Muon."""
 
-    # torch wraps these so that a compiler leaves them alone, and the wrapper imports it: seconds of every start.
+    # torch wraps these to exclude them from compilation; the wrapper imports the compiler, which takes seconds.
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
     _adamw_step = inspect.unwrap(torch.optim.AdamW.step)
@@ -74,8 +74,10 @@ class AdamWAndMuon(torch.optim.AdamW):
         averages: Mapping[Tensor, Tensor] | None = None,
         towards: float = 0.0,
     ) -> None:
-        """The update of Muon's groups with scale x their gradients; none where nonfinite is not 0. The averages of
-        their parameters go `towards` of the way to them."""
+        """Update Muon's groups with scale x their gradients, unless nonfinite is not 0.
+
+        The averages of their parameters are moved by the fraction `towards`.
+        """
         for group in filter(is_muon, self.param_groups):
             owned = [(p, parts) for p, parts in zip(group["params"], group["parts"], strict=True) if p.grad is not None]
             for p, _ in owned:
@@ -102,7 +104,7 @@ def is_muon(group: Mapping[str, Any]) -> bool:
 
 
 class Updater:
-    """Clip, step and average. A non-finite gradient leaves everything as it is, without asking the device.
+    """Clips, updates and averages. A non-finite gradient changes nothing, without a device synchronisation.
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> updater = Updater(torch.optim.AdamW(layer.parameters(), fused=True), ["weight", "bias"], ema=None, clip=1.0)
@@ -116,7 +118,7 @@ class Updater:
         self.adamws = [p for group in optimizer.param_groups if not is_muon(group) for p in group["params"]]
         by_muon = [owned for group, owned in _groups(optimizer, names) if is_muon(group)]
         self.muons = {name: p for owned in by_muon for name, p in owned.items()}
-        self.count: int | None = None  # of updates so far, read from the optimizer's state when first needed
+        self.count: int | None = None  # updates so far, read from the optimizer's state when first needed
 
     def grad_norm(self) -> Tensor:
         return whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
@@ -132,7 +134,7 @@ class Updater:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip, grad_norm)
         self.optimizer.found_inf = nonfinite.float()  # type: ignore[attr-defined]
         self.optimizer.step()
-        if self.ema is not None and (nonfinite.is_cuda or not nonfinite):  # a GPU is not asked: it would wait
+        if self.ema is not None and (nonfinite.is_cuda or not nonfinite):  # no check on a GPU, which would synchronise
             self.ema.update()
 
     def _update_in_one_pass(self, grad_norm: Tensor, nonfinite: Tensor) -> None:
@@ -147,7 +149,7 @@ class Updater:
         for group, owned in _groups(self.optimizer, self.names):
             if is_muon(group):
                 continue
-            # of a small tensor a process may hold nothing
+            # a process's shard of a small tensor may be empty
             held = {name: p for name, p in owned.items() if p.grad is not None and local(p).numel()}
             few = {name: p for name, p in held.items() if local(p).numel() < FEW}
             self._update_few(group, few, scale, nonfinite, towards)
@@ -173,7 +175,7 @@ class Updater:
         if isinstance(self.optimizer, AdamWAndMuon):
             averages = None if self.ema is None else {p: self.ema.shadow[name] for name, p in self.muons.items()}
             self.optimizer.step_muon(scale=scale, nonfinite=nonfinite, averages=averages, towards=towards)
-            idle = [p for p in self.muons.values() if averages and p.grad is None]  # the average goes on
+            idle = [p for p in self.muons.values() if averages and p.grad is None]  # the average is still updated
             self._average(
                 [local(averages[p]) for p in idle] if averages else [], list(map(local, idle)), nonfinite, towards
             )
@@ -181,7 +183,7 @@ class Updater:
     def _update_few(
         self, group: dict[str, Any], few: dict[str, Tensor], scale: Tensor, nonfinite: Tensor, towards: float
     ) -> None:
-        """Parameters of few numbers, all in one launch: by themselves each would cost more to begin than to do."""
+        """Update all small parameters in one launch: separate launches would cost more than the update itself."""
         if not few:
             return
         params, grads = [local(p) for p in few.values()], [local(cast(Tensor, p.grad)) for p in few.values()]
@@ -207,14 +209,14 @@ class Updater:
 
     @staticmethod
     def _average(averages: list[Tensor], params: list[Tensor], nonfinite: Tensor, towards: float) -> None:
-        """Averages go `towards` of the way to the parameters, none of it where nonfinite is not 0."""
+        """Move the averages by the fraction `towards` to the parameters, unless nonfinite is not 0."""
         if averages:
             ways = torch._foreach_sub(params, averages)
             torch._foreach_mul_(ways, towards * (nonfinite == 0).float())
             torch._foreach_add_(averages, ways)
 
     def _begin(self) -> int:
-        """The optimizer's state as it makes it itself, where there is none yet; how many updates it has made."""
+        """Create the optimizer's state if there is none yet, as torch would; return the number of updates so far."""
         for p in self.adamws:
             if p not in self.optimizer.state:
                 zero = torch.zeros((), device=p.device)
@@ -227,7 +229,7 @@ class Updater:
 
 
 def learning_rate(config: OptimConfig, step: int, num_steps: int) -> float:
-    """The rate of step `step` (from 0): linear warm-up, then constant, cosine, or warm-up–stable–decay.
+    """The learning rate of step `step` (from 0): linear warm-up, then constant, cosine, or warm-up–stable–decay.
 
     >>> learning_rate(OptimConfig(lr=1.0, warmup=10), 4, 100), learning_rate(OptimConfig(lr=1.0, warmup=0.1), 4, 100)
     (0.5, 0.5)
@@ -268,7 +270,7 @@ def flatten_optimizer(optimizer: torch.optim.Optimizer, names: list[str]) -> tup
 
 
 def empty_state(optimizer: torch.optim.Optimizer, names: list[str], state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Room for the tensors that `flatten_optimizer` gave, cut as the parameters are: read into it, then restore.
+    """Empty tensors for the state that `flatten_optimizer` returned, sharded like the parameters, to be read into.
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> empty_state(torch.optim.AdamW(layer.parameters()), ["weight", "bias"], {"tensors": ["exp_avg/bias"]})
@@ -287,7 +289,7 @@ def empty_state(optimizer: torch.optim.Optimizer, names: list[str], state: Mappi
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, names: list[str], tensors: Mapping[str, Tensor], state: Mapping[str, Any]
 ) -> None:
-    """Put back what `flatten_optimizer` took, into an optimizer made for parameters of the same names.
+    """Restore the state that `flatten_optimizer` returned, in an optimizer for parameters of the same names.
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
@@ -303,7 +305,7 @@ def restore_optimizer(
         raise ModelFolderError(f"the saved optimizer state is not whole: {odd[0]} is missing or unexpected")
     fresh: dict[Tensor, dict[str, Any]] = {}
     for group, owned in groups:
-        # torch counts steps on the CPU unless the whole update runs on the device
+        # torch keeps the step count on the CPU unless the whole update runs on the device
         on_device = group.get("fused") or group.get("capturable")
         for name, parameter in owned.items():
             entry = dict(state["values"][name])
@@ -316,7 +318,7 @@ def restore_optimizer(
                 if kind == "step":
                     entry[kind] = value.detach().clone().to(parameter.device if on_device else "cpu")
                 else:
-                    # one that is cut already was read for this parameter alone
+                    # a tensor that is sharded already was read for this parameter
                     entry[kind] = like(value if hasattr(value, "to_local") else value.detach().clone(), parameter)
             if entry:
                 fresh[parameter] = entry
@@ -326,7 +328,7 @@ def restore_optimizer(
     optimizer.state.update(fresh)
 
 
-# A group's keys that are no hyper-parameters; how an update is computed is the new device's affair.
+# Keys of a group that are not hyper-parameters; how an update is computed depends on the current device.
 _NOT_SAVED = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 
 
@@ -340,7 +342,7 @@ def _groups(optimizer: torch.optim.Optimizer, names: list[str]) -> list[tuple[di
 
 
 def _like(current: Any, value: Any) -> Any:
-    """A value that went through JSON, as the type that the optimizer had."""
+    """A value from JSON, converted to the type of the optimizer's current value."""
     if isinstance(current, tuple):
         if not isinstance(value, list | tuple) or len(value) != len(current):
             raise ModelFolderError(f"the saved optimizer has {str(value)[:40]!r} in place of {current}")

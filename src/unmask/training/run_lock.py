@@ -22,16 +22,17 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-LOCK = ".lock"  # in a run's folder, while somebody writes there
+LOCK = ".lock"  # in a run's folder, while a process writes there
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 _held: set[int] = set()  # descriptors: a fork's child must not keep a dead parent's lock
 
 
 @contextlib.contextmanager
 def one_writer(folder: Path, world: World) -> Iterator[str]:
-    """Hold the run's folder for these processes, or refuse with who holds it; yields what there is to say of it.
+    """Hold the lock of the run's folder, or raise an error that names its holder; yields a message, "" for none.
 
-    The first process holds it for all. Nothing is left of a lock, nor of a folder that was made for it alone.
+    The first process holds it for all processes. The lock file is removed afterwards, and so is a folder that was
+    created only for it.
 
     >>> import tempfile
     >>> with one_writer(Path(tempfile.mkdtemp()) / "run", World()) as note:
@@ -65,7 +66,7 @@ def one_writer(folder: Path, world: World) -> Iterator[str]:
 
 
 def _remove_empty(new: list[Path]) -> None:
-    with contextlib.suppress(OSError):  # where the run has begun they are not empty
+    with contextlib.suppress(OSError):  # if the run has begun, they are not empty
         for place in new:
             place.rmdir()
 
@@ -85,7 +86,7 @@ def _take(folder: Path) -> tuple[int, str]:
                 os.close(descriptor)
                 raise
             note = f"the file system of {folder} has no locks: see to it that no second run writes there"
-        # Whoever held it before may have removed the file after we opened it: then the lock is on nothing.
+        # The previous holder may have removed the file after we opened it; the lock would then protect nothing.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 break
@@ -102,9 +103,9 @@ def _take(folder: Path) -> tuple[int, str]:
 
 
 def _lock(descriptor: int) -> None:
-    """Take the lock, or raise BlockingIOError at once where another process has it."""
+    """Take the lock, or raise BlockingIOError immediately if another process has it."""
     if sys.platform == "win32":
-        os.lseek(descriptor, 1 << 20, os.SEEK_SET)  # a byte far from those that say who holds it
+        os.lseek(descriptor, 1 << 20, os.SEEK_SET)  # a byte far from those that name the holder
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         except PermissionError:

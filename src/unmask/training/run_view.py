@@ -1,4 +1,4 @@
-"""What a callback may see of the run it belongs to, and ask of it."""
+"""What a callback may read of its run, and request from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OWN = {
     "prompt",
     "label",
     "train_seconds",
-}  # what else stands in metrics.jsonl under a name of its own
+}  # other names that are used in metrics.jsonl
 
 
 class RunView:
@@ -49,36 +49,36 @@ class RunView:
 
     @property
     def step(self) -> int:
-        """Steps done. On a GPU the newest report may be of the step before."""
+        """Steps done. On a GPU the newest report may be that of the previous step."""
         return self._run.step
 
     @property
     def train_seconds(self) -> float:
-        """Seconds that the run has trained, also before it was resumed: validating, sampling and saving not counted."""
+        """Seconds of training, including those before a resume, without validation, sampling and saving."""
         return self._run.clock.seconds
 
     @property
     def config(self) -> RunConfig:
-        """What is run; frozen."""
+        """The run's configuration; frozen."""
         return self._run.config
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """The newest number under each name: those of steps, `valid_...` of validations, and what callbacks log."""
+        """The newest value of each metric: those of steps, `valid_...` of validations, and those that callbacks log."""
         return MappingProxyType(self._run.metrics)
 
     def model(self) -> Model:
-        """A model with the weights as they are now: a copy, which stays as it is while the run goes on."""
+        """A model with a copy of the current weights, which does not change while the run continues."""
         return self._run.copied_model(averaged=False)
 
     def averaged(self) -> Model:
-        """`model` with the averaged weights, those that are validated and saved; without averaging the same as it."""
+        """`model` with the averaged weights, which are validated and saved; without averaging, the same as `model`."""
         return self._run.copied_model(averaged=True)
 
     def stop(self, reason: str) -> None:
-        """End the run after this step as if it had been its last: validated, saved, and no error.
+        """End the run after this step as if it were the last: it is validated and saved, and no error is raised.
 
-        On several processes it is the step after. `--resume` goes on to the steps that the recipe asks for.
+        On several processes the run ends one step later. `--resume` continues to the recipe's number of steps.
         """
         self._run.end_reason = self._run.end_reason or str(reason)
 
@@ -95,7 +95,7 @@ class RunView:
 
 
 def is_better(value: float | None, best: float, best_is: str) -> bool:
-    """Whether a metric's value is better than the best so far; none, and one that is not finite, never is.
+    """Whether a metric's value is better than the best so far; None and non-finite values never are.
 
     >>> is_better(1.0, math.inf, "least"), is_better(math.nan, math.inf, "least"), is_better(2.0, 1.0, "most")
     (True, False, True)

@@ -1,4 +1,4 @@
-"""Everything a run holds, how it is made, looked at, kept and resumed; the steps themselves are in `loop`."""
+"""The state of a run: how it is created, validated, saved and resumed; the steps themselves are in `loop`."""
 
 from __future__ import annotations
 
@@ -58,21 +58,21 @@ from unmask.training.weights_and_biases import WandB
 
 @dataclass(frozen=True)
 class Unread:
-    """A step whose numbers are on their way from the device."""
+    """A step whose numbers are still being copied from the device."""
 
     step: int
     lr: float
     indices: np.ndarray  # rows of the global batch
-    tokens: int  # of them, prompts included
+    tokens: int  # in these rows, prompts included
     numbers: Tensor
     arrived: torch.cuda.Event | None
 
 
-NATS_PER_TOKEN = "valid_nats_per_token"  # what `best` is by default: every process knows it
+NATS_PER_TOKEN = "valid_nats_per_token"  # the default of `best`, known to every process
 
 
 def _with_precision(config: RunConfig, world: World) -> RunConfig:
-    """Decided once, by the first process for all, and written down: a resumed run computes in the same."""
+    """The recipe with its precision decided by the first process and recorded, so that a resumed run uses the same."""
 
     def decide() -> Literal["fp32", "bf16"]:
         return pick_precision(config.precision, world.device, cpu_bf16=config.denoiser.cpu_bf16)
@@ -81,7 +81,7 @@ def _with_precision(config: RunConfig, world: World) -> RunConfig:
 
 
 class RunState:
-    """Rows, network, average, optimizer, and where the run stands."""
+    """Rows, network, average, optimizer, and the progress of the run."""
 
     def __init__(self, config: RunConfig, world: World, *, resume: bool, init: str | Path | None) -> None:
         if resume and init is not None:
@@ -102,10 +102,10 @@ class RunState:
         self.labels = rows.class_words
         self.rows, self.valid_rows = rows.classed(self.labels), valid_rows.classed(self.labels)
         self.loader = self._loader()
-        torch.manual_seed(config.seed % (1 << 63))  # on the CPU, whatever is trained on: the same weights everywhere
+        torch.manual_seed(config.seed % (1 << 63))  # on the CPU, so that initial weights are the same on all devices
         with contextlib.nullcontext() if checkpoint is None else NoStart():
             self.network = self._build_network().train()
-        if checkpoint is None:  # else what was prepared is in it
+        if checkpoint is None:  # otherwise the checkpoint has the prepared statistics
             config.objective.prepare(self.network, lambda: world.from_first(self.rows.token_counts))
         for rows in (self.rows, self.valid_rows):
             rows.check_labels(self.network.num_classes)
@@ -123,16 +123,16 @@ class RunState:
         self.saver = make_saver(config, world, self.parallel.kind)
         self.step, self.resumed = 0, 0
         self.best = self._worst = math.inf if config.best_is == "least" else -math.inf
-        self.metrics: dict[str, float] = {}  # the newest of each name
-        self.logged: set[str] = set()  # names among them that callbacks gave
-        self.end_reason = ""  # why a callback wants the run to end, known to the first process
-        self.stopping, self.ending = False, False  # what all processes have read: to stop, to end early
+        self.metrics: dict[str, float] = {}  # the newest value of each metric
+        self.logged: set[str] = set()  # names of metrics that callbacks log
+        self.end_reason = ""  # why a callback ends the run; known to the first process
+        self.stopping, self.ending = False, False  # requests that all processes have read
         self.ended = False  # early, and announced
         self.guard = Guard(config.on_nonfinite, config.max_nonfinite)
         self.unread: deque[Unread] = deque()
         self.global_rows: tuple[np.ndarray, int] = (np.empty(0, dtype=np.int64), 0)
         self.began = time.perf_counter()
-        self.clock, self.last_read = Clock(), 0.0  # of training; where it stood at the newest report
+        self.clock, self.last_read = Clock(), 0.0  # training time, and its value at the newest report
         self.skipped: list[str] = []
         if checkpoint is not None:
             with checkpoint.holds(**STATE):
@@ -143,13 +143,13 @@ class RunState:
             atomic_text(self.folder / "tokenizer.json", self.tokenizer.to_json())
 
     def _parallel(self) -> ParallelNetwork:
-        """The network where it is trained: on its device, compiled, shared with the other processes."""
+        """The network prepared for training: on its device, compiled, distributed over the processes."""
         config, network = self.config, self.network
         if config.parallel != "fsdp" or self.world.size == 1:
-            network.to(self.device)  # else each process takes its share alone
+            network.to(self.device)  # otherwise each process moves only its shard
         parallel = ParallelNetwork(network, self.world, config.parallel, bf16=config.precision == "bf16")
         if config.compile and parallel.kind == "fsdp":
-            for part in network.parts():  # between two parts weights are fetched, which no graph holds
+            for part in network.parts():  # fsdp gathers weights between parts, which a graph cannot contain
                 part.compile()
         elif config.compile:
             compile_trunk(network, padding=self.rows.typical_length() is not None)
@@ -157,10 +157,10 @@ class RunState:
             network.recorder = Recorder()
         return parallel
 
-    # --- looking at the model ---
+    # --- evaluating the model ---
 
     def validate(self) -> Bound:
-        """The bound of the averaged weights on held-out rows; the same rows, times and masks every time."""
+        """The bound of the averaged weights on held-out rows; always with the same rows, times and masks."""
         config, world = self.config, self.world
         with self._averaged(), self._autocast():
             return self.parallel.look(
@@ -170,8 +170,11 @@ class RunState:
             )
 
     def measure(self) -> dict[str, Measurement]:
-        """The recipe's `valid_metrics` of the averaged weights on held-out rows, by their names; always the same rows
-        and draws. All processes measure, since where weights are shared all must make the same calls."""
+        """The recipe's `valid_metrics` of the averaged weights on held-out rows, by name.
+
+        Rows and draws are always the same. All processes measure, since with sharded weights all must make the same
+        calls.
+        """
         metrics = self.config.valid_metrics
         if not metrics:
             return {}
@@ -185,12 +188,12 @@ class RunState:
         return dict(zip(metric_names(metrics), found, strict=True))
 
     def note_best(self, bound: Bound, *, last: bool) -> bool:
-        """Whether the model is to be kept: the metric that the recipe calls `best` is better than ever before.
+        """Whether to keep the model, because the metric that the recipe names as `best` has improved.
 
-        A run that ends without ever having had that metric keeps what it ends with.
+        A run that ends without a value of that metric keeps its last model.
         """
         value: float | None = bound.nats_per_token
-        if self.config.best != NATS_PER_TOKEN:  # a callback's is known to the first process alone
+        if self.config.best != NATS_PER_TOKEN:  # only the first process knows a callback's metric
             value = self.world.from_first(lambda: self.metrics.get(self.config.best))
         better = is_better(value, self.best, self.config.best_is)
         if better and value is not None:
@@ -198,7 +201,7 @@ class RunState:
         return better or (last and math.isinf(self.best))
 
     def copied_model(self, *, averaged: bool) -> Model:
-        """A model of its own with the weights as they are now, or their average."""
+        """A new model with a copy of the current weights, or of their average."""
         if self.parallel.kind == "fsdp":
             raise UsageError("under fsdp no process holds the whole model: load it from the run's folder")
         with torch.random.fork_rng(devices=[]), NoStart():
@@ -210,13 +213,13 @@ class RunState:
         return self._model(network.to(self.device))
 
     def sample(self) -> Sample:
-        """A text of the averaged weights, by the first process; the others take part where they hold some of them.
+        """Generate a text with the averaged weights, on the first process; with sharded weights all take part.
 
-        Where texts have prompts or labels it is asked for by those of a held-out row, at each sample of another.
+        If texts have prompts or labels, those of a held-out row are used, of another row each time.
         """
         if not self.world.first and self.parallel.kind != "fsdp":
             return Sample("")
-        # fsdp hands the blocks their weights in the training's precision, so what goes in must be in it, too
+        # fsdp gathers the blocks' weights in the training precision, so the inputs must have that precision, too
         precision = self._autocast() if self.parallel.kind == "fsdp" else contextlib.nullcontext()
         with self._averaged(), precision:
             sample = self.parallel.look(
@@ -260,15 +263,15 @@ class RunState:
             listeners.append(WandB(self.config.wandb, self.folder, every, self.resumed))
         return listeners
 
-    # --- keeping and resuming ---
+    # --- saving and resuming ---
 
     def prepare_saving(self) -> None:
-        """Once the optimizer has its state: a GPU's copies want pinned memory, which takes a while to get."""
+        """Allocate pinned memory for copies from a GPU, which takes a while, once the optimizer has its state."""
         if self.device.type == "cuda" and self.world.first and self.parallel.kind != "fsdp":
             self.saver.prepare(self._tensors(flatten_optimizer(self.optimizer, self.names)[0]))
 
     def save(self, *, best: bool) -> None:
-        """Write a checkpoint, and before it the model's folder where it is the best; or begin to, in the background."""
+        """Write a checkpoint, after the model's folder if it is the best; or begin to do so in the background."""
         optimizer, optimizer_state = flatten_optimizer(self.optimizer, self.names)
         tensors = self._tensors(optimizer)
         if self.saver.sharers is None:
@@ -287,11 +290,11 @@ class RunState:
         write_model = None
         if best:
             write_model = partial(self._write_model, self._model(self.network))
-            self.network.train()  # a model's network is one that is used
+            self.network.train()  # a `Model` sets its network to evaluation mode
         self.saver.save(self.step, tensors, state, best=best, write_model=write_model)
 
     def _write_model(self, model: Model, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """RUN/model from what a checkpoint holds: the average, where there is one, and what is not averaged."""
+        """Write RUN/model from a checkpoint's tensors: the average if there is one, and what is not averaged."""
         weights = self._gathered({**tensors["model"], **tensors.get("ema", {})})
         if self.world.first:
             model.save(self.folder / "model", weights=weights)
@@ -301,14 +304,14 @@ class RunState:
         return {"model": unshared(self.network), "optimizer": optimizer, **averages}
 
     def _gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors whole, on the first process; the others only give their shares."""
+        """The full tensors, on the first process; the others only contribute their shards."""
         if self.parallel.kind != "fsdp":
             return tensors
         gathered = ((name, whole(tensor)) for name, tensor in tensors.items())  # one at a time on the device
         return {name: tensor.cpu() if self.world.first else tensor.new_empty(0) for name, tensor in gathered}
 
     def _data(self) -> list[dict[str, Any]]:
-        """What the rows are, to the last character: a run goes on with the same or not at all."""
+        """Fingerprints of the rows: a run can be resumed only with exactly the same data."""
         return [{"key": rows.key} | asdict(rows.report) for rows in (self.rows, self.valid_rows)]
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -341,19 +344,19 @@ class RunState:
         self._take(unshared(other.denoiser), str(init))
 
     def _take(self, weights: dict[str, Tensor], init: str) -> None:
-        """Begin with weights of others; what they cannot have begins as it would have."""
+        """Start from the given weights; parameters that they cannot contain keep their initial values."""
         own = unshared(self.network)
         weights = {name: own[name] for name in self.network.begins_anew()} | weights
         parts = [{k: t.shape for k, t in tensors.items() if k.startswith("objective.")} for tensors in (weights, own)]
-        if parts[0] != parts[1]:  # another objective's are no start for this one's
+        if parts[0] != parts[1]:  # the modules of another objective are not reused
             weights = {k: t for k, t in weights.items() if k not in parts[0]} | {k: own[k] for k in parts[1]}
             self.init_note = f"the parameters of the objective are not those of {init}: they begin anew"
         load_weights(self.network, weights, init)
 
-    # --- making the parts ---
+    # --- creating the parts ---
 
     def _build_network(self) -> Network:
-        """The denoiser, and what the objective has built beside it."""
+        """The denoiser, with the modules that the objective builds."""
         denoiser = self.config.denoiser.for_tokenizer(self.tokenizer)
         network = denoiser.build(num_ids=self.tokenizer.num_ids, mask_id=self.tokenizer.mask_id)
         denoiser.describe(network)
@@ -366,7 +369,7 @@ class RunState:
         path = self.folder / "tokenizer.json"
 
         def text() -> str:
-            if resuming and path.exists():  # one trained from the corpus is not trained again
+            if resuming and path.exists():  # a tokenizer trained on the corpus is not trained again
                 return read_text(path)
             return load_tokenizer(self.config.tokenizer, self.config.data.train).to_json()
 

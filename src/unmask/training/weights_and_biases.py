@@ -1,4 +1,4 @@
-"""The run's numbers for Weights & Biases, where the recipe names a project of it."""
+"""Logs the run's numbers to Weights & Biases, if the recipe names a project."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from unmask.evaluation.bound import Bound
     from unmask.evaluation.measurement import Measurement
 
-ID = "wandb-id"  # a file of the run's folder: one that goes on goes on there, too
+ID = "wandb-id"  # file in the run's folder, so that a resumed run continues the same run there
 
 
 def check_installed(project: str | None) -> None:
-    """Before a run begins: the package that its recipe needs."""
+    """Check before a run begins that the package is installed, if its recipe needs it."""
     if project is not None and importlib.util.find_spec("wandb") is None:
         raise MissingExtraError("wandb", "log", f"the recipe's wandb = {project!r}")
 
 
 class WandB(Callback):
-    """Numbers and the recipe, no texts and no weights. Whether they are sent at all is for WANDB_MODE to say."""
+    """Logs numbers and the recipe, but no texts and no weights. WANDB_MODE determines whether they are sent."""
 
     def __init__(self, project: str, folder: Path, log_every: int, resumed_step: int) -> None:
         self.project, self.folder = project, folder
@@ -48,7 +48,7 @@ class WandB(Callback):
             raise UsageError(
                 f"Weights & Biases does not begin: {reason}; set WANDB_MODE=offline, or leave wandb out of the recipe"
             ) from None
-        # Steps are a number among the others: a run that goes on from a checkpoint tells some of them once more.
+        # The step is logged as a metric, since a run resumed from a checkpoint logs some steps again.
         self.run.define_metric("*", step_metric="step")
 
     def _log(self, step: int, numbers: dict[str, float]) -> None:

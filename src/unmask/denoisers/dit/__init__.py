@@ -54,11 +54,11 @@ class DiT(Denoiser):
 
     none: no adaLN branch. level: 1 - alpha. sigma: -log alpha, as published time-conditioned nets.
     constant: the branch exists and always sees 0, as published nets without time conditioning.
-    qk_norm: queries and keys have root mean square 1, which bounds the attention's logits and bears larger rates.
-    zero_init: every block starts as the identity, as adaLN's do, without its branch.
-    value_residual: attention reads values that are to a learned share the first block's.
-    classes: so many labels, which the branch sees as well; `label_dropout` of the rows lose theirs in training, so that
-    the network learns to write without one, too, as guidance needs.
+    qk_norm: queries and keys have root mean square 1, which bounds the attention's logits and allows larger learning
+    rates. zero_init: every block starts as the identity, as with adaLN, but without its branch.
+    value_residual: attention mixes a learned share of the first block's values into the values of later blocks.
+    classes: the number of labels, which the branch sees as well; in training a share `label_dropout` of the rows loses
+    its label, so that the network also learns to generate without one, as guidance needs.
     """
 
     size: Literal["nano", "micro", "mini", "tiny", "small", "medium"] = "tiny"
@@ -178,7 +178,7 @@ class DiTNetwork(Network):
         attend: Attend | None = None,
         cond: Tensor | None = None,
     ) -> Tensor:
-        """After the last block's attention only the asked positions go on: a loss looks at half of them."""
+        """After the last block's attention only the requested positions are computed; a loss needs about half."""
         if self.can_fuse():
             return super().trunk_at(z, level, flat_N, valid_BL=valid_BL, attend=attend, cond=cond)
         told, shifted = attending(attend, valid_BL), self.shift(z) if self.causal else z
@@ -208,7 +208,7 @@ class DiTNetwork(Network):
         return self._blocks(ids_M, level_B, None, flat_N=flat_N, causal=causal, cond=cond, rows=rows)
 
     def _mask(self, attend: Attend, z: Tensor) -> tuple[Tensor | None, bool]:
-        """What attention is told: a mask, or that it sees no later positions."""
+        """The arguments of attention: a mask, or causal = True."""
         plain = attend.mask is None and attend.blocks is None
         if self.causal and not plain:
             raise UsageError("a causal denoiser sees what stands before a position: give it no mask and no blocks")
@@ -230,8 +230,8 @@ class DiTNetwork(Network):
         cond: Tensor | None = None,
         rows: Ragged | None = None,
     ) -> Tensor:
-        """All blocks in plain torch; the last one only where somebody looks. With `rows`, [M, D] stands for [B, L, D]
-        throughout."""
+        """All blocks in plain torch, the last one only at the requested positions. With `rows`, all [B, L, D] tensors
+        are [M, D]."""
         c = self.condition(z, level, cond)
         x = self.embed(z)
         if torch.is_autocast_enabled(x.device.type):
@@ -274,8 +274,8 @@ class DiTNetwork(Network):
         return list(self.blocks)
 
     def matrices(self) -> dict[str, int]:
-        """The blocks' matrices, save those of adaLN. Embeddings and head are none: their rows are words, each with a
-        gradient of its own size."""
+        """The blocks' matrices, except those of adaLN. Embeddings and head are left to AdamW: their rows are tokens,
+        with gradients of very different sizes."""
         inside = [
             name
             for name, p in self.named_parameters()
@@ -288,12 +288,12 @@ class DiTNetwork(Network):
         return [cast(Block, block) for block in self.blocks]
 
     def can_fuse(self) -> bool:
-        """Used, not trained, on a GPU: the forward pass in fused.py applies."""
+        """Whether the forward pass in fused.py applies: inference on a GPU."""
         training = torch.is_grad_enabled() or self.training or torch.is_autocast_enabled("cuda")
         return not training and self._fits_kernels()
 
     def can_fuse_training(self) -> bool:
-        """Trained on a GPU, or validated as it is trained: the pass in fused_training.py applies."""
+        """Whether the pass in fused_training.py applies: training on a GPU, or validation during training."""
         return (torch.is_grad_enabled() or torch.is_autocast_enabled("cuda")) and self._fits_kernels()
 
     def _fits_kernels(self) -> bool:
@@ -334,7 +334,7 @@ class DiTNetwork(Network):
             self._kept.copy_(fresh)
 
     def rope_table(self, length: int) -> tuple[Tensor, Tensor]:
-        """cos and sin [L, head_dim/2] in float32; kept, since a captured graph goes on reading them."""
+        """cos and sin [L, head_dim/2] in float32; kept, since captured graphs continue to read them."""
         device = self.embed.weight.device
         if (length, device) not in self._rope_tables:
             cos, sin = rotary(self.head_dim, None, length, device, torch.float32)
@@ -342,7 +342,7 @@ class DiTNetwork(Network):
         return self._rope_tables[length, device]
 
     def new_cache(self, batch: int, length: int) -> KVCache | None:
-        """Keys and values of every block; None where every position sees every other."""
+        """Keys and values of every block; None if every position sees every other."""
         if not self.causal:
             return None
         weight = self.embed.weight
@@ -355,14 +355,14 @@ class DiTNetwork(Network):
         return int(self.embed.embedding_dim // self.num_heads)
 
     def shift(self, z: Tensor) -> Tensor:
-        """Position l is predicted from what stands before it; before the first stands the mask, which no text holds."""
+        """Shift z so that position l is predicted from the previous ones; the first input is the mask."""
         if not z.is_floating_point():
             return F.pad(z[:, :-1], (1, 0), value=self.mask_id)
         first_B1E = self.embed(torch.full((len(z), 1), self.mask_id, device=z.device))
         return torch.cat([first_B1E.to(z.dtype), z[:, :-1]], dim=1)
 
     def condition(self, z: Tensor, level: Tensor | None, label_B: Tensor | None = None) -> Tensor | None:
-        """What adaLN sees: [B or 1, C], or [B, L, C] where each position has a level of its own."""
+        """The input of adaLN: [B or 1, C], or [B, L, C] if each position has its own level."""
         time, label = self._time(z, level), self._label(z, label_B)
         if time is None or label is None:
             one = label if time is None else time

@@ -34,7 +34,7 @@ class First:
 
 
 class Attention(Protocol):
-    """What a block needs to know of how it is driven."""
+    """The interface through which a block runs attention."""
 
     @property
     def first(self) -> First:
@@ -162,8 +162,8 @@ class Cached:
 class RowCaches:
     """One position of each row, [M, 1, D], line b at at[b] of a row with a cache of its own.
 
-    Rows look one after another, so nothing is copied or padded, and a row's result does not depend on the others'.
-    Lines after the last cache are nobody's.
+    Rows are processed one after another, so nothing is copied or padded, and a row's result does not depend on the
+    others. Lines after the last cache are padding.
     """
 
     rope: Rope

@@ -1,4 +1,4 @@
-"""A block of the DiT: attention and MLP. What it computes stands here once; drivers say how each piece is computed."""
+"""A block of the DiT: attention and MLP. This file defines what it computes; drivers define how each part runs."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Stream(Protocol):
     """The residual stream: how it is normed and modulated, and how a branch is gated and added to it."""
 
     def norm(self, norm: Norm, branch: int) -> Tensor:
-        """What branch 0 (attention) or 1 (MLP) sees: the normed stream, shifted and scaled by adaLN."""
+        """The input of branch 0 (attention) or 1 (MLP): the normed stream, shifted and scaled by adaLN."""
 
     def hidden(self, linear: nn.Linear, h: Tensor) -> Tensor:
         """The MLP's hidden layer, gelu(linear(h))."""
 
     def keep(self, keep: Keep) -> None:
-        """Go on with these lines alone."""
+        """Keep only these lines from here on."""
 
     def add(self, linear: nn.Linear, h: Tensor, branch: int) -> None:
         """x += gate x linear(h)"""
@@ -49,13 +49,13 @@ def run_block(block: Block, stream: Stream, see: Attention) -> None:
 
 
 def attend(block: Block, stream: Stream, see: Attention) -> Tensor:
-    """What attention reads at each position, or at those that it keeps."""
+    """The output of attention at each position, or at those that it keeps."""
     q, k, v = see.project(block, stream.norm(block.norm1, 0))
     return see.look(q, k, block.mixed(v, see.first))
 
 
 def run_branches(block: Block, stream: Stream, a: Tensor, keep: Keep | None) -> None:
-    """What attention has read, and the MLP, added to the stream."""
+    """Add the output of attention, and then that of the MLP, to the stream."""
     if keep is not None:
         stream.keep(keep)
     stream.add(block.out, a, 0)

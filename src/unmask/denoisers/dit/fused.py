@@ -157,7 +157,7 @@ def _split_heads(y_MD: Tensor, batch: int, heads: int) -> Tensor:
 
 
 class Constants:
-    """What of the forward pass depends on the weights and the condition alone, for all blocks at once.
+    """The parts of the forward pass that depend only on the weights and the condition, for all blocks at once.
 
     Without conditioning: the prefix sums of the blocks' output biases, [blocks, D]. With it: every block's shifts,
     scales and gates, [blocks, C, 6D], and the last norm's, [C, 2D].

@@ -41,8 +41,8 @@ def fused_training_trunk(
 ) -> Tensor:
     """h_ND at the flat positions, of z [B, L] (or vectors [B, L, E]), or with `rows` of z_M without padding.
 
-    After the last block's attention only those positions go on. c [1 or B, C] is what adaLN sees. back: the first so
-    many rows see no later positions.
+    After the last block's attention only those positions are computed. c [1 or B, C] is the input of adaLN. In the
+    first `back` rows no position sees later ones.
     """
     x = net.embed(z)
     if torch.is_autocast_enabled(x.device.type):

@@ -26,7 +26,7 @@ class TimeEmbedding(nn.Module):
 
 
 def signal_of(conditioning: str, level: Tensor) -> Tensor:
-    """What a time embedding sees of the noise level, 1 - alpha."""
+    """The input of the time embedding, computed from the noise level 1 - alpha."""
     if conditioning == "sigma":
         # Published nets were trained with alpha(1) = 1e-3, so sigma never exceeded -log 1e-3.
         return -torch.log1p(-level.clamp(max=1 - 1e-3))

@@ -1,8 +1,8 @@
 """The selective scan of Mamba: h_t = exp(step_t A) h_{t-1} + step_t B_t x_t, y_t = C_t h_t + D x_t (arXiv 2312.00752).
 
-A row is cut into chunks that are read beside each other, each from the state that the chunks before it leave: exactly
-the recurrence, in fewer and larger steps. Kept for the gradient are the states between chunks alone; those inside of
-one are computed again, some chunks at a time, so that memory grows with L as that of any other layer.
+A row is split into chunks that are processed in parallel, each from the final state of the chunks before it: exactly
+the recurrence, in fewer and larger steps. Only the states between chunks are kept for the gradient; those inside a
+chunk are recomputed, some chunks at a time, so that memory grows with L as for any other layer.
 """
 
 from __future__ import annotations

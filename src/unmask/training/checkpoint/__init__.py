@@ -1,1 +1,1 @@
-"""Checkpoints: written whole or not at all, verified, sharded, resumed bit for bit."""
+"""Checkpoints: written atomically, verified, optionally sharded, and resumed bit for bit."""

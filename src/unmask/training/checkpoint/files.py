@@ -1,7 +1,7 @@
-"""Resumable state on disk: written whole or not at all, verified when read, nothing executable (safetensors and JSON).
+"""Resumable state on disk: written atomically, verified when read, nothing executable (safetensors and JSON).
 
 RUN/checkpoints/step-00000250/model.safetensors, ema.safetensors, ..., state.json, manifest.json
-RUN/checkpoints/latest          the name of the newest one, for people: going on looks at the folders themselves
+RUN/checkpoints/latest          the name of the newest one, for information: resuming lists the folders themselves
 RUN/checkpoints/best            the name of the best one
 """
 
@@ -37,28 +37,28 @@ from unmask.storage.untrusted import check_plain, printable, read_json, read_tex
 FORMAT_VERSION = 2  # 1: a manifest without a SHA-256 of its own
 
 _STEP = re.compile(r"step-(\d{8,18})")
-SHARD = "shard-"  # how the names of files begin that hold one process's share
+SHARD = "shard-"  # prefix of files that hold the shard of one process
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}\.(safetensors|json)")
-MARGIN = 1 << 20  # bytes of a checkpoint beside the tensors' own: state, manifest, headers
+MARGIN = 1 << 20  # bytes of a checkpoint besides the tensors: state, manifest, headers
 _MAX_MANIFEST = 1 << 24
 
 
 @dataclass
 class Checkpoint:
-    """A verified checkpoint, and why newer ones were passed over."""
+    """A verified checkpoint, and why newer ones were skipped."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
     path: Path
-    sharded: bool = False  # written by several processes, each of its share; see `sharded`
+    sharded: bool = False  # written by several processes, each its own shard; see `sharded`
     skipped: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
     def holds(self, **kinds: Any) -> Iterator[None]:
-        """Refuse a state without these keys of these types, and whatever else turns out to be missing in the block.
+        """Refuse a state without these keys of these types, and turn KeyErrors and the like in the block into an error.
 
-        A manifest says that a checkpoint is as it was written, not that it was written by a run like this one.
+        The manifest only proves that a checkpoint is unchanged, not that it was written by a run like this one.
 
         >>> with Checkpoint(1, {}, {"best": "x"}, Path("step-00000001")).holds(best=float):
         ...     pass
@@ -87,9 +87,9 @@ def save_checkpoint(
     best: bool,
     keep_every: int = 0,
 ) -> Path:
-    """Write `run_dir/checkpoints/step-N`; once it is durable remove older ones.
+    """Write `run_dir/checkpoints/step-N`; once it is durable, remove older checkpoints.
 
-    The last `keep`, those at multiples of `keep_every` steps (0: none) and the best stay.
+    The last `keep`, those at multiples of `keep_every` steps (0: none) and the best are kept.
     `state` must survive JSON: string keys, lists rather than tuples.
 
     >>> import tempfile, torch
@@ -113,7 +113,7 @@ def save_checkpoint(
 def draft(
     run_dir: Path, step: int, state: Mapping[str, Any], *, keep: int, best: bool, keep_every: int
 ) -> Iterator[tuple[Path, dict[str, tuple[int, str]]]]:
-    """A folder for a checkpoint's tensors, and a place for each file's size and SHA-256; the rest is done here.
+    """Yield a folder for a checkpoint's tensors and a dictionary for each file's size and SHA-256; then complete it.
 
     >>> import tempfile
     >>> from unmask.storage.atomic import write_file
@@ -142,7 +142,7 @@ def draft(
 
 
 def check_room(run_dir: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Refuse to begin a checkpoint that the disk cannot hold: a full disk also stops what else is written there.
+    """Refuse to begin a checkpoint that does not fit on the disk: a full disk would also break other writes.
 
     >>> check_room(Path("no/such/run"), 250, {})
     """
@@ -152,7 +152,7 @@ def check_room(run_dir: Path, step: int, tensors: Mapping[str, Mapping[str, Tens
 
 
 def place_of(run_dir: Path, step: int) -> Path:
-    """Where the checkpoint of a step is.
+    """The folder of the checkpoint of a step.
 
     >>> place_of(Path("run"), 250).as_posix()
     'run/checkpoints/step-00000250'
@@ -161,9 +161,9 @@ def place_of(run_dir: Path, step: int) -> Path:
 
 
 def load_checkpoint(path: Path) -> Checkpoint | None:
-    """The newest whole checkpoint of a run, or the one in the folder named; None when the run has none.
+    """The newest intact checkpoint of a run, or the checkpoint in the given folder; None if the run has none.
 
-    A damaged one is passed over, with the reason in `skipped`; a damaged one that was asked for by name is an error.
+    Damaged checkpoints of a run are skipped, with the reason in `skipped`; if the given folder is damaged, it raises.
 
     >>> load_checkpoint(Path("no/such/run")) is None
     True
@@ -175,7 +175,7 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
 
 
 def newest(path: Path, read: Callable[[Path], Checkpoint]) -> Checkpoint | None:
-    """The first of a run's checkpoints that can be read, from the newest on; None when the run has none.
+    """The newest of a run's checkpoints that can be read; None if the run has none.
 
     >>> newest(Path("no/such/run"), read=load_checkpoint) is None
     True
@@ -196,7 +196,7 @@ def newest(path: Path, read: Callable[[Path], Checkpoint]) -> Checkpoint | None:
 
 
 def best_checkpoint(run_dir: Path) -> Path | None:
-    """The folder of the best checkpoint so far, for `load_checkpoint`; None when none was called the best.
+    """The folder of the best checkpoint so far, for `load_checkpoint`; None if no checkpoint is marked as the best.
 
     >>> best_checkpoint(Path("no/such/run")) is None
     True
@@ -206,7 +206,7 @@ def best_checkpoint(run_dir: Path) -> Path | None:
     with contextlib.suppress(OSError, UnicodeDecodeError):
         named = (folder / "best").read_text(encoding="utf-8").strip()
     for _, candidate in candidates(folder):
-        # The pointer moves after the folder is in place: after a kill in between, the manifest knows better.
+        # The pointer is updated after the folder is in place: after a kill in between, the manifest is right.
         if candidate.name == named or _says_best(candidate):
             return candidate
     return None
@@ -220,7 +220,7 @@ def _says_best(folder: Path) -> bool:
 
 
 def candidates(folder: Path) -> list[tuple[int, Path]]:
-    """Step and place of every checkpoint, newest first; damaged ones among them, unfinished ones not.
+    """Step and folder of every checkpoint, newest first, including damaged but not unfinished ones.
 
     >>> candidates(Path("no/such/run/checkpoints"))
     []
@@ -234,14 +234,14 @@ def candidates(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _retire(folder: Path, step: int, keep: int, keep_every: int) -> None:
-    """Remove what is older than the last `keep` up to `step`; never a later one, a milestone or the best."""
+    """Remove all but the last `keep` checkpoints up to `step`; never later ones, milestones or the best."""
     best = best_checkpoint(folder.parent)
     past = [(at, path) for at, path in candidates(folder) if at <= step]
     for at, path in past[keep:]:
         if path == best or (keep_every and at % keep_every == 0):
             continue
-        # Under another name first, so that a kill half-way leaves no checkpoint with files missing. What cannot be
-        # removed now is tried again at the next save: the run need not stop for it.
+        # Rename first, so that a kill half-way leaves no checkpoint with missing files. If removal fails, the next save
+        # tries again: the run need not stop for it.
         gone = sibling(path, "tmp")
         with contextlib.suppress(OSError):
             os.rename(path, gone)
@@ -277,9 +277,9 @@ def _sealed(manifest: Mapping[str, Any]) -> str:
 
 
 def verify(folder: Path, *, rank: int = 0, size: int = 1) -> tuple[int, list[str]]:
-    """The step and the file names of a checkpoint whose every byte is what its manifest says.
+    """Verify every byte of a checkpoint against its manifest; return its step and file names.
 
-    Of several processes that verify one checkpoint, each reads every size-th file.
+    If several processes verify one checkpoint, each reads every size-th file.
 
     >>> verify(Path("no/such/run/checkpoints/step-00000250"))
     Traceback (most recent call last):
@@ -287,7 +287,7 @@ def verify(folder: Path, *, rank: int = 0, size: int = 1) -> tuple[int, list[str
     """
     try:
         return _verify(folder, rank, size)
-    except OSError as e:  # a file that may not be read is as good as damaged
+    except OSError as e:  # an unreadable file is treated as damaged
         raise ModelFolderError(f"cannot read {folder}: {e.strerror or e}") from None
 
 
@@ -331,6 +331,6 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def without_tensors(folder: Path, step: int, files: list[str]) -> Checkpoint:
-    """What a verified checkpoint says; its tensors stay where they are until somebody has room for them."""
+    """A verified checkpoint without its tensors, which are not read yet."""
     sharded = any(file.startswith(SHARD) for file in files)
     return Checkpoint(step=step, tensors={}, state=read_json(folder / "state.json"), path=folder, sharded=sharded)

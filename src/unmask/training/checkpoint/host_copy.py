@@ -1,4 +1,4 @@
-"""Copies of a run's tensors in host memory, from which they are written while the run goes on."""
+"""Copies of a run's tensors in host memory, from which a checkpoint is written while the run continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Groups = Mapping[str, Mapping[str, Tensor]]
 
 
 class HostCopy:
-    """Memory for one copy, kept for the next.
+    """Host memory for one copy, reused for the next.
 
     >>> live = {"model": {"w": torch.ones(2)}}
     >>> copies, _ = HostCopy().copy(live)
@@ -25,7 +25,7 @@ class HostCopy:
         self.tensors: dict[tuple[str, str], Tensor] = {}
 
     def reserve(self, tensors: Groups) -> None:
-        """Take the memory now: pinning it takes far longer than the copy."""
+        """Allocate the memory now: pinning it takes far longer than the copy."""
         for group, named in tensors.items():
             for name, tensor in named.items():
                 self._place(group, name, tensor)
@@ -38,8 +38,7 @@ class HostCopy:
         return place
 
     def copy(self, tensors: Groups) -> tuple[Groups, torch.cuda.Event | None]:
-        """The copies, and when they are there. A GPU copies in its own time: before any step that comes after, and
-        unwaited."""
+        """The copies, and an event for their completion. A GPU copies asynchronously, before any later step."""
         copies: dict[str, dict[str, Tensor]] = {}
         on_gpu = False
         for group, named in tensors.items():
@@ -55,7 +54,7 @@ class HostCopy:
 
 
 def fits(tensors: Groups) -> bool:
-    """Whether host memory has room for a copy, and for as much again: pinned pages are handed out in powers of two.
+    """Whether host memory has room for twice the size of a copy, since pinned memory is allocated in powers of two.
 
     >>> fits({"model": {"w": torch.ones(2)}})
     True
@@ -65,7 +64,7 @@ def fits(tensors: Groups) -> bool:
 
 
 def available_memory(root: Path = Path("/")) -> float:
-    """Bytes that this process may still take, by the system and by its container; infinite where neither says.
+    """Bytes that this process may still allocate, by the limits of system and container; infinite if unknown.
 
     >>> available_memory() > 0
     True
@@ -81,7 +80,7 @@ def _of_container(folder: Path) -> float:
     limit, used = (_number(folder / f"memory.{name}", r"^(\d+)$") for name in ("max", "current"))
     if limit == float("inf") or used == float("inf"):
         return float("inf")
-    cached = _number(folder / "memory.stat", r"^inactive_file (\d+)$")  # files' pages, given up when memory is wanted
+    cached = _number(folder / "memory.stat", r"^inactive_file (\d+)$")  # page cache, released when memory is needed
     return limit - used + (0.0 if cached == float("inf") else cached)
 
 

@@ -1,4 +1,4 @@
-"""Where a run goes on: the checkpoint it continues, whether it is the same run, and how a stop is reported."""
+"""Resuming: the checkpoint that a run continues, whether it is the same run, and how a stop is reported."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from unmask.storage.atomic import atomic_text
 from unmask.storage.tensor_file import read_into
 from unmask.training.checkpoint.files import Checkpoint, candidates, newest, verify, without_tensors
 
-# What may differ between a run and its continuation: nothing of what decides the weights, save how long it goes on.
+# What may differ between a run and its continuation: nothing that affects the weights, except the number of steps.
 MAY_CHANGE = {"out", "steps", "log_every", "valid_every", "sample_every", "compile", "data.cache"}
-MAY_CHANGE |= {"data.train.path", "data.valid.path"}  # a file that was moved: what is in it is compared by its hash
+MAY_CHANGE |= {"data.train.path", "data.valid.path"}  # the file may have moved: its content is compared by hash
 MAY_CHANGE |= {"save_every", "keep", "keep_every", "async_save", "save_as"}
-MAY_CHANGE |= {"parallel", "micro_batch", "checkpoint_activations"}  # how the work is cut: fewer GPUs need more of it
+MAY_CHANGE |= {"parallel", "micro_batch", "checkpoint_activations"}  # how the work is split, which depends on the GPUs
 MAY_CHANGE |= {"on_nonfinite", "max_nonfinite"}
 MAY_CHANGE |= {f"drawing.{option.name}" for option in fields(Drawing)}
 
 JOB = "TORCHELASTIC_RUN_ID"
 BEGUN, STOPPED = "begun", "stopped"  # notes in a run's folder, each with the name of torchrun's job
 
-STATE: dict[str, Any] = {  # of a checkpoint, with its types
+STATE: dict[str, Any] = {  # keys of a checkpoint's state, with their types
     "config": dict,
     "data": list,
     "optimizer": dict,
@@ -44,7 +44,7 @@ STATE: dict[str, Any] = {  # of a checkpoint, with its types
 
 
 def find_checkpoint(config: RunConfig, world: World, *, resume: bool) -> Checkpoint | None:
-    """The checkpoint that the run continues, without its tensors (`read_run`); None: it begins.
+    """The checkpoint that the run continues, without its tensors (see `read_run`); None for a new run.
 
     >>> find_checkpoint(RunConfig(out="runs/none-of-this-name"), World(), resume=False) is None
     True
@@ -60,7 +60,7 @@ def find_checkpoint(config: RunConfig, world: World, *, resume: bool) -> Checkpo
     if (folder / "config.json").exists() or (folder / "model.safetensors").exists():
         raise UsageError(f"{folder} is a model's folder, not a run's; give another --out")
     begun, was_stopped = world.from_first(lambda: _notes(folder, again=world.restarts > 0))
-    if begun:  # torchrun began again by itself: go on from what there is, unless we were to stop
+    if begun:  # restarted by torchrun: continue from the newest checkpoint, unless a stop was requested
         if checkpoint is not None and was_stopped:
             raise stopped(config, world, checkpoint.step)
         return checkpoint
@@ -78,7 +78,7 @@ def find_checkpoint(config: RunConfig, world: World, *, resume: bool) -> Checkpo
 
 
 def mark_begun(config: RunConfig, world: World) -> None:
-    """This job of torchrun's is at work in the run's folder: if it begins again, it may go on there by itself.
+    """Note in the run's folder that this torchrun job works there, so that it may resume after a restart.
 
     >>> mark_begun(RunConfig(out="runs/a"), World())  # without torchrun there is nothing to mark
     """
@@ -87,7 +87,7 @@ def mark_begun(config: RunConfig, world: World) -> None:
 
 
 def _notes(folder: Path, *, again: bool) -> tuple[bool, bool]:
-    """Whether this job of torchrun's has begun here before, and was to stop; what others of its name left goes."""
+    """Whether this torchrun job has begun here before, and whether it was asked to stop; removes stale notes."""
     notes = [folder / BEGUN, folder / STOPPED]
     if not again:
         for note in notes:
@@ -97,13 +97,13 @@ def _notes(folder: Path, *, again: bool) -> tuple[bool, bool]:
 
 
 def _read_together(world: World, folder: Path) -> Checkpoint:
-    """Each process verifies its part of the files, and all take the checkpoint or none does."""
+    """Verify a checkpoint with all processes, each its part of the files; all accept it or none does."""
     step, files = world.agree(lambda: verify(folder, rank=world.rank, size=world.size))[0]
     return world.agree(lambda: without_tensors(folder, step, files))[world.rank]
 
 
 def check_same_run(config: RunConfig, data: list[dict[str, Any]], checkpoint: Checkpoint) -> None:
-    """Refuse to go on with another recipe or other data.
+    """Refuse to continue with another recipe or other data.
 
     >>> check_same_run(config, data, find_checkpoint(config, World(), resume=True))  # doctest: +SKIP
     """
@@ -113,18 +113,19 @@ def check_same_run(config: RunConfig, data: list[dict[str, Any]], checkpoint: Ch
             raise ConfigError(f"{key} is {now!r}, the run in {config.out} has {before.get(key)!r}; it cannot change")
     reports = [
         {"anchor": "none"} | report for report in checkpoint.state["data"]
-    ]  # a run from before there were anchors
+    ]  # a run of a version that had no anchors yet
     if reports != data:
         raise DataError(f"the data changed since the run in {config.out} began; restore it, or begin a new run")
 
 
 def check_held_out(folder: Path, rows: Rows) -> bool:
-    """Refuse rows that are not those which the run in this folder has held out, by what its newest checkpoint says;
-    False: it has none that tells.
+    """Refuse rows other than those that the run in this folder has held out, according to its newest checkpoint.
+
+    Returns False if no checkpoint has this information.
 
     >>> check_held_out(Path("runs/a"), rows)  # doctest: +SKIP
     """
-    checkpoint = newest(folder, lambda path: without_tensors(path, 0, []))  # a hash of every weight is for going on
+    checkpoint = newest(folder, lambda path: without_tensors(path, 0, []))  # hashing every weight is for resuming
     if checkpoint is None:
         return False
     with checkpoint.holds(data=list):
@@ -139,7 +140,7 @@ def check_held_out(folder: Path, rows: Rows) -> bool:
 
 
 def read_run(checkpoint: Checkpoint, tensors: dict[str, dict[str, Tensor]], world: World) -> None:
-    """Fill a run's tensors from its checkpoint: each process reads what it holds of them, and no more.
+    """Fill a run's tensors from its checkpoint; each process reads only its own shards.
 
     >>> read_run(checkpoint, {"model": weights, "optimizer": moments}, world)  # doctest: +SKIP
     """
@@ -157,12 +158,12 @@ def read_run(checkpoint: Checkpoint, tensors: dict[str, dict[str, Tensor]], worl
 
 
 def stopped(config: RunConfig, world: World, step: int) -> Stopped:
-    """What a run that was asked to stop ends with.
+    """The exception that ends a run that was asked to stop.
 
     >>> str(stopped(RunConfig(out="runs/a", steps=9), World(), 3))
     'stopped at step 3 of 9, all is saved; go on with: unmask train runs/a --resume'
     """
-    # torchrun takes a process that leaves for one that fails: it may start it again
+    # torchrun treats a process that exits as failed, and may restart it
     if JOB in os.environ and world.first:
         atomic_text(Path(config.out) / STOPPED, os.environ[JOB] + "\n")
     again = f"unmask train {shlex.quote(config.out)} --resume"

@@ -1,4 +1,4 @@
-"""When a run's state is written: at once, or by a thread of its own while the run goes on."""
+"""Writing a run's state: synchronously, or in a background thread while the run continues."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ WriteModel = Callable[[Groups], None]
 
 @dataclass(frozen=True)
 class _Job:
-    """What is written for one step: the model's folder where it is the best so far, and then the checkpoint.
+    """The save of one step: the model's folder if it is the best so far, then the checkpoint.
 
-    In this order, by one thread: a checkpoint knows the best bound so far, so its model must be there before it is.
+    One thread writes them in this order: a checkpoint records the best bound so far, so that model must exist first.
     """
 
     step: int
@@ -40,14 +40,15 @@ class _Job:
 
 
 class Saver:
-    """Saves a run. In the background one save is written at a time, and one may wait: a newer one takes its place, save
-    that the best gives way only to a better one, and a milestone to none.
+    """Saves a run, synchronously or in the background.
 
-    A save in the background returns as soon as the copy is asked for. It waits for the disk only where a kill would
-    cost more than two intervals, where what waits may not give way, or where memory has no room for a second copy.
+    In the background one save is written at a time, and one more may wait. A newer save replaces the waiting one, but
+    the best is replaced only by a better one, and a milestone never. A background save returns as soon as the copy is
+    requested. It waits for the disk only if a kill would lose more than two intervals, if the waiting save must not be
+    replaced, or if memory has no room for a second copy.
 
-    What fails in the background is raised by the next call, as if it had failed there, and nothing that came after it
-    is written. The thread is no daemon: a process that ends waits for it.
+    An error in the background is raised by the next call, and later saves are not written. The thread is not a daemon:
+    a process that ends waits for it.
 
     >>> import tempfile
     >>> saver = Saver(Path(tempfile.mkdtemp()), keep=2, background=True)
@@ -70,14 +71,14 @@ class Saver:
         self.keep, self.keep_every = keep, keep_every
         self.every = every  # steps from one save to the next
         self.background = background
-        self.sharers = sharers  # who all save together, each its share; None: one process saves
-        self.durable = 0  # the newest step that no kill can take
-        self.failed: Exception | None = None  # a save that nobody waited for any more
-        self._changed = threading.Condition()  # of all below
+        self.sharers = sharers  # the processes that save together, each its shard; None: one process saves
+        self.durable = 0  # the newest step that is safely on disk
+        self.failed: Exception | None = None  # the error of a save at the end of a failed run
+        self._changed = threading.Condition()  # guards everything below
         self._at_work = False
         self._writing: _Job | None = None
         self._waiting: _Job | None = None
-        self._places: list[HostCopy] = []  # used again by every save: pages are dear to get
+        self._places: list[HostCopy] = []  # reused by every save: pinned pages are slow to allocate
         self._error: BaseException | None = None
         self._finished: deque[tuple[int, Path]] = deque()
 
@@ -90,9 +91,9 @@ class Saver:
         best: bool,
         write_model: WriteModel | None = None,
     ) -> None:
-        """Write a checkpoint, or begin to; the tensors and the state may change once this returns.
+        """Write a checkpoint, or begin to; the tensors and the state may be changed once this returns.
 
-        write_model: writes the model's folder from the tensors that it gets, before the checkpoint.
+        write_model: a function that writes the model's folder from the given tensors, called before the checkpoint.
         """
         if not (self.background and self._save_later(step, tensors, state, best, write_model)):
             self.wait()
@@ -100,13 +101,13 @@ class Saver:
             self._raise()
 
     def prepare(self, tensors: Groups) -> threading.Thread | None:
-        """Take the memory for a copy of such tensors while the run goes on: else the first save stops for it."""
+        """Allocate memory for a copy of these tensors in the background, so that the first save need not wait."""
         if not self.background or not fits(tensors):
             return None
         place = HostCopy()
 
         def reserve() -> None:
-            with contextlib.suppress(RuntimeError):  # what cannot be had now is asked for again by the save
+            with contextlib.suppress(RuntimeError):  # if allocation fails now, the save tries again
                 place.reserve(tensors)
                 with self._changed:
                     self._places.append(place)
@@ -124,13 +125,12 @@ class Saver:
             yield self._finished.popleft()
 
     def wait(self) -> None:
-        """Until nothing is in flight; raises what went wrong."""
+        """Wait until no save is in progress; raises the error of a failed one."""
         self._wait_while(lambda: self._at_work)
         self._raise()
 
     def close(self) -> Iterator[tuple[int, Path]]:
-        """The last of `finished`, for a run that ends by an error of its own: that one is raised, a save's is kept in
-        `failed`."""
+        """The last of `finished`, for a run that ends with its own error: an error of a save is kept in `failed`."""
         try:
             self.wait()
         except Exception as error:
@@ -142,9 +142,9 @@ class Saver:
     def _save_later(
         self, step: int, tensors: Groups, state: Mapping[str, Any], best: bool, write_model: WriteModel | None
     ) -> bool:
-        """Copy and hand over; False: there is no memory for a copy."""
+        """Copy the tensors and hand them to the thread; False if there is no memory for a copy."""
         self._raise()
-        check_room(self.run_dir, step, tensors)  # said at this step rather than at the next
+        check_room(self.run_dir, step, tensors)  # raises at this step rather than at the next
         with self._changed:
             if self._waiting is not None and self._gives_way(self._waiting, best=best):
                 self._waiting = None
@@ -158,18 +158,18 @@ class Saver:
             if not self._at_work:
                 self._at_work = True
                 threading.Thread(target=self._work, name="save", daemon=False).start()
-        # All that was saved up to one interval ago is durable, so that a kill before the next one costs two of them.
+        # Everything saved up to one interval ago is durable, so a kill before the next save loses at most two.
         due = (step // self.every - 1) * self.every
         self._wait_while(lambda: self._at_work and self.durable < due)
         return True
 
     def _gives_way(self, job: _Job, *, best: bool) -> bool:
-        """Whether a save that has not begun need not be made, now that there is a newer one."""
+        """Whether a waiting save may be dropped in favour of a newer one."""
         milestone = self.keep_every and job.step % self.keep_every == 0
         return not milestone and (best or not job.best)
 
     def _place_for(self, tensors: Groups) -> HostCopy | None:
-        """Memory that nobody writes from; without room for more of it than is in use, that is waited for."""
+        """Free host memory for a copy; waits for memory in use if there is no room for more."""
         with self._changed:
             used = self._writing.place if self._writing else None
             free = [place for place in self._places if place is not used]
@@ -217,7 +217,7 @@ class Saver:
             self._changed.wait_for(lambda: not condition())
 
     def _raise(self) -> None:
-        """What went wrong, once."""
+        """Raise a background error, once."""
         with self._changed:
             error = None if self._at_work else self._error
             if error is not None:
@@ -226,10 +226,10 @@ class Saver:
 
 
 def make_saver(config: RunConfig, world: World, kind: str) -> Saver:
-    """The saver of a run whose network is spread over the processes as `kind` says.
+    """The saver of a run whose network is distributed as `kind` says.
 
-    Unless the recipe decides, what one process saves of a GPU's run is written in the background. On a CPU the writing
-    would take from the steps what it saves between them.
+    Unless the recipe sets it, saves of a single process on a GPU are written in the background. On a CPU, writing would
+    slow down the steps by as much time as it saves between them.
 
     >>> [make_saver(RunConfig(async_save=how), World(), "alone").background for how in (None, True)]
     [False, True]
@@ -241,7 +241,7 @@ def make_saver(config: RunConfig, world: World, kind: str) -> Saver:
         Path(config.out),
         keep=config.keep,
         keep_every=config.keep_every,
-        # One that is being written is not there yet: such saves are made twice as often, so that a kill costs no more.
+        # A background save is not durable yet, so saves are made twice as often, and a kill loses no more.
         every=max(1, config.save_every // 2) if background else config.save_every,
         background=background,
         sharers=world if sharded else None,

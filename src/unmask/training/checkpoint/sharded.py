@@ -1,8 +1,8 @@
-"""Checkpoints of models too large for one host: every process writes and reads its own share of each tensor.
+"""Checkpoints of models too large for one host: every process writes and reads its own shard of each tensor.
 
-torch.distributed.checkpoint does the planning and the resharding, in its safetensors storage, so nothing is pickled;
-the manifest, the rename and the fallback are those of `checkpoint`. A run saved on many processes goes on with any
-number of them, and `load_checkpoint` reads it whole where it fits.
+torch.distributed.checkpoint does the planning and the resharding, with its safetensors storage, so nothing is pickled;
+the manifest, the rename and the fallback are those of `files`. A run saved by several processes can be resumed by any
+number of them, and `load_checkpoint` reads it whole if it fits into memory.
 
 RUN/checkpoints/step-00000250/shard-00001-model-00001-of-00001.safetensors, ..., state.json, manifest.json
 """
@@ -49,14 +49,14 @@ def save_sharded(
     keep_every: int = 0,
     world: World,
 ) -> Path:
-    """`save_checkpoint` by all processes together, each of its own share; returns when the checkpoint is durable.
+    """`save_checkpoint` by all processes together, each its own shard; returns when the checkpoint is durable.
 
-    A DTensor is written in the parts that the processes hold, any other tensor by one of them.
+    A DTensor is written in the shards that the processes hold, any other tensor by one of them.
 
     >>> save_sharded(run_dir, 250, {"model": weights}, {}, keep=2, best=False, world=World())  # doctest: +SKIP
     """
     flat = _flat(tensors)
-    # What is no DTensor is on every process, and written once.
+    # Tensors that are not DTensors are on every process, and are written once.
     mine = {name: t for name, t in flat.items() if world.first or hasattr(t, "to_local")}
     sizes = world.gather(sum(local(t).numel() * t.element_size() + 256 + 2 * len(name) for name, t in mine.items()))
     with contextlib.ExitStack() as stack:
@@ -77,8 +77,10 @@ def save_sharded(
 
 
 def read_shares(folder: Path, into: Groups, world: World) -> None:
-    """Fill `into` from a verified checkpoint, by all processes together: each reads what its own tensors hold, however
-    they were cut when they were saved. Other tensors than these are refused before any is read.
+    """Fill `into` from a verified checkpoint, by all processes together.
+
+    Each process reads its own shards, however the tensors were sharded when they were saved. A checkpoint of other
+    tensors is refused before any is read.
 
     >>> read_shares(checkpoint.path, {"model": network.state_dict()}, world)  # doctest: +SKIP
     """
@@ -88,7 +90,7 @@ def read_shares(folder: Path, into: Groups, world: World) -> None:
 
 
 def read_whole(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """Every tensor of a verified checkpoint, put together in this process alone.
+    """Every tensor of a verified checkpoint, assembled in this process alone.
 
     >>> read_whole(Path("runs/large/checkpoints/step-00000250"))  # doctest: +SKIP
     """
@@ -106,18 +108,18 @@ def _flat(groups: Groups) -> dict[str, Tensor]:
 
 
 class _Writer(HuggingFaceStorageWriter):
-    """Torch's files by our own hand: hashed on their way, and no more than one tensor at a time in host memory."""
+    """Writes torch's file format, hashing the bytes and holding only one tensor at a time in host memory."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder), save_distributed=True)
         self.folder, self.files = folder, dict[str, tuple[int, str]]()
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan  # the folder is there, and empty
+        return plan  # the folder exists already, and is empty
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         tensors: dict[str, Tensor] = {}
-        begins: dict[str, dict[str, list[int]]] = {}  # where in its tensor each part begins, as torch's reader wants it
+        begins: dict[str, dict[str, list[int]]] = {}  # offset of each part in its tensor, as torch's reader expects it
         for item in plan.items:
             assert item.tensor_data is not None
             tensors[item.index.fqn] = cast(Tensor, planner.resolve_data(item))
@@ -129,7 +131,7 @@ class _Writer(HuggingFaceStorageWriter):
             self.files[path.name] = write_tensors(
                 path, tensors, {"DCP_SHARDING_INFO": json.dumps(begins, sort_keys=True)}
             )
-            sync(path)  # here, where it was written: on another machine it may still be on its way
+            sync(path)  # by the process that wrote it: another machine may not see the data yet
         done: Future[list[WriteResult]] = Future()
         done.set_result([])
         return done
@@ -148,7 +150,7 @@ def _read_into(flat: dict[str, Tensor], folder: Path, world: World) -> None:
 
 
 def _check(folder: Path, flat: dict[str, Tensor]) -> None:
-    """Refuse a checkpoint of other tensors than these, before any is read."""
+    """Refuse a checkpoint of other tensors, before any is read."""
     saved = _metadata(folder)
     if odd := sorted(saved.keys() ^ flat.keys()):
         raise ModelFolderError(f"{folder}: the tensor {printable(odd[0])} is missing or unexpected")
@@ -161,7 +163,7 @@ def _check(folder: Path, flat: dict[str, Tensor]) -> None:
 
 
 def _metadata(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """What the shards say of each tensor: parts that do not make up the whole are refused."""
+    """The metadata of each tensor from the shards; parts that do not make up the whole are refused."""
     with _one_line(folder):
         saved = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     checked: dict[str, TensorStorageMetadata] = {}
@@ -174,7 +176,7 @@ def _metadata(folder: Path) -> dict[str, TensorStorageMetadata]:
 
 
 def _is_whole(meta: TensorStorageMetadata) -> bool:
-    """Do the parts lie one after the other, along the rows, from the first to the last?"""
+    """Whether the parts cover all rows, one after the other."""
     if not meta.size:
         return len(meta.chunks) == 1
     end = 0
@@ -187,7 +189,7 @@ def _is_whole(meta: TensorStorageMetadata) -> bool:
 
 @contextlib.contextmanager
 def _one_line(folder: Path) -> Iterator[None]:
-    """What torch's planner and storage raise, in one line: a share's content is a stranger's word like any other."""
+    """Turn errors of torch's planner and storage into one line; a shard's content is untrusted input."""
     try:
         yield
     except (UnmaskError, OSError):
@@ -204,5 +206,5 @@ def _one_line(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that one process alone is one process alone
+        warnings.simplefilter("ignore")  # a warning that there is only one process
         yield
