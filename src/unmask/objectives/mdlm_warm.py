@@ -73,7 +73,7 @@ class MDLMWarm(MDLM):
     def looks_back_B(self, batch: Batch) -> Tensor:
         """Which rows are trained for the next token.
 
-        Rows are sorted by time, and each group of eight gives the same number, so that the times of the remaining rows
+        By the rank of their times each group of eight gives the same number, so that the times of the remaining rows
         stay evenly spread.
         """
         count = round(self.share_at(batch.done) * EIGHTHS)
