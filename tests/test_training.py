@@ -401,7 +401,7 @@ def test_precision_is_chosen_once(tmp_path: Path, make_config: Any, monkeypatch:
     train(dataclasses.replace(auto, steps=3), resume=True, device="cpu")  # chosen again, the same
     train(make_config(tmp_path / "whole", precision="bf16"), device="cpu")
     with monkeypatch.context() as patch:
-        patch.setattr(unmask.training.state, "pick_precision", lambda name, device, cpu_bf16: "bf16")  # as on a GPU
+        patch.setattr(unmask.training.state, "pick_precision", lambda name, device: "bf16")  # as on a GPU
         train(make_config(tmp_path / "r", precision="auto", steps=4), device="cpu")
     assert load_config(tmp_path / "r").precision == "bf16"
     train(load_config(tmp_path / "r", {"steps": 12}), resume=True, device="cpu")
@@ -440,7 +440,6 @@ def test_a_cpu_computes_in_bf16_where_it_has_it(
     else:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     assert pick_precision("auto", torch.device("cpu")) == precision
-    assert pick_precision("auto", torch.device("cpu"), cpu_bf16=False) == "fp32"  # a network that gains nothing
     assert pick_precision("fp32", torch.device("cpu")) == "fp32"
 
 

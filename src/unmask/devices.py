@@ -49,12 +49,8 @@ def pick_dtype(name: str | torch.dtype | None, device: torch.device) -> torch.dt
     return dtype or torch.float32
 
 
-def pick_precision(
-    name: Literal["auto", "fp32", "bf16"], device: torch.device, *, cpu_bf16: bool = True
-) -> Literal["fp32", "bf16"]:
+def pick_precision(name: Literal["auto", "fp32", "bf16"], device: torch.device) -> Literal["fp32", "bf16"]:
     """The precision of a run. auto: bf16 if the device multiplies it natively; otherwise it would not be faster.
-
-    cpu_bf16: whether the network benefits from bf16 on a CPU (`Denoiser.cpu_bf16`).
 
     >>> pick_precision("fp32", torch.device("cpu")), pick_precision("bf16", torch.device("cpu"))
     ('fp32', 'bf16')
@@ -62,7 +58,7 @@ def pick_precision(
     if name != "auto":
         return name
     if device.type == "cpu":
-        return "bf16" if cpu_bf16 and _cpu_multiplies_bf16() else "fp32"
+        return "bf16" if _cpu_multiplies_bf16() else "fp32"
     if device.type != "cuda":
         return "fp32"
     with torch.cuda.device(device):

@@ -99,7 +99,7 @@ def training_cost(network: Network, config: RunConfig, loader: Loader) -> tuple[
     rows, was_training = 0, network.training
     network.train()
     device = network.device_for(torch.empty(0))
-    bf16 = pick_precision(config.precision, device, cpu_bf16=config.denoiser.cpu_bf16) == "bf16"
+    bf16 = pick_precision(config.precision, device) == "bf16"
     precision = torch.autocast(device.type, torch.bfloat16, bf16)
     with Counting(network) as counted, precision, torch.random.fork_rng(devices=[]):
         for probe in range(PROBES):

@@ -35,8 +35,6 @@ class Denoiser(ABC):
     room: ClassVar[Room] = room
     # Of a description that comes with pretrained weights: the fields that the recipe decides all the same.
     chosen_by_recipe: ClassVar[tuple[str, ...]] = ()
-    # Whether bf16 is faster on a CPU that multiplies it natively: not where few of the operations are matrix products.
-    cpu_bf16: ClassVar[bool] = True
 
     @property
     def framed(self) -> bool:

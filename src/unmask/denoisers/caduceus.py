@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -34,8 +34,6 @@ class Caduceus(Denoiser):
     complement: of each id the one that it is on the other strand; training fills it in from the tokenizer's letters.
     conditioning, cond_dim, classes and label_dropout: as for a dit.
     """
-
-    cpu_bf16: ClassVar[bool] = False
 
     hidden: int = 118
     blocks: int = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,8 +27,6 @@ class Mamba(Denoiser):
     expand: channels of a mixer, in widths. states: numbers that each channel remembers. taps: of the short convolution.
     rank: of the map that makes the steps; 0 is hidden / 16. begin: the id that stands before a text; none: the mask.
     """
-
-    cpu_bf16: ClassVar[bool] = False
 
     hidden: int = 128
     blocks: int = 4

@@ -112,7 +112,7 @@ class SeedRun:
         self.ema = Ema(self.network, config.optim.ema) if config.optim.ema else None
         self.optimizer, names = make_optimizer(self.network, config.optim)
         self.updater = Updater(self.optimizer, names, ema=self.ema, clip=config.optim.clip)
-        self.precision = pick_precision(config.precision, self.device, cpu_bf16=self.network.config.cpu_bf16)
+        self.precision = pick_precision(config.precision, self.device)
         self.guard = Guard("stop", 0, kept="finished seeds")
         self.unread: Unread | None = None
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,11 +73,7 @@ NATS_PER_TOKEN = "valid_nats_per_token"  # the default of `best`, known to every
 
 def _with_precision(config: RunConfig, world: World) -> RunConfig:
     """The recipe with its precision decided by the first process and recorded, so that a resumed run uses the same."""
-
-    def decide() -> Literal["fp32", "bf16"]:
-        return pick_precision(config.precision, world.device, cpu_bf16=config.denoiser.cpu_bf16)
-
-    return replace(config, precision=world.from_first(decide))
+    return replace(config, precision=world.from_first(lambda: pick_precision(config.precision, world.device)))
 
 
 class RunState:
