@@ -311,7 +311,7 @@ _scan_op.register_autograd(_backward, setup_context=_setup)
 def _(
     x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor, reverse: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    num = torch.library.get_ctx().new_dynamic_size()  # of chunks: the kernel and plain torch cut a row differently
+    num = library.get_ctx().new_dynamic_size()  # of chunks: the kernel and plain torch cut a row differently
     return x.new_empty(x.shape), state.new_empty(state.shape), state.new_empty(len(x), num, *state.shape[1:])
 
 
