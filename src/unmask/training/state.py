@@ -53,6 +53,7 @@ from unmask.training.initial import adopted, is_pretrained, taken_over
 from unmask.training.monitor import Guard
 from unmask.training.optim import Updater, empty_state, flatten_optimizer, make_optimizer, restore_optimizer
 from unmask.training.run_view import is_better
+from unmask.training.warm_up import warming_up
 from unmask.training.weights_and_biases import WandB
 
 
@@ -94,7 +95,8 @@ class RunState:
         self.tokenizer = pretrained.tokenizer if pretrained else self._tokenizer(checkpoint is not None)
         if checkpoint is None and init is None:
             config.denoiser.check_start(num_ids=self.tokenizer.num_ids, mask_id=self.tokenizer.mask_id)
-        rows, valid_rows = self._build_rows()
+        with self._warming_up(alone=init is None):
+            rows, valid_rows = self._build_rows()
         self.labels = rows.class_words
         self.rows, self.valid_rows = rows.classed(self.labels), valid_rows.classed(self.labels)
         self.loader = self._loader()
@@ -381,6 +383,11 @@ class RunState:
             how: dict[str, Any] = {"anchor": self.config.anchor, "progress": bar}
             train = rows_of(self.config.data, self.tokenizer, "train", **how)
             return train, rows_of(self.config.data, self.tokenizer, "valid", **how)
+
+    def _warming_up(self, *, alone: bool) -> contextlib.AbstractContextManager[None]:
+        if not alone or self.world.size > 1 or self.config.compile:  # a compiled trunk does not share what this compiles
+            return contextlib.nullcontext()
+        return warming_up(self.config, self.tokenizer, self._build_network, self._autocast, self.device)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.config.precision == "fp32":
