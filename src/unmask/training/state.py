@@ -385,7 +385,9 @@ class RunState:
             return train, rows_of(self.config.data, self.tokenizer, "valid", **how)
 
     def _warming_up(self, *, alone: bool) -> contextlib.AbstractContextManager[None]:
-        if not alone or self.world.size > 1 or self.config.compile:  # a compiled trunk does not share what this compiles
+        if (
+            not alone or self.world.size > 1 or self.config.compile
+        ):  # a compiled trunk does not share what this compiles
             return contextlib.nullcontext()
         return warming_up(self.config, self.tokenizer, self._build_network, self._autocast, self.device)
 
