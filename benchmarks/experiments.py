@@ -7,8 +7,9 @@
 The run folders hold the state. A new machine has none of them: --finished restores the small files of finished trials,
 so that they are not repeated, and --back archives all small files, rewritten after every trial. Checkpoints are not
 archived, so a trial that does not fit into the remaining minutes is skipped, with the reason. Its duration is estimated
-from other trials of the same system, or from experiments.toml. --jobs: trials of one setting and seed that share the
-device.
+from other trials of the same system and size, or from experiments.toml. --jobs: trials of one setting and seed that
+share the device. Two calls whose experiments (--only) have no setting in common may share --out and the device; each
+needs its own --back.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from unmask.cli._compared import Lines
 from unmask.cli.compare import number
 from unmask.comparison.compare import Watcher, compare
 from unmask.comparison.plan import PLAN, Planned
-from unmask.comparison.trial import FOLDER, Trial, read_trial
+from unmask.comparison.trial import FOLDER, RUNS, Trial, read_trial
 from unmask.errors import Stopped, UnmaskError
+from unmask.reporting.metrics_file import METRICS
 
 HERE = Path(__file__).parent
 SYSTEMS = HERE / "systems"
@@ -54,6 +56,14 @@ class Setting:
     also: tuple[str, ...] = ()
     valid_rows: int | None = None  # measured ones; None: all
     prepare_seconds: float = 0.0  # that the first trial on a machine takes longer: tokenizer, packing
+
+    def as_fast_as(self, other: Setting) -> bool:
+        """Whether its rate can be expected there: all but the amount of text is the same, and it is not much shorter.
+
+        The rate of a short trial is mostly that of its start.
+        """
+        mine, theirs = ({k: v for k, v in one.options.items() if k != "data.share"} for one in (self, other))
+        return mine == theirs and 4 * self.tokens >= other.tokens
 
 
 @dataclass(frozen=True)
@@ -99,11 +109,11 @@ class Queue:
         """How long it will take: by what a finished trial of the system took, or by what is stated."""
         setting = item.setting
         rate = setting.tokens_per_second * self.rates.get(item.system, 1.0)
-        for other in self.items:
-            if (other.setting.name, other.system) == (setting.name, item.system):
-                done = self.trial(other)
-                if done is not None and done.finished:
-                    rate = done.tokens_per_second
+        alike = [other for other in self.items if other.system == item.system and other.setting.as_fast_as(setting)]
+        for other in sorted(alike, key=lambda other: (other.setting == setting, other.setting.tokens)):
+            done = self.trial(other)
+            if done is not None and done.finished:
+                rate = done.tokens_per_second
         new = not (self.out / setting.name / PLAN).exists()
         return OVERHEAD + setting.tokens / rate + setting.prepare_seconds * new
 
@@ -130,13 +140,23 @@ class Queue:
     def bring(self, small: Path) -> int:
         """Put what an archive holds of trials in place where there is nothing; how many they are."""
         places = {f"{item.setting.name}/{FOLDER}/{item.name}.json" for item in self.items}
-        return unpack(small, self.out, places.__contains__)
+        count = unpack(small, self.out, places.__contains__)
+        unpack(small, self.out, {self._curve(item).as_posix() for item in self._finished()}.__contains__)
+        return count
 
     def take_back(self, small: Path) -> None:
-        """Put what is small into an archive, whole or not at all: trials and results."""
+        """Put what is small into an archive, whole or not at all: trials and results, and curves of finished trials."""
         files = [file for name in self.settings for file in sorted((self.out / name).glob(f"{FOLDER}/[!.]*.json"))]
         files += [self.out / name / file for name in self.settings for file in RESULTS]
+        files += [self.out / self._curve(item) for item in self._finished()]
         pack(small, filter(Path.exists, files), self.out)
+
+    def _finished(self) -> list[Item]:
+        return [item for item in self.items if (done := self.trial(item)) is not None and done.finished]
+
+    @staticmethod
+    def _curve(item: Item) -> Path:
+        return Path(item.setting.name, RUNS, item.name, METRICS)
 
 
 def _setting(name: str, settings: dict[str, Any]) -> Setting:
@@ -204,7 +224,7 @@ def waiting(queue: Queue, args: argparse.Namespace, skipped: dict[str, str]) -> 
     todo = []
     for item in queue.items:
         done = queue.trial(item)
-        if args.only and args.only not in item.experiments:
+        if args.only and not set(args.only) & set(item.experiments):
             continue
         if done is not None and (done.finished or not args.again):
             continue
@@ -244,7 +264,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--data", default=".", help="the folder with wiki/ and stories/")
     parser.add_argument("--minutes", type=float, default=0.0, help="run what fits; 0: nothing")
     parser.add_argument("--list", action="store_true", help="print what is done and what is not, and run nothing")
-    parser.add_argument("--only", metavar="EXPERIMENT", help="trials of this one alone")
+    parser.add_argument("--only", metavar="EXPERIMENT", action="append", help="of this one alone; may be repeated")
     parser.add_argument("--again", action="store_true", help="also what has failed before")
     parser.add_argument("--finished", type=Path, metavar="FILE.tar.gz", help="put its finished trials in place")
     parser.add_argument("--back", type=Path, metavar="FILE.tar.gz", help="keep all small files there")
@@ -253,9 +273,11 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at once")
     parser.add_argument("--device")
     args = parser.parse_args(words)
+    if not args.file.is_file():
+        parser.error(f"cannot read {args.file}: give --file a queue, such as {HERE / 'experiments.toml'}")
     queue = Queue(args.file.read_text(encoding="utf-8"), args.out, args.systems)
-    if args.only and not any(args.only in item.experiments for item in queue.items):
-        parser.error(f"no experiment is called {args.only!r}")
+    if unknown := set(args.only or []) - {name for item in queue.items for name in item.experiments}:
+        parser.error(f"no experiment is called {min(unknown)!r}")
     if args.finished:
         print(f"{queue.bring(args.finished)} finished trials were put in place", file=sys.stderr)
     try:

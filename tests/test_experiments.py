@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import shutil
 import tarfile
@@ -138,8 +139,10 @@ def test_small_files_put_in_place_are_not_repeated(
     assert bench.main(run) == 0
     assert "1 finished trials were put in place" in capsys.readouterr().err
     second = tmp_path / "second" / "tiny"
-    assert not (second / "runs" / "mdlm-s0").exists()
-    assert (second / "runs" / "mdlm-s1").exists()
+    curve = "runs/mdlm-s0/metrics.jsonl"
+    assert [path.name for path in (second / "runs" / "mdlm-s0").iterdir()] == ["metrics.jsonl"]
+    assert (second / curve).read_bytes() == (tmp_path / "first" / "tiny" / curve).read_bytes()
+    assert (second / "runs" / "mdlm-s1" / "model").exists()
     ours, theirs = (read_trial(folder / "tiny", "mdlm-s1") for folder in (tmp_path / "first", tmp_path / "second"))
     assert ours is not None
     assert theirs is not None
@@ -157,6 +160,29 @@ def test_what_is_measured_estimates_what_comes(bench: Any, words: list[str], tmp
     queue.run([by_name["tiny", "mdlm-s0"]], str(tmp_path / "data"), "cpu", Watcher(), 1)
     trial = queue.trial(by_name["tiny", "mdlm-s0"])
     assert queue.seconds(by_name["tiny", "mdlm-s1"]) == pytest.approx(1 + 128 / trial.tokens_per_second)
+    for tokens, options, known in ((512, "", True), (513, "", False), (512, '"data.length" = 32', False)):
+        more = f'[setting.more]\nlike = "tiny"\ntokens = "{tokens}"\n'
+        more += f'[setting.more.options]\n"data.share" = 0.5\n{options}\n'
+        more += '[[experiment]]\nname = "more"\nsetting = "more"\nsystems = { mdlm = 1 }\n'
+        queue = bench.Queue(QUEUE + more, queue.out, queue.systems)
+        (item,) = [item for item in queue.items if item.setting.name == "more"]
+        rate = trial.tokens_per_second if known else 1000
+        assert queue.seconds(item) == pytest.approx(1 + 2 + tokens / rate)
+
+
+def test_several_experiments_may_be_named_and_a_wrong_name_is_refused(
+    bench: Any, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    queue = bench.Queue(QUEUE, tmp_path / "out", tmp_path / "systems")
+    for only, count in (["table"], 4), (["noise", "long"], 3), (None, 6):
+        args = argparse.Namespace(only=only, again=False)
+        assert sum(map(len, bench.waiting(queue, args, {}))) == count
+    for wrong in (["--only", "noise", "--only", "nois"], ["--file", str(tmp_path / "none.toml")]):
+        with pytest.raises(SystemExit) as e:
+            bench.main([*words, *out, *wrong])
+        assert e.value.code == 2
+    assert "cannot read" in capsys.readouterr().err
 
 
 def test_a_request_to_stop_is_a_sentence_and_keeps_what_is_small(
