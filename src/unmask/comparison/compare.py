@@ -11,10 +11,12 @@ from typing import Any
 from unmask.comparison.at_once import run_at_once
 from unmask.comparison.plan import Plan, Planned, Protocol, check_reference, make_plan
 from unmask.comparison.processes import run_apart
+from unmask.comparison.quoted import figures_for
 from unmask.comparison.report import write_report
 from unmask.comparison.table import Table, make_table
 from unmask.comparison.trial import FOLDER, Trial, read_trial
 from unmask.comparison.work import Job, drop_checkpoints, run_trial
+from unmask.devices import pick_device
 from unmask.distributed.stopping import stop_requests
 from unmask.distributed.world import World
 from unmask.errors import Stopped, UsageError
@@ -90,6 +92,7 @@ def compare(
     out, watch = Path(out), watch or Watcher()
     if jobs < 1 or (jobs > 1 and not apart):
         raise UsageError(f"jobs must be at least 1, and 1 without processes of their own (apart), got {jobs}")
+    pick_device(device)  # refuse a missing device before anything is written
     protocol = Protocol(valid_rows=valid_rows, draws=draws, seed=seed, also=tuple(also))
     plan = make_plan(recipes, tokens=tokens, out=out, seeds=seeds, overrides=overrides, protocol=protocol)
     check_reference(reference, [*plan.systems, *(trial.system for trial in _others(plan))])
@@ -174,6 +177,7 @@ def _report(plan: Plan, reference: str | None) -> Comparison:
     trials = [trial for trial in mine.values() if trial is not None] + others
     waiting = [name for name, trial in mine.items() if trial is None]
     systems = list(dict.fromkeys([*plan.systems, *(trial.system for trial in others)]))
-    table = make_table(systems, trials, check_reference(reference, systems), waiting)
+    figures = figures_for(plan.shared["tokenizer"]["spec"])
+    table = make_table(systems, trials, check_reference(reference, systems), waiting, figures)
     write_report(plan.out, table, plan.shared)
     return Comparison(plan.out, table, plan.shared)
