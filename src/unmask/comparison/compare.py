@@ -24,7 +24,7 @@ from unmask.training.run_lock import one_writer
 
 
 class Watcher:
-    """Callbacks of a running comparison; override what you need. Never called by two threads at a time."""
+    """Callbacks of a running comparison; override what you need. Only `stops` is called by two threads at a time."""
 
     def on_plan(self, plan: Plan, finished: list[Trial]) -> None:
         """Before the first trial: what will be run, and what is already finished."""
@@ -32,6 +32,10 @@ class Watcher:
     def admits(self, trial: Planned) -> bool:
         """Whether the trial may start now; otherwise it is left for a later call."""
         return True
+
+    def stops(self) -> bool:
+        """Whether the running trials are to save their state and stop; asked several times a second, by any thread."""
+        return False
 
     def on_begin(self, trial: Planned) -> None:
         """A trial starts or resumes."""
@@ -105,7 +109,11 @@ def compare(
             if planned.name in names:
                 drop_checkpoints(planned.config)  # a kill may have prevented it
         halted = threading.Event()
-        turn = _Turn(plan, reference, device, apart, jobs, watch, lambda: halted.is_set() or asked_to_stop())
+
+        def stopping() -> bool:
+            return halted.is_set() or asked_to_stop() or watch.stops()
+
+        turn = _Turn(plan, reference, device, apart, jobs, watch, stopping)
         waiting = [planned for planned in plan.trials if planned.name not in names]
         try:
             run_at_once(waiting, turn.run, jobs, halted)
