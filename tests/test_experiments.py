@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import shutil
 import tarfile
@@ -14,7 +15,8 @@ import pytest
 
 from unmask.comparison import work
 from unmask.comparison.compare import Watcher
-from unmask.comparison.trial import read_trial
+from unmask.comparison.processes import run_apart
+from unmask.comparison.trial import read_trial, write_trial
 from unmask.errors import Stopped
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -157,17 +159,22 @@ def test_what_is_measured_estimates_what_comes(bench: Any, words: list[str], tmp
     assert by_name["tiny", "mdlm-s0"].experiments == ["noise", "table"]
     assert queue.seconds(by_name["tiny", "mdlm-s0"]) == pytest.approx(1 + 2 + 0.128)  # a new machine packs first
     assert queue.seconds(by_name["tiny", "d3pm-s0"]) == pytest.approx(1 + 2 + 0.256)
-    queue.run([by_name["tiny", "mdlm-s0"]], str(tmp_path / "data"), "cpu", Watcher(), 1)
+    queue.run([by_name["tiny", "mdlm-s0"]], str(tmp_path / "data"), "cpu", Watcher())
     trial = queue.trial(by_name["tiny", "mdlm-s0"])
     assert queue.seconds(by_name["tiny", "mdlm-s1"]) == pytest.approx(1 + 128 / trial.tokens_per_second)
     for tokens, options, known in ((512, "", True), (513, "", False), (512, '"data.length" = 32', False)):
         more = f'[setting.more]\nlike = "tiny"\ntokens = "{tokens}"\n'
         more += f'[setting.more.options]\n"data.share" = 0.5\n{options}\n'
         more += '[[experiment]]\nname = "more"\nsetting = "more"\nsystems = { mdlm = 1 }\n'
-        queue = bench.Queue(QUEUE + more, queue.out, queue.systems)
-        (item,) = [item for item in queue.items if item.setting.name == "more"]
+        wider = bench.Queue(QUEUE + more, queue.out, queue.systems)
+        (item,) = [item for item in wider.items if item.setting.name == "more"]
         rate = trial.tokens_per_second if known else 1000
-        assert queue.seconds(item) == pytest.approx(1 + 2 + tokens / rate)
+        assert wider.seconds(item) == pytest.approx(1 + 2 + tokens / rate)
+    queue.jobs = 2  # until two at once are measured, each is taken to be half as fast
+    assert queue.seconds(by_name["tiny", "mdlm-s1"]) == pytest.approx(1 + 256 / trial.tokens_per_second)
+    assert queue.seconds(by_name["tiny", "d3pm-s0"]) == pytest.approx(1 + 0.512)
+    write_trial(tmp_path / "out" / "tiny", dataclasses.replace(trial, at_once=2, tokens_per_second=10.0))
+    assert queue.seconds(by_name["tiny", "mdlm-s1"]) == pytest.approx(1 + 12.8)
 
 
 def test_several_experiments_may_be_named_and_a_wrong_name_is_refused(
@@ -183,6 +190,38 @@ def test_several_experiments_may_be_named_and_a_wrong_name_is_refused(
             bench.main([*words, *out, *wrong])
         assert e.value.code == 2
     assert "cannot read" in capsys.readouterr().err
+
+
+def test_at_the_end_of_the_minutes_all_is_saved_and_the_next_call_goes_on(
+    bench: Any, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own, as on a machine: the others of this file run their trials in this one."""
+    monkeypatch.setattr("unmask.comparison.compare.run_apart", run_apart)
+    out, now = tmp_path / "out", [0.0]
+    monkeypatch.setattr(bench.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(bench.Minutes, "on_news", lambda self, trial, news: now.__setitem__(0, 99.0))  # it has begun
+    run = [*words, "--minutes", "1", "--only", "long", "--out", str(out)]
+    assert bench.main(run) == 0
+    assert "skipped: takes 16.7 minutes" in " ".join(capsys.readouterr().out.split())
+    assert bench.main([*run, "--begin"]) == 0
+    assert "begun, " in capsys.readouterr().out
+    queue = bench.Queue(QUEUE, out, tmp_path / "systems")
+    (item,) = (item for item in queue.items if item.setting.name == "long")
+    step = int(newest_step(out / "long" / "runs" / "mdlm-s0"))
+    assert queue.begun(item) == pytest.approx(step * 4 * 16 / 10**6)
+    assert queue.seconds(item) == pytest.approx(1 + 1000 - step * 64 / 1000)
+    assert queue.trial(item) is None
+    begun: list[str] = []
+    monkeypatch.setattr(bench.Minutes, "on_news", lambda self, trial, news: begun.append(news["step"]))
+    now[0] = 0.0
+    monkeypatch.setattr(bench.Minutes, "stops", lambda self: len(begun) > 0)
+    assert bench.main([*run, "--begin"]) == 0
+    assert begun[0] == step
+
+
+def newest_step(run: Path) -> str:
+    (path,) = (run / "checkpoints").glob("step-*")
+    return path.name.removeprefix("step-")
 
 
 def test_a_request_to_stop_is_a_sentence_and_keeps_what_is_small(

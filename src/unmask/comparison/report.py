@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unmask.comparison import quoted
 from unmask.comparison.picture import draw
 from unmask.comparison.table import Entry, Table
 from unmask.comparison.trial import Trial
@@ -239,8 +238,8 @@ def _quotes(table: Table) -> list[str]:
     if not found:
         return []
     head = ["quoted", "PPL", "parameters", "tokens", "data", "from"]
-    lines = ["## What the paper reports", "", quoted.CAVEAT, "", _line(head), _line(["---"] * len(head))]
-    for one in [*found, *quoted.OTHERS]:
+    lines = ["## What the paper reports", "", table.figures.caveat, "", _line(head), _line(["---"] * len(head))]
+    for one in [*found, *table.figures.others]:
         cells = [one.name, f"{SIGN[one.kind]} {one.ppl:g}", one.parameters, one.tokens or "–", one.data, one.table]
         lines.append(_line(cells))
     return [*lines, ""]

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unmask.comparison.quoted import OTHERS, QUOTED, Quoted
+from unmask.comparison.quoted import TEXT, Quoted
 from unmask.evaluation.measurement import SIGN
 from unmask.evaluation.suites import differences
 from unmask.evaluation.suites.base import Outcome
@@ -51,7 +51,7 @@ def report_of(runs: Sequence[Run], left: Sequence[str], words: Sequence[str]) ->
 def _bests(runs: Sequence[Run]) -> list[Block]:
     columns = ["system", "perplexity", "95% interval", "bits/byte", "parameters", "data", "tokens", "figure"]
     rows = [_best_row(run) for run in runs]
-    for one in (*(q for q in QUOTED.values() if q.data == "LM1B"), *OTHERS, *OPENWEBTEXT):
+    for one in (*TEXT.by_recipe.values(), *TEXT.others, *OPENWEBTEXT):
         value = f"{SIGN[one.kind]} {one.ppl:.2f}"
         rows.append(
             [one.name, value, NONE, NONE, one.parameters or NONE, one.data, one.tokens or NONE, f"quoted: {one.table}"]
