@@ -159,7 +159,9 @@ def _show(args: argparse.Namespace, measured: Measurement, against: tuple[Measur
             _print(theirs)
             print("\n" + "\n".join(_against.told(args, apart)))
     if args.json:
-        print(json.dumps(numbers))
+        from unmask.machine import made_with
+
+        print(json.dumps(numbers | {"made_with": made_with(args.words)}))
 
 
 def _metric(args: argparse.Namespace) -> Metric:
