@@ -285,6 +285,10 @@ def test_the_share_of_g_and_c_is_of_each_window(text: str, low: int, more: int) 
 def test_constraints_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="must-not-contain needs at least one phrase"):
         Excludes(phrases=())
+    with pytest.raises(UsageError, match="would forbid nothing: the vocabulary spells it 'GAATTC'"):
+        Excludes(phrases=("AA", "gaattc")).automaton(DNA)
+    with pytest.raises(UsageError, match="'GAUUC' would forbid nothing: the vocabulary cannot"):
+        Excludes(phrases=("GAUUC",)).automaton(DNA)
     with pytest.raises(UsageError, match=r"no whole number of 5 bases is a share from 0\.45 to 0\.55"):
         Gc(low=0.45, high=0.55, window=5)
     with pytest.raises(UsageError, match="0 <= low <= high <= 1"):

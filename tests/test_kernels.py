@@ -22,7 +22,7 @@ from unmask.kernels.linear_gelu import linear_gelu
 from unmask.kernels.residual_norm import residual_norm
 from unmask.kernels.rope import rope_
 from unmask.kernels.rope_norm import rope_norm
-from unmask.kernels.selective_scan import scan, scan_grad
+from unmask.kernels.selective_scan import CHAIN, cut, scan, scan_grad
 from unmask.kernels.split_rope import split_rope
 from unmask.rng import categorical
 from unmask.sampling.captured import Lines
@@ -337,12 +337,13 @@ def test_the_updater_is_the_same_with_kernels_and_without(by_muon: bool, monkeyp
 
 @pytest.mark.parametrize(
     ("length", "lanes", "programs", "reverse"),
-    [(13, 2, 1, True), (30, 4, 16, False)],
-    ids=["one segment, back", "several, ahead"],
+    [(13, 2, 1, True), (30, 4, 40, False), (30, 2, 40, True)],
+    ids=["one segment, back", "several, ahead", "several, back"],
 )
 def test_selective_scan_and_its_gradient(length: int, lanes: int, programs: int, reverse: bool) -> None:
     """Tiles and channels that do not divide, and a state to go on from."""
-    width, states, shape = 3, 2, {"time": 4, "lanes": lanes, "programs": programs}
+    width, states, shape = 3, 2, {"time": 3, "lanes": lanes, "programs": programs, "least": 1}
+    assert (cut(B, length, width, **shape)[0] > CHAIN) == (programs > 1)
     x, step, A = randn(B, length, width), randn(B, length, width).abs(), -3 * randn(width, states).abs()
     weights = randn(B, length, states), randn(B, length, states)
     inputs = (x, step, A, *weights, randn(width))

@@ -29,6 +29,7 @@ class Excludes(Constraint):
             raise UsageError("must-not-contain needs at least one phrase, and no empty one")
 
     def automaton(self, tokenizer: Tokenizer, *, may_end: bool = True) -> Automaton:
+        self._check_spelled(tokenizer)
         phrases = sorted({phrase.encode() for phrase in self.phrases})
         begun = {phrase[:i] for phrase in phrases for i in range(len(phrase))}
 
@@ -43,3 +44,22 @@ class Excludes(Constraint):
 
         dfa = explore(b"", step, lambda tail: True, {byte for phrase in phrases for byte in phrase})
         return join(dfa, tokenizer, over=self.over, may_end=may_end)
+
+    def _check_spelled(self, tokenizer: Tokenizer) -> None:
+        """Refuse phrases that cannot occur: "gaattc" would forbid nothing where bases are upper case."""
+        words = [word for words in tokenizer.spellings() for word in words if word is not None]
+        letters = {byte for word in words for byte in word}
+        for phrase in self.phrases:
+            if letters.issuperset(phrase.encode()):
+                continue
+            other = next((w for w in (phrase.upper(), phrase.lower()) if letters.issuperset(w.encode())), None)
+            if other is None:
+                raise UsageError(
+                    "must-not-contain {phrase!r} would forbid nothing: the vocabulary cannot spell it",
+                    phrase=phrase[:40],
+                )
+            raise UsageError(
+                "must-not-contain {phrase!r} would forbid nothing: the vocabulary spells it {other!r}; write that",
+                phrase=phrase[:40],
+                other=other[:40],
+            )

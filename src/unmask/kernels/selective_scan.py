@@ -1,9 +1,10 @@
-"""The selective scan and its gradient: each input is read once, tile by tile; only states are kept between tiles.
+"""The selective scan and its gradient: each thread takes its own channels through a row, step by step.
 
-A program processes the tiles of its channels in one segment of a row, TIME steps of LANES channels each; in a tile the
-recurrence of each of the N states is an associative scan in registers. If there are too few rows and channels to fill
-the device, rows are split into segments, whose final states are computed first (one more pass over the inputs of the
-state).
+A program is one warp: LANES channels of a segment of a row, TIME steps at a time. What these steps read stands in
+registers, and for each of the N states the recurrence runs through them; only the states between tiles go through
+memory. So there is nothing for threads to wait for, and a step costs one exponential and four multiplications a state.
+If there are too few rows and channels to fill the device, rows are split into segments, whose final states are computed
+first (one more pass over the inputs of the state).
 """
 
 from __future__ import annotations
@@ -15,57 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TIME, LANES = 32, 32  # size of a tile
+from unmask.kernels.tiles import add_to, first_line, line_of, read_numbers, read_tile, times, write_tile
+
+TIME, LANES = 8, 64  # size of a tile: longer ones do not fit into registers, wider ones leave too few programs
 PROGRAMS = 1024  # fewer do not fill a device
-LEAST_TILES = 4  # minimum per segment
+LEAST_TILES = 16  # minimum per segment
+CHAIN = 8  # segments that are read at a time where they are joined
 LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _join(a, b, a_next, b_next):
-    return a * a_next, a_next * b + b_next
-
-
-@triton.jit
-def _run(decay, entered, start, REVERSE: tl.constexpr):
-    """The recurrence along the first axis from `start`: each value is decay x the previous one + entered."""
-    far, h = tl.associative_scan((decay, entered), 0, _join, reverse=REVERSE)
-    return far * start[None, :] + h
-
-
-@triton.jit
-def _tile(tile, L, E, row, lanes, REVERSE: tl.constexpr, TIME: tl.constexpr):
-    """The indices of a tile's lines: positions in the row, which are inside it, indices in [B, L, E]."""
-    t = tile * TIME + tl.arange(0, TIME)
-    inside_T = t < L
-    if REVERSE:
-        t = L - 1 - t
-    line_T = row * L + t
-    return line_T, inside_T, line_T[:, None] * E + lanes[None, :], inside_T[:, None] & (lanes < E)[None, :]
-
-
-@triton.jit
-def _weights(A_ptr, B_ptr, C_ptr, n, lanes, own, line_T, inside_T, N: tl.constexpr):
-    """For state n: A of each channel, and B and C of each line."""
-    A = tl.load(A_ptr + lanes * N + n, mask=own, other=0.0)
-    B_T = tl.load(B_ptr + line_T * N + n, mask=inside_T, other=0.0).to(tl.float32)
-    return A, B_T, tl.load(C_ptr + line_T * N + n, mask=inside_T, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _lanes(ptr, lanes, own):
-    return tl.load(ptr + lanes, mask=own, other=0.0)[None, :]
-
-
-@triton.jit
-def _decay(step, A):
-    return tl.exp2(step * (A * LOG2E)[None, :])
-
-
-@triton.jit
-def _add(ptr, more, own, i):
-    """Add to the sum of the previous tiles; the first tile (i = 0) stores instead."""
-    tl.store(ptr, tl.load(ptr, mask=own & (i > 0), other=0.0) + more, mask=own)
 
 
 @triton.jit
@@ -89,25 +46,29 @@ def _ends(
     """The result of a segment started from zero: its final state, or with GRADIENT the gradient at its beginning."""
     lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
     row, segment = (tl.program_id(0) // segments).to(tl.int64), tl.program_id(0) % segments
-    own = lanes < E
-    slot = (row * segments + segment) * N * E + lanes
+    own, slot = lanes < E, (row * segments + segment) * N * E + lanes
     passed = tl.zeros([LANES], tl.float32)
     i = 0
     while i < tiles:
-        tile = segment * tiles + (i if GRADIENT else tiles - 1 - i)
-        line_T, inside_T, at, inside = _tile(tile, L, E, row, lanes, REVERSE, TIME)
-        step = tl.load(step_ptr + at, mask=inside, other=0.0)
-        value = tl.load(value_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        if GRADIENT:
-            far = passed[None, :] + tl.cumsum(step, 0)
-        else:
-            far = passed[None, :] + tl.cumsum(step, 0, reverse=True) - step
-            value = value * step
-        passed += tl.sum(step, 0)
+        tile = segment * tiles + (tiles - 1 - i if GRADIENT else i)
+        first = first_line(tile, L, row, REVERSE, TIME)
+        step = read_tile(step_ptr, tile, first, L, E, lanes, REVERSE, TIME)
+        value = read_tile(value_ptr, tile, first, L, E, lanes, REVERSE, TIME)
+        if not GRADIENT:
+            value = times(value, step, TIME)
+        for k in tl.static_range(TIME):
+            passed += step[k]
         for n in range(N):
-            A = tl.load(A_ptr + lanes * N + n, mask=own, other=0.0)
-            weight_T = tl.load(weight_ptr + line_T * N + n, mask=inside_T, other=0.0).to(tl.float32)
-            _add(end_ptr + slot + n * E, tl.sum(_decay(far, A) * value * weight_T[:, None], 0), own, i)
+            A = tl.load(A_ptr + n * E + lanes, mask=own, other=0.0) * LOG2E
+            weight = read_numbers(weight_ptr, n, tile, first, L, N, REVERSE, TIME)
+            h = tl.load(end_ptr + slot + n * E, mask=own & (i > 0), other=0.0)
+            if GRADIENT:
+                for k in tl.static_range(TIME - 1, -1, -1):
+                    h = tl.exp2(step[k] * A) * (h + value[k] * weight[k])
+            else:
+                for k in tl.static_range(TIME):
+                    h = tl.exp2(step[k] * A) * h + value[k] * weight[k]
+            tl.store(end_ptr + slot + n * E, h, mask=own)
         tl.debug_barrier()  # the next tile loads what this one has stored
         i += 1
     tl.store(total_ptr + (row * segments + segment) * E + lanes, passed, mask=own)
@@ -135,25 +96,71 @@ def _forward(
     lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
     row, segment = (tl.program_id(0) // segments).to(tl.int64), tl.program_id(0) % segments
     own = lanes < E
-    last = tl.arange(0, TIME)[:, None] == TIME - 1
+    D = tl.load(D_ptr + lanes, mask=own, other=0.0)
     i = 0
     while i < tiles:
         tile = segment * tiles + i
-        line_T, inside_T, at, inside = _tile(tile, L, E, row, lanes, REVERSE, TIME)
-        step = tl.load(step_ptr + at, mask=inside, other=0.0)
-        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        y = _lanes(D_ptr, lanes, own) * x
+        first = first_line(tile, L, row, REVERSE, TIME)
+        step = read_tile(step_ptr, tile, first, L, E, lanes, REVERSE, TIME)
+        x = read_tile(x_ptr, tile, first, L, E, lanes, REVERSE, TIME)
+        u = times(step, x, TIME)
+        y = ()
+        for k in tl.static_range(TIME):
+            y += (D * x[k],)
         slot = (row * (segments * tiles + 1) + tile) * N * E + lanes
         for n in range(N):
-            A, B_T, C_T = _weights(A_ptr, B_ptr, C_ptr, n, lanes, own, line_T, inside_T, N)
-            before = tl.load(start_ptr + slot + n * E, mask=own, other=0.0)
-            h = _run(_decay(step, A), step * x * B_T[:, None], before, False)
-            y += h * C_T[:, None]
+            A = tl.load(A_ptr + n * E + lanes, mask=own, other=0.0) * LOG2E
+            B = read_numbers(B_ptr, n, tile, first, L, N, REVERSE, TIME)
+            C = read_numbers(C_ptr, n, tile, first, L, N, REVERSE, TIME)
+            h = tl.load(start_ptr + slot + n * E, mask=own, other=0.0)
+            more = ()
+            for k in tl.static_range(TIME):
+                h = tl.exp2(step[k] * A) * h + u[k] * B[k]
+                more += (y[k] + h * C[k],)
+            y = more
             if i + 1 < tiles or segment + 1 == segments:  # the starts of other segments exist already
-                tl.store(start_ptr + slot + (N + n) * E, tl.sum(tl.where(last, h, 0.0), 0), mask=own)
-        tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+                tl.store(start_ptr + slot + (N + n) * E, h, mask=own)
+        write_tile(y_ptr, y, tile, first, L, E, lanes, REVERSE, TIME)
         tl.debug_barrier()
         i += 1
+
+
+@triton.jit
+def _back(
+    read,
+    sums,
+    weights,
+    A,
+    h,
+    q,
+    dB_ptr,
+    dC_ptr,
+    at,
+    tile,
+    L,
+    N: tl.constexpr,
+    REVERSE: tl.constexpr,
+    TIME: tl.constexpr,
+):
+    """One state through a tile, there from h and back from q: the gradient by the state before the tile, and sums."""
+    step, u, dy = read
+    B, C = weights
+    before, decay = (), ()
+    for k in tl.static_range(TIME):
+        before += (h,)
+        decay += (tl.exp2(step[k] * (A * LOG2E)),)
+        h = decay[k] * h + u[k] * B[k]
+    du, dstep, dA = (), (), tl.zeros_like(A)
+    for k in tl.static_range(TIME - 1, -1, -1):
+        g = q + dy[k] * C[k]  # by the state after the step
+        inside = tile * TIME + k < L
+        tl.store(dC_ptr + line_of(at, k * N, REVERSE), tl.sum(h * dy[k], 0), mask=inside)
+        tl.store(dB_ptr + line_of(at, k * N, REVERSE), tl.sum(g * u[k], 0), mask=inside)
+        q, h = decay[k] * g, before[k]
+        du = (sums[0][k] + g * B[k],) + du  # noqa: RUF005 (Triton knows no stars)
+        dstep = (sums[1][k] + q * h * A,) + dstep  # noqa: RUF005
+        dA += q * h * step[k]
+    return q, dA, (du, dstep)
 
 
 @triton.jit
@@ -187,46 +194,93 @@ def _backward(
     part = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // segments * L)
     row, segment = (tl.program_id(0) // segments).to(tl.int64), tl.program_id(0) % segments
     own, place = lanes < E, (row * segments + segment) * N * E + lanes
-    time = tl.arange(0, TIME)[:, None]
+    D, zero = tl.load(D_ptr + lanes, mask=own, other=0.0), tl.zeros([LANES], tl.float32)
     i = 0
     while i < tiles:
         tile = segment * tiles + tiles - 1 - i
-        line_T, inside_T, at, inside = _tile(tile, L, E, row, lanes, REVERSE, TIME)
-        step = tl.load(step_ptr + at, mask=inside, other=0.0)
-        inside_next = inside & (time < TIME - 1) & ((tile * TIME + time) < L - 1)
-        step_next = tl.load(step_ptr + at + (-E if REVERSE else E), mask=inside_next, other=0.0)
-        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        u, du, dstep = step * x, tl.zeros([TIME, LANES], tl.float32), tl.zeros([TIME, LANES], tl.float32)
+        first = first_line(tile, L, row, REVERSE, TIME)
+        step = read_tile(step_ptr, tile, first, L, E, lanes, REVERSE, TIME)
+        x = read_tile(x_ptr, tile, first, L, E, lanes, REVERSE, TIME)
+        dy = read_tile(dy_ptr, tile, first, L, E, lanes, REVERSE, TIME)
+        u, slot = times(step, x, TIME), (row * (segments * tiles + 1) + tile) * N * E + lanes
+        sums = ((zero,) * TIME, (zero,) * TIME)  # du and dstep
         for n in range(N):
-            A, B_T, C_T = _weights(A_ptr, B_ptr, C_ptr, n, lanes, own, line_T, inside_T, N)
-            start_at = start_ptr + ((row * (segments * tiles + 1) + tile) * N + n) * E + lanes
-            after = tl.load(after_ptr + place + n * E, mask=own, other=0.0)
-            decay, entered = _decay(step, A), u * B_T[:, None]
-            h = _run(decay, entered, tl.load(start_at, mask=own, other=0.0), False)
-            g = _run(_decay(step_next, A), dy * C_T[:, None], after, True)
-            du += g * B_T[:, None]
-            left = g * (h - entered)  # the part from the previous state
-            dstep += left * A[None, :]
-            tl.store(dB_ptr + (part + line_T) * N + n, tl.sum(g * u, 1), mask=inside_T)
-            tl.store(dC_ptr + (part + line_T) * N + n, tl.sum(h * dy, 1), mask=inside_T)
-            _add(dA_ptr + place + n * E, tl.sum(left * step, 0), own, i)
-            tl.store(after_ptr + place + n * E, tl.sum(tl.where(time == 0, decay * g, 0.0), 0), mask=own)
-        _add(dD_ptr + (row * segments + segment) * E + lanes, tl.sum(dy * x, 0), own, i)
-        tl.store(dx_ptr + at, (du * step + _lanes(D_ptr, lanes, own) * dy).to(dx_ptr.dtype.element_ty), mask=inside)
-        tl.store(dstep_ptr + at, dstep + du * x, mask=inside)
+            A = tl.load(A_ptr + n * E + lanes, mask=own, other=0.0)
+            B = read_numbers(B_ptr, n, tile, first, L, N, REVERSE, TIME)
+            C = read_numbers(C_ptr, n, tile, first, L, N, REVERSE, TIME)
+            h = tl.load(start_ptr + slot + n * E, mask=own, other=0.0)
+            q, at = tl.load(after_ptr + place + n * E, mask=own, other=0.0), (part + first) * N + n
+            q, dA, sums = _back((step, u, dy), sums, (B, C), A, h, q, dB_ptr, dC_ptr, at, tile, L, N, REVERSE, TIME)
+            add_to(dA_ptr + place + n * E, dA, own, i)
+            tl.store(after_ptr + place + n * E, q, mask=own)
+        dD, dx, dstep = zero, (), ()
+        for k in tl.static_range(TIME):
+            dD += dy[k] * x[k]
+            dx += (sums[0][k] * step[k] + D * dy[k],)
+            dstep += (sums[1][k] + sums[0][k] * x[k],)
+        add_to(dD_ptr + (row * segments + segment) * E + lanes, dD, own, i)
+        write_tile(dx_ptr, dx, tile, first, L, E, lanes, REVERSE, TIME)
+        write_tile(dstep_ptr, dstep, tile, first, L, E, lanes, REVERSE, TIME)
         tl.debug_barrier()
         i += 1
 
 
-def cut(B: int, L: int, E: int, *, time: int = TIME, lanes: int = LANES, programs: int = PROGRAMS) -> tuple[int, int]:
+@triton.jit
+def _chain(
+    end_ptr,
+    total_ptr,
+    A_ptr,
+    out_ptr,
+    E,
+    segments,
+    row_stride,
+    stride,
+    N: tl.constexpr,
+    GRADIENT: tl.constexpr,
+    LANES: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    """Joins segments: from the state before the first, that before each; with GRADIENT from that after the last.
+
+    AHEAD are read before the first of them is needed, so that a read is not waited for in each step.
+    """
+    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    row, n, own = (tl.program_id(0) // N).to(tl.int64), tl.program_id(0) % N, lanes < E
+    A = tl.load(A_ptr + n * E + lanes, mask=own, other=0.0) * LOG2E
+    out_ptr += row * row_stride + n * E + lanes
+    last = segments - 1
+    h = tl.load(out_ptr + (last.to(tl.int64) * stride if GRADIENT else 0), mask=own, other=0.0)
+    i = 0
+    while i < last:
+        end, decay = (), ()
+        for j in tl.static_range(AHEAD):
+            at, there = row * segments + (last - i - j if GRADIENT else i + j), own & (i + j < last)
+            end += (tl.load(end_ptr + (at * N + n) * E + lanes, mask=there, other=0.0),)
+            decay += (tl.exp2(tl.load(total_ptr + at * E + lanes, mask=there, other=0.0) * A),)
+        for j in tl.static_range(AHEAD):
+            h = decay[j] * h + end[j]
+            k = last - i - j - 1 if GRADIENT else i + j + 1
+            tl.store(out_ptr + k.to(tl.int64) * stride, h, mask=own & (i + j < last))
+        i += AHEAD
+
+
+def cut(
+    B: int,
+    L: int,
+    E: int,
+    *,
+    time: int = TIME,
+    lanes: int = LANES,
+    programs: int = PROGRAMS,
+    least: int = LEAST_TILES,
+) -> tuple[int, int]:
     """The number of segments of a row, and the number of tiles per segment.
 
     >>> cut(256, 1024, 256), cut(1, 131072, 256)
-    ((1, 32), (128, 32))
+    ((1, 128), (256, 64))
     """
     tiles = triton.cdiv(L, time)
-    wanted = min(triton.cdiv(programs, B * triton.cdiv(E, lanes)), tiles // LEAST_TILES)
+    wanted = min(triton.cdiv(programs, B * triton.cdiv(E, lanes)), tiles // least)
     per_segment = triton.cdiv(tiles, max(1, wanted))
     return triton.cdiv(tiles, per_segment), per_segment
 
@@ -244,17 +298,12 @@ def scan(
     **shape: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, the last state, and the states before each tile, [B, tiles + 1, N, E]. step, A, D and state are float32."""
-    x, step, A, B, C = (t.contiguous() for t in (x_BLE, step_BLE, A_EN, B_BLN, C_BLN))
-    how = _Shape(x, A, reverse, shape)
+    x, step, A_NE, B, C = _inputs(x_BLE, step_BLE, A_EN, B_BLN, C_BLN)
+    how = _Shape(x, A_NE, reverse, shape)
     starts, y = step.new_empty(len(x), how.tiles * how.segments + 1, *state_BNE.shape[1:]), torch.empty_like(x)
     starts[:, 0] = state_BNE
-    if how.segments > 1:
-        ends, total = how.ends(x, step, A, B, gradient=False)
-        for k in range(1, how.segments):
-            decay_BNE = torch.exp(total[:, k - 1].unsqueeze(1) * A.T)
-            before = starts[:, (k - 1) * how.tiles]
-            torch.addcmul(ends[:, k - 1], decay_BNE, before, out=starts[:, k * how.tiles])
-    _forward[how.grid](x, step, A, B, C, D_E.contiguous(), starts, y, *how.sizes, **how.constants)
+    how.join(starts, how.tiles, x, step, A_NE, B, gradient=False)
+    _forward[how.grid](x, step, A_NE, B, C, D_E.contiguous(), starts, y, *how.sizes, **how.constants)
     return y, starts[:, -1].clone(), starts
 
 
@@ -273,40 +322,51 @@ def scan_grad(
     **shape: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients with respect to x, step, A, B, C, D and the first state."""
-    dy, x, step, A, B, C = (t.contiguous() for t in (dy_BLE, x_BLE, step_BLE, A_EN, B_BLN, C_BLN))
-    how = _Shape(x, A, reverse, shape)
+    dy = dy_BLE.contiguous()
+    x, step, A_NE, B, C = _inputs(x_BLE, step_BLE, A_EN, B_BLN, C_BLN)
+    how = _Shape(x, A_NE, reverse, shape)
     after = step.new_empty(len(x), how.segments, *dstate_BNE.shape[1:])
     after[:, -1] = dstate_BNE
-    if how.segments > 1:
-        ends, total = how.ends(dy, step, A, C, gradient=True)
-        for k in reversed(range(1, how.segments)):
-            decay_BNE = torch.exp(total[:, k].unsqueeze(1) * A.T)
-            torch.addcmul(ends[:, k], decay_BNE, after[:, k], out=after[:, k - 1])
+    how.join(after, 1, dy, step, A_NE, C, gradient=True)
     dx, dstep, dA = torch.empty_like(x), torch.empty_like(step), torch.empty_like(after)
     dB, dC = (step.new_empty(how.grid[1], *B.shape) for _ in range(2))
     dD = step.new_empty(len(x), how.segments, x.shape[2])
     made = (dx, dstep, dA, dB, dC, dD)
-    inputs = (dy, x, step, A, B, C, D_E.contiguous(), starts, after)
+    inputs = (dy, x, step, A_NE, B, C, D_E.contiguous(), starts, after)
     _backward[how.grid](*inputs, *made, *how.sizes, **how.constants)
-    dA_EN = dA.sum(dim=(0, 1)).T.contiguous()
-    return dx, dstep, dA_EN, dB.sum(0).to(B.dtype), dC.sum(0).to(C.dtype), dD.sum(dim=(0, 1)), after[:, 0].contiguous()
+    dA_EN, dD_E = dA.sum(dim=(0, 1)).T.contiguous(), dD.sum(dim=(0, 1))
+    return dx, dstep, dA_EN, dB.sum(0).to(B_BLN.dtype), dC.sum(0).to(C_BLN.dtype), dD_E, after[:, 0].contiguous()
+
+
+def _inputs(x: Tensor, step: Tensor, A_EN: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, ...]:
+    """As the kernels read them. B and C, read once for each LANES, are small: they are made float32 before."""
+    return x.contiguous(), step.contiguous(), A_EN.T.contiguous(), B.float().contiguous(), C.float().contiguous()
 
 
 class _Shape:
     """The grid of a call's programs."""
 
-    def __init__(self, x: Tensor, A: Tensor, reverse: bool, shape: dict[str, int]) -> None:
+    def __init__(self, x: Tensor, A_NE: Tensor, reverse: bool, shape: dict[str, int]) -> None:
         B, L, E = x.shape
         time, lanes = shape.get("time", TIME), shape.get("lanes", LANES)
         self.segments, self.tiles = cut(B, L, E, **shape)
         self.grid = (B * self.segments, triton.cdiv(E, lanes))
         self.sizes = (L, E, self.tiles, self.segments)
-        self.constants: dict[str, Any] = {"N": A.shape[1], "REVERSE": reverse, "TIME": time, "LANES": lanes}
-        self.constants["num_warps"] = 4
+        self.one_warp: dict[str, Any] = {"N": len(A_NE), "LANES": lanes, "num_warps": 1}
+        self.constants = {**self.one_warp, "REVERSE": reverse, "TIME": time}
 
-    def ends(self, value: Tensor, step: Tensor, A: Tensor, weight: Tensor, *, gradient: bool) -> tuple[Tensor, Tensor]:
-        """The result of each segment from zero, [B, segments, N, E], and its total step, [B, segments, E]."""
-        B, E = len(value), value.shape[2]
-        ends, total = step.new_empty(B, self.segments, A.shape[1], E), step.new_empty(B, self.segments, E)
-        _ends[self.grid](value, step, A, weight, ends, total, *self.sizes, GRADIENT=gradient, **self.constants)
-        return ends, total
+    def join(
+        self, out: Tensor, apart: int, value: Tensor, step: Tensor, A_NE: Tensor, weight: Tensor, *, gradient: bool
+    ) -> None:
+        """Write the state before each segment into `out`, in which segments are `apart`, from that before the first;
+        or with `gradient` the gradient after each, from that after the last.
+        """
+        if self.segments == 1:
+            return
+        (N, E), B = A_NE.shape, len(value)
+        ends, total = step.new_empty(B, self.segments, N, E), step.new_empty(B, self.segments, E)
+        _ends[self.grid](value, step, A_NE, weight, ends, total, *self.sizes, GRADIENT=gradient, **self.constants)
+        strides = (out.stride(0), apart * out.stride(1))
+        _chain[B * N, self.grid[1]](
+            ends, total, A_NE, out, E, self.segments, *strides, GRADIENT=gradient, AHEAD=CHAIN, **self.one_warp
+        )
