@@ -16,21 +16,21 @@ import torch
 from tiny import TINY
 from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.network import Network
+from unmask.distributed.world import World
 from unmask.objectives.ar import AR
 from unmask.objectives.sedd import SEDD
-from unmask.training.loop import Run, train
+from unmask.training.loop import train
 from unmask.training.warm_up import discarded_step, warming_up
 
-CPU = torch.device("cpu")
 PARTS = ["network", "gradients", "update", "validation"]
 
 
 def forced(seen: list[str]) -> Any:
-    """In place of `_warming_up`: the whole step on the CPU, before the texts are packed."""
+    """In place of `warming_up`: the whole step on the CPU, before the texts are packed."""
 
     @contextlib.contextmanager
-    def on_the_cpu(self: Any, *, alone: bool) -> Iterator[None]:
-        seen.extend(discarded_step(self.config, self.tokenizer, self._build_network, self._autocast, CPU))
+    def on_the_cpu(config: Any, tokenizer: Any, build: Any, autocast: Any, world: World) -> Iterator[None]:
+        seen.extend(discarded_step(config, tokenizer, build, autocast, world.device))
         yield
 
     return on_the_cpu
@@ -52,7 +52,7 @@ def test_a_run_is_the_same_with_it(
 ) -> None:
     plain = train(make_config(out=tmp_path / "plain", steps=3, **options), device="cpu")
     seen: list[str] = []
-    monkeypatch.setattr(Run, "_warming_up", forced(seen))
+    monkeypatch.setattr("unmask.training.state.warming_up", forced(seen))
     warmed = train(make_config(out=tmp_path / "warmed", steps=3, **options), device="cpu")
     assert seen == PARTS
     for (name, a), b in zip(plain.denoiser.state_dict().items(), warmed.denoiser.state_dict().values(), strict=True):
@@ -77,8 +77,9 @@ def test_it_ends_with_the_block_and_an_error_is_left_to_the_run(tmp_path: Path, 
         time.sleep(0.2)
         raise RuntimeError("no network")
 
+    gpu = World(device=Fake())  # type: ignore[arg-type]
     before = threading.active_count()
-    with warming_up(config, tokenizer, build, contextlib.nullcontext, Fake()):  # type: ignore[arg-type]
+    with warming_up(config, tokenizer, build, contextlib.nullcontext, gpu):
         assert built.wait(10)
     assert threading.active_count() == before
 
@@ -87,5 +88,5 @@ def test_a_cpu_has_nothing_to_warm_up(tmp_path: Path, make_config: Any) -> None:
     def build() -> Network:
         raise AssertionError("a network was built")
 
-    with warming_up(make_config(out=tmp_path), load_tokenizer("bytes"), build, contextlib.nullcontext, CPU):
+    with warming_up(make_config(out=tmp_path), load_tokenizer("bytes"), build, contextlib.nullcontext, World()):
         assert not [thread for thread in threading.enumerate() if thread.name == "warm-up"]

@@ -96,7 +96,7 @@ class RunState:
         self.tokenizer = pretrained.tokenizer if pretrained else self._tokenizer(checkpoint is not None)
         if checkpoint is None and init is None:
             config.denoiser.check_start(num_ids=self.tokenizer.num_ids, mask_id=self.tokenizer.mask_id)
-        with self._warming_up(alone=init is None):
+        with warming_up(config, self.tokenizer, self._build_network, self._autocast, world):
             rows, valid_rows = self._build_rows()
         self.labels = rows.class_words
         self.rows, self.valid_rows = rows.classed(self.labels), valid_rows.classed(self.labels)
@@ -389,13 +389,6 @@ class RunState:
             how: dict[str, Any] = {"anchor": self.config.anchor, "progress": bar}
             train = rows_of(self.config.data, self.tokenizer, "train", **how)
             return train, rows_of(self.config.data, self.tokenizer, "valid", **how)
-
-    def _warming_up(self, *, alone: bool) -> contextlib.AbstractContextManager[None]:
-        if (
-            not alone or self.world.size > 1 or self.config.compile
-        ):  # a compiled trunk does not share what this compiles
-            return contextlib.nullcontext()
-        return warming_up(self.config, self.tokenizer, self._build_network, self._autocast, self.device)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.config.precision == "fp32":

@@ -18,6 +18,7 @@ from unmask.data.rows import Report, Rows, dtypes
 from unmask.data.tokenizers import Tokenizer
 from unmask.denoisers.network import Network
 from unmask.devices import fast_attention
+from unmask.distributed.world import World
 from unmask.evaluation.evaluate import evaluate_rows
 from unmask.training.ema import Ema
 from unmask.training.optim import Updater, make_optimizer
@@ -31,13 +32,15 @@ def warming_up(
     tokenizer: Tokenizer,
     build: Callable[[], Network],
     autocast: Autocast,
-    device: torch.device,
+    world: World,
 ) -> Iterator[None]:
     """Take the discarded step in a thread while the block runs. No random number may be drawn in the block.
 
-    Errors are ignored here: the run's own first step reports them.
+    Only for a single process on a GPU without `compile`: a compiled trunk does not use these kernels. Errors are
+    ignored here: the run's own first step reports them.
     """
-    if device.type != "cuda":
+    device = world.device
+    if device.type != "cuda" or world.size > 1 or config.compile:
         yield
         return
     done = threading.Event()
