@@ -109,7 +109,7 @@ class Metrics:
         return None
 
     def longest(self) -> tuple[Gap, Gap] | None:
-        """The longest gap between two steps, and the longest in training, where a run that stalls shows it."""
+        """The longest gap between two logged steps, and the longest in training, where a run that stalls shows it."""
         if not self.gaps:
             return None
         in_training = max(self.gaps, key=lambda pair: pair[1])
@@ -184,7 +184,7 @@ def table(name: str, metrics: Metrics, bounds: list[float]) -> list[str]:
     if longest := metrics.longest():
         whole, trained = longest
         beside = f", with a {whole.between}" if whole.between else ""
-        out.append(f"longest gap between two steps: {whole.seconds:.2f} s before step {whole.step}{beside}")
+        out.append(f"longest gap between two logged steps: {whole.seconds:.2f} s before step {whole.step}{beside}")
         out.append(f"longest gap in training alone: {trained.seconds:.2f} s before step {trained.step}")
     if bounds:
         out.append(f"{'bound':>8} {'seconds':>10} {'training':>10} {'steps':>8} {'tokens':>14}  interpolated linearly")
