@@ -109,7 +109,7 @@ class Metrics:
         return None
 
     def longest(self) -> tuple[Gap, Gap] | None:
-        """The longest gap between two steps, and the longest in training, where a run that stalls shows it."""
+        """The longest gap between two logged steps, and the longest in training, where a run that stalls shows it."""
         if not self.gaps:
             return None
         in_training = max(self.gaps, key=lambda pair: pair[1])
@@ -184,7 +184,7 @@ def table(name: str, metrics: Metrics, bounds: list[float]) -> list[str]:
     if longest := metrics.longest():
         whole, trained = longest
         beside = f", with a {whole.between}" if whole.between else ""
-        out.append(f"longest gap between two steps: {whole.seconds:.2f} s before step {whole.step}{beside}")
+        out.append(f"longest gap between two logged steps: {whole.seconds:.2f} s before step {whole.step}{beside}")
         out.append(f"longest gap in training alone: {trained.seconds:.2f} s before step {trained.step}")
     if bounds:
         out.append(f"{'bound':>8} {'seconds':>10} {'training':>10} {'steps':>8} {'tokens':>14}  interpolated linearly")
@@ -211,11 +211,14 @@ def plain(metrics: Metrics, bounds: list[float]) -> dict[str, Any]:
     }
 
 
-def picture(runs: dict[str, Metrics]) -> str:
-    """Bounds against seconds of training, and beside them against tokens."""
+def picture(runs: dict[str, Metrics], epoch: float | None = None) -> str:
+    """Bounds against seconds of training, and beside them against tokens, or epochs of so many tokens."""
     panels = []
-    for across, of in (("seconds", "train_seconds"), ("tokens", "tokens")):
-        curves = [Curve(name, [], [(getattr(k, of), k.bound) for k in run.looks]) for name, run in runs.items()]
+    for across, of, unit in (
+        ("seconds", "train_seconds", 1.0),
+        ("epochs" if epoch else "tokens", "tokens", epoch or 1.0),
+    ):
+        curves = [Curve(name, [], [(getattr(k, of) / unit, k.bound) for k in run.looks]) for name, run in runs.items()]
         up = "validation, nats per token" + (", by seconds of training" if across == "seconds" else "")
         panels.append(draw(curves, across=across, up=up))
     width, height = (int(panels[0].split(f'{word}="')[1].split('"')[0]) for word in (" width", " height"))
@@ -235,9 +238,12 @@ def main() -> int:
     parser.add_argument("--runs", nargs="+", type=Path, default=[], metavar="DIR", help="runs that are over")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the numbers, the validations among them")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="bound against seconds of training and tokens")
+    parser.add_argument("--epoch", type=float, metavar="TOKENS", help="plot epochs of so many tokens instead of tokens")
     args, options = parser.parse_known_args()
     if (args.recipe is None) == (not args.runs) or (args.runs and options):
         parser.error("give a recipe with options of `unmask train`, or --runs and no others")
+    if args.epoch is not None and not args.epoch > 0:
+        parser.error(f"--epoch is a number of tokens above 0, got {args.epoch:g}")
     out = Path(args.out or Path(tempfile.mkdtemp(), "run"))
     if args.recipe is not None and (out / METRICS).exists():
         parser.error(f"{out} holds a run already: give another --out")
@@ -254,7 +260,7 @@ def main() -> int:
         numbers = {name: plain(metrics, args.bound) for name, metrics in runs.items()}
         args.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     if args.plot and any(metrics.looks for metrics in runs.values()):
-        args.plot.write_text(picture(runs), encoding="utf-8")
+        args.plot.write_text(picture(runs, args.epoch), encoding="utf-8")
     if code:
         print(f"unmask train ended with {code}", file=sys.stderr)
     return code

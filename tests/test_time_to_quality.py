@@ -94,14 +94,17 @@ def test_the_start_and_the_stalls(bench: ModuleType) -> None:
     assert "1.0000 not reached: the best is 3.0000 at step 5" in said
 
 
-def test_a_picture_of_two_runs(bench: ModuleType) -> None:
-    picture = bench.picture({"a": followed(bench), "<b>": followed(bench)})
+@pytest.mark.parametrize("epoch", [None, 10.0])
+def test_a_picture_of_two_runs(bench: ModuleType, epoch: float | None) -> None:
+    picture = bench.picture({"a": followed(bench), "<b>": followed(bench)}, epoch)
     tree = ElementTree.fromstring(picture)
     panels = [child for child in tree if child.tag.endswith("svg")]
     assert [panel.get("x") for panel in panels] == ["0", panels[0].get("width")]
-    for panel, across in zip(panels, ("seconds", "tokens"), strict=True):
+    for panel, across in zip(panels, ("seconds", "epochs" if epoch else "tokens"), strict=True):
         assert across in ["".join(text.itertext()) for text in panel.iter() if text.tag.endswith("text")]
         assert sum(line.tag.endswith("polyline") for line in panel.iter()) == 2
+    marks = {text.text for text in panels[1].iter() if text.tag.endswith("text") and text.get("class") == "note"}
+    assert ("5" in marks, "50" in marks) == (epoch is not None, epoch is None)  # 50 tokens, or five epochs of 10
 
 
 def test_a_run_is_watched_and_read_again(

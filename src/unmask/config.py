@@ -48,6 +48,7 @@ class DataConfig:
     share: float = came_later(1.0, before=1.0)  # share of train's documents to train on, chosen by content
     packing: Literal["wrap", "pad", "fill", "sentence"] = "wrap"
     augment: Literal["none", "reverse_complement"] = came_later("none", before="none")  # every second time, of DNA
+    split_tokens: float = came_later(0.0, before=0.0)  # share of a BPE's tokens that are read as the two parts of each
     windows: Windows = "fixed"  # shifted: from the second epoch on, wrap's stream is cut into rows at different places
     # Fixed tokens around each row of pad and sentence; auto: both, if the denoiser sees both sides of a token.
     anchor: Literal["auto", "none", "begin", "both"] = came_later("auto", before="none")
@@ -159,6 +160,15 @@ class RunConfig:
             raise ConfigError(f"data.held_out must lie between 0 and 1, got {self.data.held_out}")
         if not 0 < self.data.share <= 1:
             raise ConfigError(f"data.share must lie above 0 and be 1 (all of it) at most, got {self.data.share}")
+        if not 0 <= self.data.split_tokens < 1:
+            raise ConfigError(f"data.split_tokens must lie in [0, 1), got {self.data.split_tokens}")
+        if self.data.split_tokens and self.data.augment != "none":
+            raise ConfigError(f"data.augment = {self.data.augment} is for letters, which are not split: leave out one")
+        if self.data.split_tokens and self.data.packing != "wrap":
+            raise ConfigError(
+                "data.split_tokens leaves out what no longer fits a row, and only rows of the packing wrap may end "
+                "anywhere: set data.packing = wrap, or leave it out"
+            )
         if self.data.valid is not None and self.data.valid.is_test():
             raise ConfigError("data.valid is a test split: validate on another one, so that the test stays a test")
         for name in ("sample_every", "keep_every", "max_nonfinite"):

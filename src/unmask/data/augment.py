@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import numpy as np
 from unmask.data.complement import complement_of
 from unmask.data.order import coins
 from unmask.data.rows import Ints, RowBatch
+from unmask.data.splitting import SplitTokens, merged_from
 from unmask.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ class ReverseComplement:
         return replace(rows, x=x)
 
 
-def augmentation(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ReverseComplement | None:
+def augmentation(data: DataConfig, tokenizer: Tokenizer, seed: int) -> Callable[[RowBatch, Ints], RowBatch] | None:
     """The augmentation that the recipe requests; None: rows are read unchanged.
 
     >>> from unmask.config import DataConfig
@@ -45,6 +47,8 @@ def augmentation(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ReverseCo
     >>> augmentation(DataConfig(augment="reverse_complement"), load_tokenizer("dna"), 0).complement_I.tolist()
     [3, 2, 1, 0, 4, 5, 6]
     """
+    if data.split_tokens:
+        return SplitTokens(merged_from(tokenizer), data.split_tokens, seed)
     if data.augment == "none":
         return None
     complement = complement_of(tokenizer)
