@@ -27,7 +27,8 @@ from unmask.data.batch import DRAW_BLOCK, Batch
 from unmask.denoisers.network import Network
 from unmask.devices import put
 from unmask.errors import UsageError
-from unmask.objectives._gaussian import GaussianObjective, Lines, in_their_places
+from unmask.objectives._entry import in_their_places
+from unmask.objectives._gaussian import GaussianObjective, Lines
 from unmask.objectives.chunked_loss import LossSum, weighted_cross_entropy
 from unmask.processes.gamma import Cosine
 from unmask.processes.gaussian import Gaussian, Simplex
@@ -63,7 +64,14 @@ class SSDLM(GaussianObjective):
         return Simplex(Cosine(offset=self.offset), like, scale=self.scale, block=self.block, **ids)
 
     def vectors(
-        self, network: Network, tokens_BL: Tensor, row_N: Tensor, position_N: Tensor, z_NE: Tensor, gamma_N: Tensor
+        self,
+        network: Network,
+        tokens_BL: Tensor,
+        row_N: Tensor,
+        position_N: Tensor,
+        z_NE: Tensor,
+        gamma_N: Tensor,
+        x_hat_NE: Tensor | None = None,
     ) -> Tensor:
         """Probabilities times embeddings: softmax(z) at the noised positions, the token itself elsewhere.
 
