@@ -104,19 +104,23 @@ class Queue:
         return OVERHEAD + rest + setting.prepare_seconds * new
 
     def rate(self, item: Item) -> float:
-        """Tokens per second: those of a finished trial of the system, or those stated.
+        """Tokens per second: those of a finished trial of the system, or those stated, as far as this machine keeps to
+        them with other systems.
 
         Until as many at once have been measured, trials that share the device are taken to gain nothing by it.
         """
-        alone = item.setting.tokens_per_second * self.rates.get(item.system, 1.0)
-        for other in self.items:
-            if (other.setting.name, other.system) == (item.setting.name, item.system):
-                done = self.trial(other)
-                if done is not None and done.finished:
-                    if done.at_once == self.jobs:
-                        return done.tokens_per_second
-                    alone = done.tokens_per_second * done.at_once
-        return alone / self.jobs
+
+        def stated(system: str) -> float:
+            return item.setting.tokens_per_second * self.rates.get(system, 1.0)
+
+        known = [self.trial(other) for other in self.items if other.setting == item.setting]
+        done = [trial for trial in known if trial is not None and trial.finished]
+        alike = [trial for trial in done if trial.at_once == self.jobs]
+        for trial in sorted((t for t in done if t.system == item.system), key=lambda t: t in alike, reverse=True):
+            return trial.tokens_per_second * (1 if trial in alike else trial.at_once / self.jobs)
+        if alike:
+            return stated(item.system) * sum(t.tokens_per_second / stated(t.system) for t in alike) / len(alike)
+        return stated(item.system) / self.jobs
 
     def begun(self, item: Item) -> float:
         """The part of its training that a stopped trial has saved."""

@@ -164,6 +164,7 @@ def test_what_is_measured_estimates_what_comes(bench: Any, words: list[str], tmp
     assert queue.seconds(by_name["tiny", "d3pm-s0"]) == pytest.approx(1 + 0.512)
     write_trial(tmp_path / "out" / "tiny", dataclasses.replace(trial, at_once=2, tokens_per_second=10.0))
     assert queue.seconds(by_name["tiny", "mdlm-s1"]) == pytest.approx(1 + 12.8)
+    assert queue.seconds(by_name["tiny", "d3pm-s0"]) == pytest.approx(1 + 25.6)  # a hundredth of what is stated, too
 
 
 def test_at_the_end_of_the_minutes_all_is_saved_and_the_next_call_goes_on(
@@ -173,7 +174,11 @@ def test_at_the_end_of_the_minutes_all_is_saved_and_the_next_call_goes_on(
     monkeypatch.setattr("unmask.comparison.compare.run_apart", run_apart)
     out, now = tmp_path / "out", [0.0]
     monkeypatch.setattr(bench.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(bench.Minutes, "on_news", lambda self, trial, news: now.__setitem__(0, 99.0))  # it has begun
+
+    def time_is_over(self: Any, trial: Any, news: Any) -> None:
+        now[0] = 99.0 if news["step"] > 0 else 0.0
+
+    monkeypatch.setattr(bench.Minutes, "on_news", time_is_over)
     run = [*words, "--minutes", "1", "--only", "long", "--out", str(out)]
     assert bench.main(run) == 0
     assert "skipped: takes 16.7 minutes" in " ".join(capsys.readouterr().out.split())
