@@ -8,7 +8,7 @@ estimate uses one block of each row, multiplied by the number of blocks.
 
 What differs from the published system: blocks begin at multiples of their size, whereas published training draws where
 they begin; the network learns from scratch, with one embedding for context and simplex; all positions are conditioned
-on the time; the cosine schedule begins at an offset of 0.1 instead of 1e-4: its SNR at 0 is 49, at which the noisy
+on the time; the cosine schedule begins at an offset of 0.1 instead of 1e-4: its SNR at 0 is 48, at which the noisy
 state alone identifies the token. With the published SNR at 0, 4e7, the bound would mostly measure probabilities in the
 seventh digit.
 """
