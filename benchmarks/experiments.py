@@ -284,7 +284,14 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at once")
     parser.add_argument("--device")
     args = parser.parse_args(words)
-    queue = Queue(args.file.read_text(encoding="utf-8"), args.out, args.systems, args.jobs)
+    if args.jobs < 1:
+        parser.error(f"--jobs must be at least 1, got {args.jobs}")
+    try:
+        queue = Queue(args.file.read_text(encoding="utf-8"), args.out, args.systems, args.jobs)
+    except (OSError, ValueError) as e:
+        parser.error(f"cannot read the queue {args.file}: {e}")
+    except KeyError as e:
+        parser.error(f"the queue {args.file} does not say {e}")
     if args.only and not any(args.only in item.experiments for item in queue.items):
         parser.error(f"no experiment is called {args.only!r}")
     if args.finished:
@@ -295,7 +302,7 @@ def main(words: list[str] | None = None) -> int:
         print(e, file=sys.stderr)
         return e.exit_code
     Console(highlight=False, markup=False).print(states(queue, skipped))
-    return 0
+    return int(any(words.startswith("refused") for words in skipped.values()))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def test_what_fits_is_run_and_the_rest_says_why_not(
     assert bench.main([*words, "--out", str(out), "--list"]) == 0
     assert capsys.readouterr().out.count("waiting") == 6
     assert not out.exists()
-    assert bench.main([*words, "--out", str(out), "--minutes", "3", "--back", str(tmp_path / "small.tar.gz")]) == 0
+    assert bench.main([*words, "--out", str(out), "--minutes", "3", "--back", str(tmp_path / "small.tar.gz")]) == 1
     said = capsys.readouterr().out
     assert said.count("nats/token") == 4
     assert "no recipe" in said
@@ -117,6 +117,28 @@ def test_what_fits_is_run_and_the_rest_says_why_not(
     assert "gap to ar" in page
     assert "| mdlm | 2 |" in page
     assert "3 rows" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "No such file"),
+        ("a = [", "Invalid value"),
+        ('[setting.a]\ndraws = 1\n[[experiment]]\nname = "b"', "does not say 'tokens'"),
+    ],
+    ids=["none", "toml", "key"],
+)
+def test_a_queue_that_cannot_be_read_is_one_sentence(
+    bench: Any, text: str | None, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bad.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SystemExit) as error:
+        bench.main(["--file", str(file), "--out", str(tmp_path / "out"), "--list"])
+    assert error.value.code == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
 
 
 def test_small_files_put_in_place_are_not_repeated(
