@@ -114,20 +114,26 @@ class Queue:
         return OVERHEAD + rest + setting.prepare_seconds * new
 
     def rate(self, item: Item) -> float:
-        """Tokens per second: those of a finished trial of the system at this size, or those stated.
+        """Tokens per second: those of a finished trial of the system at this size, or those stated, scaled by what the
+        finished trials of other systems reached of theirs.
 
         Until as many at once have been measured, trials that share the device are taken to gain nothing by it.
         """
-        setting, at_once = item.setting, None
-        alone = setting.tokens_per_second * self.rates.get(item.system, 1.0)
-        alike = [other for other in self.items if other.system == item.system and other.setting.as_fast_as(setting)]
-        for other in sorted(alike, key=lambda other: (other.setting == setting, other.setting.tokens)):
-            done = self.trial(other)
-            if done is not None and done.finished and done.at_once == self.jobs:
-                at_once = done.tokens_per_second
-            elif done is not None and done.finished:
-                alone = done.tokens_per_second * done.at_once
-        return alone / self.jobs if at_once is None else at_once
+        setting = item.setting
+
+        def stated(system: str) -> float:
+            return setting.tokens_per_second * self.rates.get(system, 1.0)
+
+        known = [(other.setting, self.trial(other)) for other in self.items if other.setting.as_fast_as(setting)]
+        done = [(where, trial) for where, trial in known if trial is not None and trial.finished]
+        done.sort(key=lambda pair: (pair[1].at_once == self.jobs, pair[0] == setting, pair[0].tokens))
+        own = [trial for _, trial in done if trial.system == item.system]
+        if own:
+            return own[-1].tokens_per_second * (1 if own[-1].at_once == self.jobs else own[-1].at_once / self.jobs)
+        alike = [trial for _, trial in done if trial.at_once == self.jobs]
+        if alike:
+            return stated(item.system) * sum(t.tokens_per_second / stated(t.system) for t in alike) / len(alike)
+        return stated(item.system) / self.jobs
 
     def begun(self, item: Item) -> float:
         """The part of its training that a stopped trial has saved."""
@@ -301,9 +307,14 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at once")
     parser.add_argument("--device")
     args = parser.parse_args(words)
-    if not args.file.is_file():
-        parser.error(f"cannot read {args.file}: give --file a queue, such as {HERE / 'experiments.toml'}")
-    queue = Queue(args.file.read_text(encoding="utf-8"), args.out, args.systems, args.jobs)
+    if args.jobs < 1:
+        parser.error(f"--jobs must be at least 1, got {args.jobs}")
+    try:
+        queue = Queue(args.file.read_text(encoding="utf-8"), args.out, args.systems, args.jobs)
+    except (OSError, ValueError) as e:
+        parser.error(f"cannot read the queue {args.file}: {e}")
+    except KeyError as e:
+        parser.error(f"the queue {args.file} does not say {e}")
     if unknown := set(args.only or []) - {name for item in queue.items for name in item.experiments}:
         parser.error(f"no experiment is called {min(unknown)!r}")
     if args.finished:
@@ -314,7 +325,7 @@ def main(words: list[str] | None = None) -> int:
         print(e, file=sys.stderr)
         return e.exit_code
     Console(highlight=False, markup=False).print(states(queue, skipped))
-    return 0
+    return int(any(words.startswith("refused") for words in skipped.values()))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from unmask.comparison import work
 from unmask.comparison.at_once import run_at_once
 from unmask.comparison.compare import Comparison, Watcher, compare
 from unmask.comparison.cost import Counting, training_cost
+from unmask.comparison.picture import BAR, WIDTH, draw
 from unmask.comparison.plan import Plan, Planned
 from unmask.comparison.quoted import figures_for
 from unmask.comparison.report import as_csv, as_markdown
@@ -285,6 +286,19 @@ def test_networks_of_other_kinds_are_not_said_to_have_one_size(recipes: Make, tm
 def test_other_texts_are_not_compared() -> None:
     table = make_table(["a", "b"], [made("a", texts="x"), made("b", texts="y")], "a")
     assert table.entries[1].verdict == "not compared: other texts"
+
+
+def test_a_system_far_off_does_not_hide_the_others() -> None:
+    levels = {"a": 3.0, "b": 3.2, "far": 90.0}
+    table = make_table(list(levels), [made(name, nats=nats) for name, nats in levels.items()], "a")
+    picture = ET.fromstring(draw(table, {"tokens": 10}))
+    bars = [bar for bar in picture.iter("{http://www.w3.org/2000/svg}rect") if bar.get("height") == str(BAR)]
+    a, b, far = (float(bar.get("width", "")) for bar in bars)
+    assert a < b < far == WIDTH
+    assert a > WIDTH / 2
+    assert sum(path.get("class") == "halo" for path in picture.iter("{http://www.w3.org/2000/svg}path")) == 3
+    words = " ".join("".join(text.itertext()) for text in picture.iter("{http://www.w3.org/2000/svg}text"))
+    assert "1.221e+39" in words  # e^90
 
 
 def test_figures_of_text_are_not_quoted_beside_dna() -> None:

@@ -101,7 +101,7 @@ def test_what_fits_is_run_and_the_rest_says_why_not(
     assert bench.main([*words, "--out", str(out), "--list"]) == 0
     assert capsys.readouterr().out.count("waiting") == 6
     assert not out.exists()
-    assert bench.main([*words, "--out", str(out), "--minutes", "3", "--back", str(tmp_path / "small.tar.gz")]) == 0
+    assert bench.main([*words, "--out", str(out), "--minutes", "3", "--back", str(tmp_path / "small.tar.gz")]) == 1
     said = capsys.readouterr().out
     assert said.count("nats/token") == 4
     assert "no recipe" in said
@@ -118,6 +118,28 @@ def test_what_fits_is_run_and_the_rest_says_why_not(
     assert "gap to ar" in page
     assert "| mdlm | 2 |" in page
     assert "3 rows" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "No such file"),
+        ("a = [", "Invalid value"),
+        ('[setting.a]\ndraws = 1\n[[experiment]]\nname = "b"', "does not say 'tokens'"),
+    ],
+    ids=["none", "toml", "key"],
+)
+def test_a_queue_that_cannot_be_read_is_one_sentence(
+    bench: Any, text: str | None, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bad.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SystemExit) as error:
+        bench.main(["--file", str(file), "--out", str(tmp_path / "out"), "--list"])
+    assert error.value.code == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
 
 
 def test_small_files_put_in_place_are_not_repeated(
@@ -175,6 +197,7 @@ def test_what_is_measured_estimates_what_comes(bench: Any, words: list[str], tmp
     assert queue.seconds(by_name["tiny", "d3pm-s0"]) == pytest.approx(1 + 0.512)
     write_trial(tmp_path / "out" / "tiny", dataclasses.replace(trial, at_once=2, tokens_per_second=10.0))
     assert queue.seconds(by_name["tiny", "mdlm-s1"]) == pytest.approx(1 + 12.8)
+    assert queue.seconds(by_name["tiny", "d3pm-s0"]) == pytest.approx(1 + 25.6)  # a hundredth of what is stated, too
 
 
 def test_several_experiments_may_be_named_and_a_wrong_name_is_refused(
@@ -199,7 +222,11 @@ def test_at_the_end_of_the_minutes_all_is_saved_and_the_next_call_goes_on(
     monkeypatch.setattr("unmask.comparison.compare.run_apart", run_apart)
     out, now = tmp_path / "out", [0.0]
     monkeypatch.setattr(bench.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(bench.Minutes, "on_news", lambda self, trial, news: now.__setitem__(0, 99.0))  # it has begun
+
+    def time_is_over(self: Any, trial: Any, news: Any) -> None:
+        now[0] = 99.0 if news["step"] > 0 else 0.0
+
+    monkeypatch.setattr(bench.Minutes, "on_news", time_is_over)
     run = [*words, "--minutes", "1", "--only", "long", "--out", str(out)]
     assert bench.main(run) == 0
     assert "skipped: takes 16.7 minutes" in " ".join(capsys.readouterr().out.split())

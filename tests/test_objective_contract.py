@@ -73,6 +73,7 @@ SCORED: list[tuple[Objective, dict[str, Any]]] = [
     (objectives.TokenRates(centre="sentence", steps=3), {}),
     (objectives.Plaid(), {"conditioning": "level"}),
     (objectives.Plaid(steps=3), {"conditioning": "level", "classes": 3}),
+    (objectives.Plaid(self_conditioning=0.25), {"conditioning": "level"}),
     (objectives.DiffusionLM(dim=8), {"conditioning": "level"}),
     (objectives.SSDLM(block=4, steps=10), {"conditioning": "level"}),
 ]

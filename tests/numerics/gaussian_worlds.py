@@ -19,15 +19,19 @@ LogP = Callable[[Tensor, Tensor], Tensor]
 
 
 def crooked(vocab: int, *, seed: int = 0, level: bool = True) -> Network:
-    """Logits that bend with the state, those beside it and the level: no denoiser that anybody would learn."""
+    """Logits that bend with the state, those beside it and the level: no denoiser that anybody would learn.
+
+    And with its own estimate, if it is given one: a second number of each position.
+    """
     g = torch.Generator().manual_seed(seed)
     a, b, c, d = torch.randn(4, vocab + 1, generator=g, dtype=torch.float64)
-    d = d * level
+    d, e = d * level, torch.randn(vocab + 1, generator=g, dtype=torch.float64)
 
     def f(z: Tensor, level: Tensor) -> Tensor:
         z_BL1 = z.double()[..., :1]
         others_BL1 = z_BL1.sum(dim=1, keepdim=True) - z_BL1
-        return a * torch.sin(2 * z_BL1) + b * z_BL1 + c * torch.tanh(others_BL1) + d * level.double()[:, None, None]
+        logits = a * torch.sin(2 * z_BL1) + b * z_BL1 + c * torch.tanh(others_BL1) + d * level.double()[:, None, None]
+        return logits if z.shape[2] == 1 else logits + e * torch.tanh(2 * z.double()[..., 1:])
 
     return as_denoiser(f, vocab_size=vocab, mask_id=vocab)
 
@@ -50,8 +54,13 @@ def log_p_of(objective: Any, network: Network, process: Gaussian) -> LogP:
     def log_p(z_N1: Tensor, t: Tensor) -> Tensor:
         gamma_N, level_N = (f(t).expand(len(z_N1)) for f in (process.gamma.gamma, process.level))
         zero_N, row_N = torch.zeros(len(z_N1), dtype=torch.long), torch.arange(len(z_N1))
-        read = objective.vectors(network, zero_N[:, None], row_N, zero_N, z_N1, gamma_N)
-        return objective.log_probs(process, network(read, level_N)[:, 0], z_N1, gamma_N)
+
+        def one_pass(x_hat_N1: Tensor | None) -> Tensor:
+            read = objective.vectors(network, zero_N[:, None], row_N, zero_N, z_N1, gamma_N, x_hat_N1)
+            return objective.log_probs(process, network(read, level_N)[:, 0], z_N1, gamma_N)
+
+        first = one_pass(None)
+        return one_pass(process.mean(first.exp())) if objective.self_conditioning else first
 
     return log_p
 

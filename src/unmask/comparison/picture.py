@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
+from statistics import median
 from typing import Any
 
 from unmask.axes import short, ticks
@@ -11,6 +12,7 @@ from unmask.comparison.quoted import Quoted
 from unmask.comparison.table import Entry, Table
 
 LEFT, WIDTH, RIGHT, TOP, LINE, BAR, THIN = 190, 480, 150, 72, 40, 16, 6
+FAR = 6.0  # a value so many times the median is cut off, so that it does not make all other bars invisible
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328; }
   .page { fill: #ffffff; } .note { fill: #57606a; font-size: 12px; }
@@ -32,9 +34,7 @@ def draw(table: Table, shared: Mapping[str, Any]) -> str:
     >>> draw(Table([], "a", None, [], []), {"tokens": 10})[:4]
     '<svg'
     """
-    reach = [v for entry in table.entries if entry.ppl for v in (entry.ppl, *(entry.ppl_ci95 or ()))]
-    reach += [entry.quoted.ppl for entry in table.entries if entry.quoted]
-    most = max(reach, default=1.0) * 1.04
+    most = _most(table.entries)
     height = TOP + LINE * len(table.entries)
     body = [
         '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -63,6 +63,15 @@ def draw(table: Table, shared: Mapping[str, Any]) -> str:
     )
 
 
+def _most(entries: Sequence[Entry]) -> float:
+    """The perplexity at the end of the axis."""
+    levels = [entry.ppl for entry in entries if entry.ppl]
+    reach = [*levels, *(v for entry in entries if entry.ppl for v in entry.ppl_ci95 or ())]
+    reach += [entry.quoted.ppl for entry in entries if entry.quoted]
+    far = FAR * median(levels or reach or [1.0])
+    return max((value for value in reach if value <= far), default=1.0) * 1.04
+
+
 def _legend(with_quoted: bool) -> list[str]:
     parts = [("exact", "=  exact"), ("bound", "≤  upper bound")]
     parts += [("quoted", "quoted from the paper: other data and size")] if with_quoted else []
@@ -83,24 +92,35 @@ def _bar(entry: Entry, table: Table, y: float, most: float) -> list[str]:
         words = "a pseudo-likelihood is no perplexity" if entry.pseudo_ppl else (reasons or ["not run yet"])[0]
         out.append(f'<text class="note" x="{LEFT + 8}" y="{middle + 4.5:.1f}">{escape(words[:80])}</text>')
     else:
-        end = LEFT + WIDTH * entry.ppl / most
+        end = LEFT + WIDTH * min(entry.ppl / most, 1.0)
         kind = "exact" if entry.kind == "exact" else "bound"
         out.append(f'<rect class="{kind}" x="{LEFT}" y="{y:.1f}" width="{end - LEFT:.1f}" height="{BAR}"/>')
-        if entry.ppl_ci95 is not None:
-            low, end = (LEFT + WIDTH * max(value, 0.0) / most for value in entry.ppl_ci95)
-            line = f"M{low:.1f} {middle - 5} v10 M{low:.1f} {middle} H{end:.1f} M{end:.1f} {middle - 5} v10"
+        if entry.ppl > most:
+            out += _cut(end, y, BAR)
+        elif entry.ppl_ci95 is not None:
+            low, high = (LEFT + WIDTH * min(max(value, 0.0) / most, 1.0) for value in entry.ppl_ci95)
+            line = f"M{low:.1f} {middle - 5} v10 M{low:.1f} {middle} H{high:.1f}"
+            if entry.ppl_ci95[1] <= most:
+                line += f" M{high:.1f} {middle - 5} v10"
             out += [f'<path class="{kind}" d="{line}"/>' for kind in ("halo", "error")]
+            end = high
         out.append(f'<text x="{end + 8:.1f}" y="{middle + 4.5:.1f}">{entry.sign} {entry.ppl:.4g}</text>')
     return out + (_quoted(entry.quoted, y + BAR + 3, most) if entry.quoted else [])
 
 
 def _quoted(found: Quoted, y: float, most: float) -> list[str]:
-    width = WIDTH * found.ppl / most
+    width = WIDTH * min(found.ppl / most, 1.0)
     words = f"{found.ppl:g}, {found.data}"
     return [
         f'<rect class="quoted" x="{LEFT}" y="{y:.1f}" width="{width:.1f}" height="{THIN}"/>',
         f'<text class="note" x="{LEFT + width + 8:.1f}" y="{y + THIN + 2:.1f}">{escape(words)}</text>',
+        *(_cut(LEFT + width, y, THIN) if found.ppl > most else []),
     ]
+
+
+def _cut(end: float, y: float, height: float) -> list[str]:
+    """A gap near the end of a bar that is longer than the axis."""
+    return [f'<path class="halo" d="M{end - 16:.1f} {y + height + 2:.1f} l6 {-height - 4}"/>']
 
 
 def _short_name(name: str) -> str:

@@ -13,7 +13,7 @@ from unmask.rng import fold, row_keys, uniform
 
 # What each draw of a row's key is for; every purpose has its own number, so that no two share random bits.
 DRAW_TIME, DRAW_MASK, DRAW_ORDER, DRAW_TOKEN, DRAW_PARTICLE, DRAW_REMASK, DRAW_LABEL, DRAW_STATE, DRAW_TWIN = range(9)
-DRAW_CORRUPTION, DRAW_LATENT, DRAW_BLOCK, DRAW_OPENING = 9, 10, 11, 12
+DRAW_CORRUPTION, DRAW_LATENT, DRAW_BLOCK, DRAW_OPENING, DRAW_PASSES = 9, 10, 11, 12, 13
 
 
 @dataclass(frozen=True)

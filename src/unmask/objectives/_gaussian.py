@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from unmask.data.batch import Batch
@@ -26,6 +26,7 @@ from unmask.denoisers.ragged import vectors_at
 from unmask.devices import put
 from unmask.errors import UsageError
 from unmask.objectives import Objective
+from unmask.objectives._entry import check_share, read_twice, without_gradient
 from unmask.objectives.chunked_loss import CHUNK_NUMBERS, Term, at_positions, cross_entropy, token_nats
 from unmask.objectives.draws import bound_draws
 from unmask.objectives.score_queries import ScoreQuery
@@ -95,9 +96,11 @@ class GaussianObjective(Objective):
     """
 
     steps: int | None
+    self_conditioning: float = 0.0  # a field of subclasses whose network can read an estimate (`_entry.py`)
 
     def check_options(self, **widths: int) -> None:
         check_fields(self)
+        check_share(self.self_conditioning)
         if self.steps is not None and not 1 <= self.steps <= 10**9:
             raise UsageError(f"steps must be at least 1, or none for continuous time; got {self.steps}")
         for name, width in widths.items():
@@ -120,9 +123,19 @@ class GaussianObjective(Objective):
 
     @abstractmethod
     def vectors(
-        self, network: Network, tokens_BL: Tensor, row_N: Tensor, position_N: Tensor, z_NE: Tensor, gamma_N: Tensor
+        self,
+        network: Network,
+        tokens_BL: Tensor,
+        row_N: Tensor,
+        position_N: Tensor,
+        z_NE: Tensor,
+        gamma_N: Tensor,
+        x_hat_NE: Tensor | None = None,
     ) -> Tensor:
-        """The network's input [B, L, D]: the states z at the noised positions, token vectors elsewhere."""
+        """The network's input [B, L, D]: the states z at the noised positions, token vectors elsewhere.
+
+        x_hat_NE: under self-conditioning, the network's estimate of the embeddings; None: the first pass.
+        """
 
     def log_probs(self, process: Gaussian, logits_NI: Tensor, z_NE: Tensor, gamma_N: Tensor) -> Tensor:
         """log x_theta, from the head's logits."""
@@ -229,10 +242,49 @@ class GaussianObjective(Objective):
     def _read(
         self, network: Network, batch: Batch, lines: Lines, z_NE: Tensor, gamma_N: Tensor, level_B: Tensor
     ) -> Tensor:
+        x_hat_NE = None
+        if self.self_conditioning:
+            x_hat_NE = self._estimate(network, batch, lines, z_NE, gamma_N, level_B)
+        return self._pass(network, batch, lines, z_NE, gamma_N, level_B, x_hat_NE)
+
+    def _pass(
+        self,
+        network: Network,
+        batch: Batch,
+        lines: Lines,
+        z_NE: Tensor,
+        gamma_N: Tensor,
+        level_B: Tensor,
+        x_hat_NE: Tensor | None = None,
+    ) -> Tensor:
         tokens_BL = put(batch.x_BL, z_NE.device)
-        z_BLD = self.vectors(network, tokens_BL, lines.row_N, lines.position_N, z_NE, gamma_N)
+        z_BLD = self.vectors(network, tokens_BL, lines.row_N, lines.position_N, z_NE, gamma_N, x_hat_NE)
         how: dict[str, Any] = {"valid_BL": lines.valid_BL, "label_B": batch.label_B}
         return vectors_at(network, z_BLD, level_B, lines.flat_N, **how)
+
+    def _estimate(
+        self, network: Network, batch: Batch, lines: Lines, z_NE: Tensor, gamma_N: Tensor, level_B: Tensor
+    ) -> Tensor:
+        """[N, E] x_hat by a pass of its own over the rows that are read twice; 0 in all others."""
+        twice_B = read_twice(batch, self.self_conditioning)
+        none = not bool(twice_B.any())
+        if none:  # sharded weights need this call from every process, so one row is read in vain
+            twice_B = torch.arange(len(twice_B), device=twice_B.device) == 0
+        batch, valid_BL = batch.where(twice_B), None if lines.valid_BL is None else lines.valid_BL[twice_B]
+        part = Lines.of(batch, lines.where_BL[twice_B], valid_BL, z_NE.device)
+        line_K = put(twice_B[lines.flat_N // lines.where_BL.shape[1]].nonzero().squeeze(1), z_NE.device)
+        z_KE, gamma_K = z_NE[line_K], gamma_N[line_K]
+        process, level_B = self.process(network), level_B[put(twice_B.nonzero().squeeze(1), level_B.device)]
+
+        def mean(logits_CI: Tensor, lo: int, hi: int) -> Tensor:
+            with full_precision(logits_CI):
+                log_p_CI = self.log_probs(process, logits_CI, z_KE[lo:hi], gamma_K[lo:hi])
+                return process.mean(log_p_CI.exp())
+
+        with without_gradient(z_NE.device):
+            x_hat_KE = token_nats(network, self._pass(network, batch, part, z_KE, gamma_K, level_B), mean)
+        x_hat_NE = torch.zeros_like(z_NE)
+        return x_hat_NE if none else x_hat_NE.index_copy(0, line_K, x_hat_KE)
 
     def learned(self, process: Gaussian) -> list[Tensor]:
         """The tensors that require a gradient and that a term uses besides gamma and weights."""
@@ -312,13 +364,16 @@ class GaussianObjective(Objective):
         self.check(network)
         process = self.process(network)
 
-        def vectors(tokens_RL: Tensor, row_N: Tensor, at_N: Tensor, z_NE: Tensor, level_N: Tensor) -> Tensor:
-            return self.vectors(network, tokens_RL, row_N, at_N, z_NE, process.gamma.of_level(level_N))
+        def vectors(
+            tokens_RL: Tensor, row_N: Tensor, at_N: Tensor, z_NE: Tensor, level_N: Tensor, x_hat_NE: Tensor | None
+        ) -> Tensor:
+            return self.vectors(network, tokens_RL, row_N, at_N, z_NE, process.gamma.of_level(level_N), x_hat_NE)
 
         def log_probs(logits_NI: Tensor, z_NE: Tensor, level_N: Tensor) -> Tensor:
             return self.log_probs(process, logits_NI, z_NE, process.gamma.of_level(level_N))
 
-        return VectorXTheta(network, process, vectors=vectors, log_probs=log_probs)
+        mean = process.mean if self.self_conditioning else None
+        return VectorXTheta(network, process, vectors=vectors, log_probs=log_probs, mean=mean)
 
 
 def inverse(rising: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
@@ -340,21 +395,3 @@ def full_precision(like: Tensor) -> Iterator[None]:
     """Disable autocast: at an SNR of a million, bfloat16 would lose every difference."""
     with torch.autocast(like.device.type, enabled=False):
         yield
-
-
-def in_their_places(clean_BLE: Tensor, row_N: Tensor, position_N: Tensor, z_NE: Tensor) -> Tensor:
-    """[B, L, E] the states at their positions, the clean vectors everywhere else.
-
-    >>> one = torch.tensor([0])
-    >>> in_their_places(torch.zeros(1, 2, 1), one, one + 1, torch.ones(1, 1)).flatten().tolist()
-    [0.0, 1.0]
-    """
-    return clean_BLE.index_put((row_N, position_N), z_NE.to(clean_BLE))
-
-
-def enter(made: nn.ModuleDict, z_BLE: Tensor) -> Tensor:
-    """The network's input for the states: a learned map, or the states themselves if its width is unknown."""
-    if "entry" not in made:
-        return z_BLE
-    entry = cast(nn.Linear, made["entry"])
-    return cast(Tensor, entry(z_BLE.to(entry.weight.dtype)))

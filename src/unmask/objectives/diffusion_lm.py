@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from unmask.data.batch import Batch
 from unmask.denoisers.network import Network
 from unmask.devices import put
-from unmask.objectives._gaussian import GaussianObjective, enter, in_their_places
+from unmask.objectives._entry import beside, enter, entry_of, in_their_places
+from unmask.objectives._gaussian import GaussianObjective
 from unmask.objectives.chunked_loss import LossSum, summed_nats
 from unmask.processes.gamma import Sqrt
 from unmask.processes.gaussian import Gaussian
@@ -31,19 +32,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusionLM(GaussianObjective):
-    """The loss above; the bound in T = `steps`, or in continuous time for none. dim: numbers in an embedding."""
+    """The loss above; the bound in T = `steps`, or in continuous time for none.
+
+    dim: numbers in an embedding. self_conditioning: the share of the training rows for which the network reads its own
+    estimate (`_entry.py`), which the published network does not.
+    """
 
     dim: int = 128
+    self_conditioning: float = 0.0
     steps: int | None = 2000
 
     def __post_init__(self) -> None:
         self.check_options(dim=self.dim)
 
     def build(self, *, num_ids: int, width: int) -> nn.Module:
-        modules: dict[str, nn.Module] = {"embedding": nn.Embedding(num_ids, self.dim)}
-        if width:
-            modules["entry"] = nn.Linear(self.dim, width)
-        return nn.ModuleDict(modules)
+        embedding = nn.Embedding(num_ids, self.dim)
+        entry = entry_of(self.dim, width, bias=True, self_conditioning=self.self_conditioning)
+        return nn.ModuleDict({"embedding": embedding} | entry)
 
     def process(self, network: Network) -> Gaussian:
         self.attach(network)
@@ -52,10 +57,19 @@ class DiffusionLM(GaussianObjective):
         return Gaussian(Sqrt(), e_IE, num_ids=network.num_ids, mask_id=network.mask_id)
 
     def vectors(
-        self, network: Network, tokens_BL: Tensor, row_N: Tensor, position_N: Tensor, z_NE: Tensor, gamma_N: Tensor
+        self,
+        network: Network,
+        tokens_BL: Tensor,
+        row_N: Tensor,
+        position_N: Tensor,
+        z_NE: Tensor,
+        gamma_N: Tensor,
+        x_hat_NE: Tensor | None = None,
     ) -> Tensor:
-        z_BLE = in_their_places(self.process(network).points(tokens_BL), row_N, position_N, z_NE)
-        return enter(cast(nn.ModuleDict, network.objective), z_BLE)
+        clean_BLE = self.process(network).points(tokens_BL)
+        if self.self_conditioning:
+            clean_BLE, z_NE = beside(clean_BLE, z_NE, x_hat_NE)
+        return enter(cast(nn.ModuleDict, network.objective), in_their_places(clean_BLE, row_N, position_N, z_NE))
 
     def loss(self, network: Network, batch: Batch) -> LossSum:
         self.check(network)

@@ -1,4 +1,10 @@
-"""Masked diffusion: a weighted masked-LM loss, in continuous time, in T steps, or in count form (the paper)."""
+"""Masked diffusion: a weighted masked-LM loss, in continuous time, in T steps, or in count form (MDLM, 2406.07524).
+
+T steps are its equation 8, continuous time 10 and 11. The count form, which has the value of continuous time with the
+time integrated out, is not in the paper. What else differs from the published system: its schedule ends at alpha(1) =
+1e-3, here at 0; its network gets a constant in place of the time, where a denoiser without conditioning has no such
+input.
+"""
 
 from __future__ import annotations
 

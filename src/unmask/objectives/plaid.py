@@ -5,7 +5,9 @@ the ends minimises the variance of its estimate, as published (E[loss²]). The n
 log N(z_t; alpha_t e_v, sigma_t²), so that it only has to learn what the context contributes (the output prior),
 and p(x|z_0) = x_theta(z_0).
 
-What differs from the published system: no self-conditioning; gamma's curve is piecewise linear, not a monotone
+Self-conditioning is off by default; published is self_conditioning = 0.25 (`_entry.py`).
+
+What differs from the published system: gamma's curve is piecewise linear, not a monotone
 network; each row has both z_t and z_0, instead of each row having one of them; the output prior is used from the first
 step; the network is conditioned on gamma's level between its ends.
 """
@@ -23,7 +25,8 @@ from unmask.data.batch import Batch
 from unmask.denoisers.network import Network
 from unmask.devices import put
 from unmask.errors import UsageError
-from unmask.objectives._gaussian import GaussianObjective, Times, enter, in_their_places
+from unmask.objectives._entry import beside, enter, entry_of, in_their_places
+from unmask.objectives._gaussian import GaussianObjective, Times
 from unmask.objectives.chunked_loss import LossSum, at_positions, summed_nats
 from unmask.objectives.terms import subs_log_probs
 from unmask.processes.gamma import Gamma, LearnedGamma
@@ -39,12 +42,15 @@ STEER = 1e-3  # scale of the curve's gradient: AdamW is invariant to it, but it 
 class Plaid(GaussianObjective):
     """-log p(x) <= prior KL + E[-log x_theta(z_0)[x]] + ½ ∫ -SNR' ‖e_x - x_hat‖² dt; the loss is the bound.
 
-    dim: numbers in an embedding. gamma_0, gamma_1: where gamma's ends begin. steps=None is continuous time.
+    dim: numbers in an embedding. gamma_0, gamma_1: where gamma's ends begin. self_conditioning: the share of the
+    training rows for which the network reads its own estimate, which otherwise costs two passes a call. steps=None is
+    continuous time.
     """
 
     dim: int = 16
     gamma_0: float = -3.0
     gamma_1: float = 6.0
+    self_conditioning: float = 0.0
     steps: int | None = None
 
     def __post_init__(self) -> None:
@@ -57,9 +63,8 @@ class Plaid(GaussianObjective):
             "embedding": nn.Embedding(num_ids, self.dim),
             "gamma": LearnedGamma(self.gamma_0, self.gamma_1),
         }
-        if width:
-            modules["entry"] = nn.Linear(self.dim, width, bias=False)
-        return nn.ModuleDict(modules)
+        entry = entry_of(self.dim, width, bias=False, self_conditioning=self.self_conditioning)
+        return nn.ModuleDict(modules | entry)
 
     def process(self, network: Network) -> Gaussian:
         self.attach(network)
@@ -70,14 +75,23 @@ class Plaid(GaussianObjective):
         return Gaussian(gamma, e_IE, num_ids=network.num_ids, mask_id=network.mask_id, reads_z0=True)
 
     def vectors(
-        self, network: Network, tokens_BL: Tensor, row_N: Tensor, position_N: Tensor, z_NE: Tensor, gamma_N: Tensor
+        self,
+        network: Network,
+        tokens_BL: Tensor,
+        row_N: Tensor,
+        position_N: Tensor,
+        z_NE: Tensor,
+        gamma_N: Tensor,
+        x_hat_NE: Tensor | None = None,
     ) -> Tensor:
         """The network's input, scaled to variance 1 per coordinate; the embeddings have variance 1/E."""
         process, made = self.process(network), cast(nn.ModuleDict, network.objective)
         std_N1 = (torch.sigmoid(-gamma_N) / self.dim + torch.sigmoid(gamma_N)).sqrt()[:, None]
         clean_BLE = process.points(tokens_BL) * self.dim**0.5
-        z_BLE = in_their_places(clean_BLE, row_N, position_N, z_NE / std_N1.to(z_NE))
-        return enter(made, z_BLE)
+        z_NE = z_NE / std_N1.to(z_NE)
+        if self.self_conditioning:
+            clean_BLE, z_NE = beside(clean_BLE, z_NE, None if x_hat_NE is None else x_hat_NE * self.dim**0.5)
+        return enter(made, in_their_places(clean_BLE, row_N, position_N, z_NE))
 
     def log_probs(self, process: Gaussian, logits_NI: Tensor, z_NE: Tensor, gamma_N: Tensor) -> Tensor:
         """log x_theta[v] ∝ logits[v] + log N(z_t; alpha_t e_v, sigma_t²)."""

@@ -6,8 +6,9 @@ SEDD(l) = MDLM(softmax l) + E Σ_masked w (Z - 1 - log Z): the price of not norm
 Uniform: s_j = y_j / y_i with y = alpha e^l + (1 - alpha), and the bound of `_uniform.py`.
 
 What differs from the published system: the schedule's ends are exact (there alpha(1) is about e^-20, and the cost of
-the ends is left out). And for uniform states the published network gives log s itself, whose bound is infinite with
-exact ends unless s is exactly 1 at t = 1; defining s through y ensures this.
+the ends is left out). With masks the network need not see sigma, since its optimal e^l / V does not depend on it. And
+for uniform states the published network gives log s itself, whose bound is infinite with exact ends unless s is exactly
+1 at t = 1; defining s through y ensures this.
 """
 
 from __future__ import annotations

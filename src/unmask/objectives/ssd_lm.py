@@ -8,7 +8,7 @@ estimate uses one block of each row, multiplied by the number of blocks.
 
 What differs from the published system: blocks begin at multiples of their size, whereas published training draws where
 they begin; the network learns from scratch, with one embedding for context and simplex; all positions are conditioned
-on the time; the cosine schedule begins at an offset of 0.1 instead of 1e-4: its SNR at 0 is 49, at which the noisy
+on the time; the cosine schedule begins at an offset of 0.1 instead of 1e-4: its SNR at 0 is 48, at which the noisy
 state alone identifies the token. With the published SNR at 0, 4e7, the bound would mostly measure probabilities in the
 seventh digit.
 """
@@ -27,7 +27,8 @@ from unmask.data.batch import DRAW_BLOCK, Batch
 from unmask.denoisers.network import Network
 from unmask.devices import put
 from unmask.errors import UsageError
-from unmask.objectives._gaussian import GaussianObjective, Lines, in_their_places
+from unmask.objectives._entry import in_their_places
+from unmask.objectives._gaussian import GaussianObjective, Lines
 from unmask.objectives.chunked_loss import LossSum, weighted_cross_entropy
 from unmask.processes.gamma import Cosine
 from unmask.processes.gaussian import Gaussian, Simplex
@@ -63,7 +64,14 @@ class SSDLM(GaussianObjective):
         return Simplex(Cosine(offset=self.offset), like, scale=self.scale, block=self.block, **ids)
 
     def vectors(
-        self, network: Network, tokens_BL: Tensor, row_N: Tensor, position_N: Tensor, z_NE: Tensor, gamma_N: Tensor
+        self,
+        network: Network,
+        tokens_BL: Tensor,
+        row_N: Tensor,
+        position_N: Tensor,
+        z_NE: Tensor,
+        gamma_N: Tensor,
+        x_hat_NE: Tensor | None = None,
     ) -> Tensor:
         """Probabilities times embeddings: softmax(z) at the noised positions, the token itself elsewhere.
 

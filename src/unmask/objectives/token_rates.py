@@ -18,7 +18,9 @@ the reverse step takes each position's rate from the text itself, also in evalua
 h_v = 1 - H / H(v) is the paper's; the code has (H(v) - H) / log(1 + the largest count), a narrower spindle.
 strength = 0.3 is the code's `word_freq_lambda`. The code clips alpha to [0, 0.999], so alpha need not decrease and
 tokens are masked at any t > 0; here h is clipped, so that alpha decreases, and the ends are exact, as with powers.
-The training loss is the bound; the code adds 0.01 times -log x_theta[x].
+The training loss is the bound; the code adds 0.01 times -log x_theta[x]. DiffusionBERT's network starts from BERT's
+weights and does not see the time, although its optimal prediction depends on it; that is left to the denoiser here.
+GenMD4 trains in continuous time; its two draws of the masks are those of here.
 """
 
 from __future__ import annotations

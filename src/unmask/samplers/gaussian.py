@@ -25,9 +25,9 @@ from unmask.sampling.query import ask_about
 class Gaussian(VectorSampler):
     """Order: all open positions in every step. Calls: T, and one more where the network reads z_0. Law: its chain.
 
-    Temperature and cuts act on x_theta, and so on x_hat in every step and on the tokens' draw. clamp: x_hat is moved to
-    the nearest embedding in each step (Diffusion-LM's clamping trick); the chain is then no longer the bound's. No
-    token is written before the last step.
+    Under self-conditioning a call is two passes. Temperature and cuts act on x_theta, and so on x_hat in every step and
+    on the tokens' draw. clamp: x_hat is moved to the nearest embedding in each step (Diffusion-LM's clamping trick);
+    the chain is then no longer the bound's. No token is written before the last step.
     """
 
     law: ClassVar[str] = "exactly the T-step chain q(z_s | z_t, x_hat) with tokens from p(x | z_0); with clamp none"

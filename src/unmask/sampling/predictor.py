@@ -105,8 +105,9 @@ class XTheta:
 class VectorXTheta:
     """log x_theta [N, I] of a network that reads vectors: states at the queried positions, tokens everywhere else.
 
-    vectors(tokens_RL, row_N, at_N, latent_NE, level_N): the network's input. log_probs(logits_NI, latent_NE,
-    level_N): log x_theta. Both come from the objective.
+    vectors(tokens_RL, row_N, at_N, latent_NE, level_N, x_hat_NE): the network's input. log_probs(logits_NI, latent_NE,
+    level_N): log x_theta. mean(p_NI): x_hat_NE, of a network that reads its own estimate and is called twice. All come
+    from the objective.
     """
 
     left_to_right = False
@@ -117,20 +118,26 @@ class VectorXTheta:
         denoiser: Network,
         process: Process,
         *,
-        vectors: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor],
+        vectors: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor],
         log_probs: Callable[[Tensor, Tensor, Tensor], Tensor],
+        mean: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.denoiser, self.process, self.vectors, self.log_probs = denoiser, process, vectors, log_probs
+        self.mean = mean
 
     @torch.no_grad()
     def __call__(self, query: Query) -> Tensor:
+        log_p_NI = self._pass(query, None)
+        return log_p_NI if self.mean is None else self._pass(query, self.mean(log_p_NI.exp()))
+
+    def _pass(self, query: Query, x_hat_NE: Tensor | None) -> Tensor:
         latent_NE = query.latent_NE
         if latent_NE is None:
             raise UsageError("this model reads vectors: ask about their states, as its own sampler does")
         num = len(latent_NE)  # a batch may be padded with further lines after these
         row_N, column_N = (x[:num] for x in query.wanted_RK.nonzero(as_tuple=True))
         at_N, level_N = query.at_RK[row_N, column_N], query.level_R[row_N]
-        z_RLD = self.vectors(query.z_RL, row_N, at_N, latent_NE, level_N)
+        z_RLD = self.vectors(query.z_RL, row_N, at_N, latent_NE, level_N, x_hat_NE)
         how: dict[str, Any] = {"valid_BL": query.valid_RL, "cond": query.label_R, "at_BK": query.at_RK}
         h_RKD = self.denoiser.trunk(z_RLD, query.level_R, **how)
         logits_NI = self.denoiser.head(h_RKD[query.wanted_RK])[:num]
