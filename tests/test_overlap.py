@@ -61,6 +61,13 @@ def test_few_texts_have_no_interval() -> None:
     assert held / 200 > 0.83
 
 
+def test_texts_that_are_all_right_do_not_prove_that_all_are() -> None:
+    """Clopper and Pearson (1934), by hand; resamples would say 100 – 100."""
+    for right, ends in ((1, (100 * 0.025 ** (1 / 20), 100.0)), (0, (0.0, 100 * (1 - 0.025 ** (1 / 20))))):
+        assert share("right", [right] * 20).ci95 == pytest.approx(ends)
+    assert share("right", [1] * 9).ci95 is None
+
+
 def test_the_interval_is_that_of_a_binomial_share() -> None:
     """400 texts, 30% right: the normal interval is ±4.49."""
     score = share("right", [i % 10 < 3 for i in range(400)], seed=3)
