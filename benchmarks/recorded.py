@@ -19,6 +19,7 @@ import argparse
 import hashlib
 import itertools
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -35,6 +36,7 @@ from rich.table import Table
 
 from archives import only_begun, pack, unpack
 from runs import at_its_end
+from unmask.config import read_recipe
 from unmask.errors import Stopped
 from unmask.storage.atomic import atomic_text
 
@@ -44,13 +46,15 @@ GOES_ON = "stopped: it goes on with the next call"
 GRACE = 40.0  # seconds that a command gets to stop in
 TOY = 15.0  # seconds of a step of the rehearsal
 STEPS = "steps"  # in the folder of results: a file for each finished step
+RECIPE = re.compile(r"\{here\}/.*\.toml")
 UNMASK = [sys.executable, "-c", "import sys; from unmask.cli import main; sys.exit(main())"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command. key: a hash of it that does not depend on where folders lie. stays: the folder that it makes and that
-    does not travel. prints: the file that gets its stdout.
+    """A command. key: a hash of it, of the recipe that it names and of what makes the networks that it reads; it does
+    not depend on where folders lie. stays: the folder that it makes and that does not travel. prints: the file that
+    gets its stdout.
     """
 
     words: tuple[str, ...]
@@ -86,11 +90,17 @@ class Queue:
         for values in itertools.product(*each.values()):
             known = self.values | dict(zip(each, map(str, values), strict=True))
             name = one["name"].format_map(known)
-            yield Job(name, tuple(self._step(step, known) for step in one["steps"]), tuple(one.get("data", ())))
+            steps: list[Step] = []
+            for step in one["steps"]:
+                steps.append(self._step(step, known, steps))
+            yield Job(name, tuple(steps), tuple(one.get("data", ())))
 
-    def _step(self, one: Mapping[str, Any], known: Mapping[str, Any]) -> Step:
+    def _step(self, one: Mapping[str, Any], known: Mapping[str, Any], before: list[Step]) -> Step:
         nowhere = {name: f"{{{name}}}" for name in ("data", "out", "here")}
-        named = words_of([*one["run"], one.get("prints", "")], {**known, **nowhere})
+        named: list[Any] = words_of([*one["run"], one.get("prints", "")], {**known, **nowhere})
+        named += [read_recipe(word.format(here=HERE)) for word in named if RECIPE.fullmatch(word)]
+        read = words_of(one["run"], known)
+        named += [earlier.key for earlier in before if earlier.stays and earlier.stays in read]
         key = hashlib.sha256(json.dumps(named).encode()).hexdigest()[:12]
         words = words_of(one["run"], known)
         if self.device is not None and words[0] != "windows":
@@ -118,7 +128,7 @@ class Queue:
         begun = begun_by(step)
         if not step.stays or not begun.is_file() or begun.read_text(encoding="utf-8") == step.key:
             return ""
-        return f"failed: {step.stays} was begun by another command (--toy, or an older queue): give another --out"
+        return f"failed: {step.stays} was begun by another command (--toy, or an older recipe): give another --out"
 
     def due(self, job: Job) -> list[Step]:
         """What is left of a job, in order; networks only where a step that is left reads them."""

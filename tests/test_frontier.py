@@ -199,6 +199,15 @@ def test_another_frontier_is_not_gone_on_with(model: Model, ar_model: Model, jud
         Frontier(tmp_path / "f", REAL).points()
     (tmp_path / "f" / "frontier.json").write_text(json.dumps(old))
     Frontier(tmp_path / "f", REAL).judge(judge, list(points))
+    kept = json.loads((tmp_path / "f" / "frontier.json").read_text())
+    assert kept["judge"]["judge_weights"] == judge.weights
+    kept["judge"]["judge_weights"] = "0" * 16  # the judge of this name has been trained further
+    (tmp_path / "f" / "frontier.json").write_text(json.dumps(kept))
+    with pytest.raises(UsageError, match="another judge"):
+        Frontier(tmp_path / "f", REAL).judge(judge, list(points))
+    del kept["judge"]["judge_weights"]  # of an earlier version
+    (tmp_path / "f" / "frontier.json").write_text(json.dumps(kept))
+    assert Frontier(tmp_path / "f", REAL).judge(judge, list(points)) == []
     judge.features = "mean"
     with pytest.raises(UsageError, match="another judge"):
         Frontier(tmp_path / "f", REAL).judge(judge, list(points))

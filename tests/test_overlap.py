@@ -41,9 +41,31 @@ def test_a_share_by_hand() -> None:
     score = share("right", [1, 0, 3], [2, 1, 5])
     assert score.value == pytest.approx(100 * 4 / 8)
     assert score.n == 3
+    assert score.ci95 is None
+    score = share("right", [1, 0, 3] * 4, [2, 1, 5] * 4)
     assert score.ci95 is not None
     assert score.ci95[0] < 50 < score.ci95[1]
-    assert share("right", [1]).ci95 is None
+
+
+def test_few_texts_have_no_interval() -> None:
+    """Percentiles of resamples are too narrow then: of two texts they are hardly more than the two values."""
+    assert share("right", [1, 0] * 4 + [1]).ci95 is None
+    assert share("right", [1, 0] * 5).ci95 is not None
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(200):
+        count_N = rng.integers(5, 40, 10)
+        right_N = rng.binomial(count_N, rng.beta(8, 2, 10))
+        ends = share("right", right_N.tolist(), count_N.tolist()).ci95
+        assert ends is not None
+        held += ends[0] <= 80 <= ends[1]
+    assert held / 200 > 0.83
+
+
+def test_texts_that_are_all_right_do_not_prove_that_all_are() -> None:
+    """Clopper and Pearson (1934), by hand; resamples would say 100 – 100."""
+    for right, ends in ((1, (100 * 0.025 ** (1 / 20), 100.0)), (0, (0.0, 100 * (1 - 0.025 ** (1 / 20))))):
+        assert share("right", [right] * 20).ci95 == pytest.approx(ends)
+    assert share("right", [1] * 9).ci95 is None
 
 
 def test_the_interval_is_that_of_a_binomial_share() -> None:
@@ -95,6 +117,7 @@ def test_the_number_is_that_of_sacrebleus_command_line(measure: object, flag: st
     score = measure(OUTPUTS, [REFERENCES])  # type: ignore[operator]
     assert score.value == pytest.approx(float(done.stdout), abs=1e-9)
     assert "version" in score.signature
+    score = measure(OUTPUTS * 3, [REFERENCES * 3])  # type: ignore[operator]
     assert score.ci95[0] < score.value < score.ci95[1]
 
 

@@ -222,6 +222,33 @@ def test_a_network_of_another_step_is_neither_gone_on_with_nor_lost(
     assert "was begun by another command (--toy" in " ".join(capsys.readouterr().out.split())
 
 
+def test_another_recipe_makes_other_networks_and_what_reads_them_other(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise results of the old recipe would be taken for those of the new one."""
+    monkeypatch.setattr(bench, "HERE", tmp_path)
+    (tmp_path / "base.toml").write_text("steps = 3\n")
+    for name in "ab":
+        (tmp_path / f"{name}.toml").write_text('base = "base.toml"\n[data]\nlength = 8\n')
+    train = '{ seconds = 1, stays = "{out}/NAME", run = ["train", "{here}/NAME.toml", "--out", "{out}/NAME"] }'
+    steps = [train.replace("NAME", "a"), train.replace("NAME", "b")]
+    steps += ['{ seconds = 1, run = ["eval", "{out}/a"] }', '{ seconds = 1, run = ["eval", "{out}/b", "--x"] }']
+    text = f'[size.full]\n[[job]]\nname = "one"\nsteps = [{", ".join(steps)}]\n'
+
+    def keys(out: str = "out") -> list[str]:
+        return [step.key for step in bench.Queue(text, tmp_path / out, "data").jobs[0].steps]
+
+    before = keys()
+    assert len(set(before)) == 4
+    assert keys("elsewhere") == before
+    (tmp_path / "a.toml").write_text('# a remark\nbase = "base.toml"\n[data]\nlength = 8\n')
+    assert keys() == before
+    (tmp_path / "a.toml").write_text('base = "base.toml"\n[data]\nlength = 9\n')
+    assert [one == other for one, other in zip(keys(), before, strict=True)] == [False, True, False, True]
+    (tmp_path / "base.toml").write_text("steps = 4\n")
+    assert not set(keys()) & set(before)
+
+
 @pytest.mark.parametrize("toy", [False, True])
 def test_the_commands_of_the_queue_are_commands(bench: ModuleType, tmp_path: Path, toy: bool) -> None:
     """As far as can be told without a model: recipes and options are read, files of the queue are named once."""

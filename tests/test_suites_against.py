@@ -166,7 +166,7 @@ def test_what_is_written_is_paired_text_by_text(
     capsys: Capture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("unmask.evaluation.suites.written.FEWEST", 5)
+    monkeypatch.setattr("unmask.evaluation.bootstrap.FEWEST", 5)
     mine, exact, out = tmp_path / "mine", tmp_path / "exact", tmp_path / "out"
     small_model().save(mine)
     small_model(ar=True).save(exact)
@@ -253,8 +253,9 @@ def test_scores_of_other_texts_have_no_difference() -> None:
 
 
 def test_numbers_of_other_texts_are_not_paired() -> None:
-    right_N = np.array([1.0, 0.0, 1.0])
+    right_N = np.array([1.0, 0.0, 1.0] * 4)
     assert paired_ci95(accuracy(right_N), accuracy(right_N)) == (0.0, 0.0)
+    assert paired_ci95(accuracy(right_N[:9]), accuracy(right_N[:9])) is None
     assert paired_ci95(accuracy(right_N, [0, 1, 2]), accuracy(right_N, [0, 1, 3])) is None
     assert paired_ci95(accuracy(right_N), accuracy(right_N[:2])) is None
     assert not difference_of("BLEU", "points", 2.0, 1.0, None)["visible"]

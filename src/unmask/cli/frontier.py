@@ -119,14 +119,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace, frontier: Frontier) -> None:
     from unmask.evaluation.judging.frontier_chart import draw
-    from unmask.evaluation.judging.frontier_report import as_csv, lengths, table, timing
+    from unmask.evaluation.judging.frontier_report import as_csv, empty, lengths, table, timing
     from unmask.evaluation.judging.quoted import CAVEAT, quoted_lines
     from unmask.machine import commands_of, machines_of
     from unmask.storage.atomic import atomic_text
 
     folder, lines = Path(args.out), frontier.lines()
     beside = [] if args.quote is None else quoted_lines(args.quote)
-    notes = [note for note in (timing(lines), lengths(lines), CAVEAT if beside else "") if note]
+    notes = [note for note in (timing(lines), lengths(lines), empty(lines), CAVEAT if beside else "") if note]
     made = [f"Command: `{command}`" for command in commands_of(frontier.made())] + machines_of(frontier.made())
     atomic_text(folder / "frontier.md", "\n\n".join([table([*lines, *beside]), *notes, *made]) + "\n")
     atomic_text(folder / "frontier.csv", as_csv(lines))

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from unmask.cli._terminal import progress_bar
     from unmask.corpora.sources import existing
     from unmask.evaluation.judging.frontier import line_of
-    from unmask.evaluation.judging.frontier_report import lengths
+    from unmask.evaluation.judging.frontier_report import empty, lengths
     from unmask.evaluation.judging.generated_text import describe
     from unmask.machine import made_with
 
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"real": lines[0], "texts": lines[1:], "made_with": made_with(args.words)}))
     else:
-        _judging.print_table(lines, [note for note in (lengths(lines),) if note])
+        _judging.print_table(lines, [note for note in (lengths(lines), empty(lines)) if note])
         for name, how in ways.items():
             print(f"\nwritten     {name}: " + ", ".join(f"{key}={how[key]}" for key in WAY if key in how))
         print("\nprotocol    " + ", ".join(f"{key}={value}" for key, value in real.protocol.items()))

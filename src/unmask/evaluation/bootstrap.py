@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from unmask.rng import row_keys, uniform
 
 RESAMPLES = 1000
+FEWEST = (
+    10  # texts: with fewer, such an interval is far too narrow (it covers 9 times in 10 at ten, half the time at two)
+)
 KEPT = 1 << 24  # drawn numbers to keep, 64 MiB; larger sets are drawn again for each statistic
 AT_ONCE = 1 << 22
 Floats = NDArray[np.float64]
@@ -22,16 +25,17 @@ Floats = NDArray[np.float64]
 def bootstrap_ci95(
     stats_NK: NDArray[Any], number: Callable[[Floats], float], *, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[float, float] | None:
-    """A 95% percentile interval of `number`, a function of the sums of K statistics over texts; None for one text.
+    """A 95% percentile interval of `number`, a function of the sums of K statistics over texts; None for fewer than
+    ten texts.
 
     Resamples are keyed by the seed: the same texts always have the same interval, and two models' outputs for the same
     texts are resampled in the same way.
 
-    >>> bootstrap_ci95(np.array([[1, 1], [1, 1]]), lambda total_K: float(total_K[0] / total_K[1]))
+    >>> bootstrap_ci95(np.ones((10, 2)), lambda total_K: float(total_K[0] / total_K[1]))
     (1.0, 1.0)
     """
     num = len(stats_NK)
-    if num < 2:
+    if num < FEWEST:
         return None
     stats_NK = np.asarray(stats_NK, dtype=np.float64)
     numbers = [number(stats_NK[drawn_N].sum(axis=0)) for some_SN in _drawn(num, seed, resamples) for drawn_N in some_SN]
@@ -61,11 +65,11 @@ class Sums:
 
 
 def paired_ci95(ours: Sums, theirs: Sums, *, seed: int = 0, resamples: int = RESAMPLES) -> tuple[float, float] | None:
-    """A 95% interval of ours - theirs for the same texts; None if the two cover different texts, or only one text.
+    """A 95% interval of ours - theirs for the same texts; None if the two cover different texts, or fewer than ten.
 
     Each resample takes the same texts from both, so the difficulty of a text cancels.
 
-    >>> right = Sums.of(np.array([[1.0], [0.0]]), lambda total_K: float(total_K[0]))
+    >>> right = Sums.of(np.arange(10.0)[:, None], lambda total_K: float(total_K[0]))
     >>> paired_ci95(right, right)
     (0.0, 0.0)
     """

@@ -56,6 +56,9 @@ def share(
 ) -> Score:
     """100 · sum(right) / sum(counts) with its bootstrap interval over texts.
 
+    Where all texts are right, or none is, every resample is, too: the interval is then the exact one of a share of N
+    texts, of which a few in a thousand others may well be wrong.
+
     counts: one per text if omitted. over: the indices of these texts in the set, if not all.
 
     >>> share("exact match", [1, 0, 0, 1]).value
@@ -70,7 +73,11 @@ def share(
         return float(100 * total_2[0] / max(total_2[1], 1.0))
 
     sums = Sums.of(stats_N2, number, over)
-    return Score(name=name, value=sums.value, ci95=sums.ci95(seed=seed), n=len(right_N), sums=sums, **how)
+    ends = sums.ci95(seed=seed)
+    if ends is not None and sums.value in (0.0, 100.0):
+        far = 100 * (1 - 0.025 ** (1 / len(right_N)))  # the share of which none of N shows once in 40 times
+        ends = (0.0, far) if sums.value == 0 else (100 - far, 100.0)
+    return Score(name=name, value=sums.value, ci95=ends, n=len(right_N), sums=sums, **how)
 
 
 def rouge_l(output: str, reference: str) -> float:

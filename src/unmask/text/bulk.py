@@ -6,7 +6,6 @@ a part is the same whichever process writes it: a killed call resumes without a 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from unmask.noise.learned import Detached
 from unmask.reader import to_dict
 from unmask.samplers import Sampler
 from unmask.storage.atomic import atomic_folder, atomic_text, clean
+from unmask.storage.digests import weights_digest
 from unmask.storage.model_folder import unshared
 from unmask.storage.untrusted import printable, read_json
 from unmask.text.arguments import check_whole
@@ -259,13 +259,9 @@ def identity(model: Model) -> dict[str, Any]:
 
     >>> identity(model)["weights"]  # a digest  # doctest: +SKIP
     """
-    digest = hashlib.sha256()
-    for name, tensor in sorted(unshared(model.denoiser).items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     description = getattr(model.denoiser, "config", None)
     return {
-        "weights": digest.hexdigest(),
+        "weights": weights_digest(unshared(model.denoiser)),
         "denoiser": to_dict(description) if isinstance(description, Denoiser) else None,
         "objective": to_dict(model.objective),
         "tokenizer": model.tokenizer.fingerprint(),

@@ -281,7 +281,8 @@ class Frontier:
         []
         """
         protocol = {key: value for key, value in judge.protocol().items() if key != "judge_device"}
-        if self.manifest.setdefault("judge", protocol) != protocol:
+        kept = self.manifest.setdefault("judge", protocol)
+        if {"judge_weights": protocol["judge_weights"]} | kept != protocol:  # older folders do not know the weights
             raise UsageError(
                 f"{self.folder} was judged by another judge, or otherwise: give another --out, and --written "
                 f"{self.folder} to have these texts read"

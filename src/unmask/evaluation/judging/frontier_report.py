@@ -38,7 +38,7 @@ def table(lines: Iterable[Line]) -> str:
     heads += ["seconds a text"] if any(timed) else []
     out = ["| texts | " + " | ".join(heads) + " |", "|" + " --- |" * (len(heads) + 1)]
     for line, seconds in zip(lines, timed, strict=True):
-        cells = [line["name"]]
+        cells = [called(line)]
         for name in shown:
             cells.append(_cell(line, name))
             if name == "judge_ppl":
@@ -47,6 +47,32 @@ def table(lines: Iterable[Line]) -> str:
         cells += [seconds] if any(timed) else []
         out.append("| " + " | ".join(cells) + " |")
     return "\n".join(out)
+
+
+def called(line: Line) -> str:
+    """A point by its model and options, as in the picture's legend; others by their name.
+
+    >>> called({"name": "a-steps=4-0f", "model": "runs/a", "options": {"steps": "4", "sampler": "remdm"}})
+    'runs/a, steps 4, sampler remdm'
+    """
+    if "model" not in line:
+        return str(line["name"])
+    return ", ".join([line["model"], *(f"{key} {value}" for key, value in line.get("options", {}).items())])
+
+
+def empty(lines: Iterable[Line]) -> str:
+    """Which sets have empty texts, which no number covers; otherwise empty.
+
+    >>> empty([{"name": "a", "protocol": {"empty texts": 3, "texts": 7}}])
+    'Empty texts are in no number: a has 3 beside 7 others.'
+    """
+    counts = [(called(line), line.get("protocol", {})) for line in lines]
+    said = [
+        f"{name} has {how['empty texts']:,} beside {how['texts']:,} others"
+        for name, how in counts
+        if how.get("empty texts")
+    ]
+    return f"Empty texts are in no number: {'; '.join(said)}." if said else ""
 
 
 def _seconds(line: Line) -> str:
@@ -109,7 +135,7 @@ def narrow(lines: Iterable[Line]) -> str:
     out = [f"{'texts':<14}{'PPL':>9} {'95% interval':<15}{heads}".rstrip()]
     for line in lines:
         ppl = line["numbers"]["judge_ppl"]
-        name, value = line["name"], "not finite" if ppl["value"] is None else _few(ppl["value"])
+        name, value = called(line), "not finite" if ppl["value"] is None else _few(ppl["value"])
         spread = "" if ppl["ci95"] is None else "–".join(map(_few, ppl["ci95"]))
         numbers = [(line["numbers"].get(key), key in line["less_varied"]) for key in shown]
         cells = "".join(

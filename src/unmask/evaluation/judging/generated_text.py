@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from unmask.errors import DataError
+from unmask.evaluation.bootstrap import FEWEST
 from unmask.evaluation.judging.judge import Judge, Reading
 from unmask.evaluation.judging.mauve import mauve
 from unmask.evaluation.measurement import Measurement, student_975
@@ -111,7 +112,8 @@ def describe(
         **judge.protocol(),
         "texts": len(reading.rows),
         "empty texts": reading.empty,
-        "intervals": f"95%: bootstrap over texts, {RESAMPLES} resamples, seed {seed}; distinct and mauve: jackknife",
+        "intervals": f"95%: bootstrap over texts ({FEWEST} at least), {RESAMPLES} resamples, seed {seed}; distinct and "
+        "mauve: jackknife",
         "self_bleu": f"BLEU-{MAX_N} of each text against all others, zero counts smoothed by halves",
         **(about or {}),
     }
@@ -151,7 +153,7 @@ def _sums(reading: Reading, seed: int) -> dict[str, Measurement]:
     for name, (total_N, count_N, form) in each.items():
         value = float(form(total_N.sum() / count_N.sum()))
         ends = form(np.quantile(total_N[draws].sum(axis=1) / count_N[draws].sum(axis=1), (0.025, 0.975)))
-        interval = (float(ends[0]), float(ends[1])) if len(rows) > 1 else None
+        interval = (float(ends[0]), float(ends[1])) if len(rows) >= FEWEST else None
         exact = name in ("judge_ppl", "bits_per_byte")  # the judge's likelihood of these very tokens
         n_of = int(count_N.sum()) if exact else len(rows)
         found[name] = Measurement(value, interval, n_of, kind="exact" if exact else "estimate")

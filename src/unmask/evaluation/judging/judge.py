@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +31,7 @@ from torch import Tensor
 from unmask.devices import pick_device
 from unmask.errors import MissingExtraError, ModelFolderError, UnmaskError, UsageError
 from unmask.storage.built_in import built_in_names
+from unmask.storage.digests import weights_digest
 
 if TYPE_CHECKING:
     from unmask.model import Model
@@ -101,6 +103,16 @@ class Judge(ABC):
     def about(self) -> dict[str, Any]:
         """A description of the judge, for the protocol."""
 
+    @property
+    def network(self) -> torch.nn.Module | None:
+        """The judge's network, if it is one."""
+        return None
+
+    @cached_property
+    def weights(self) -> str:
+        """The beginning of a hash of its weights: a judge of the same name may have been trained further."""
+        return "" if self.network is None else weights_digest(self.network.state_dict())[:16]
+
     def protocol(self) -> dict[str, Any]:
         """Everything about the judge that a number depends on.
 
@@ -111,6 +123,7 @@ class Judge(ABC):
         return {
             "judge": self.name,
             **{f"judge_{key}": value for key, value in self.about().items()},
+            "judge_weights": self.weights,
             "context": self.context,
             "tokens": "the judge's",
             "begin": f"every window stands behind {behind}, which is not scored",
@@ -228,6 +241,10 @@ class OwnJudge(Judge):
         logits_BLI[..., self.model.denoiser.mask_id] = -torch.inf  # no text has a mask
         return _cross_entropy(logits_BLI, ids_BL), h_BLD
 
+    @property
+    def network(self) -> torch.nn.Module:
+        return self.model.denoiser
+
     def about(self) -> dict[str, Any]:
         weights = next(self.model.denoiser.parameters())
         return {"kind": "unmask", "dtype": str(weights.dtype).removeprefix("torch."), "device": str(weights.device)}
@@ -268,6 +285,11 @@ class HubJudge(Judge):
         out = self.model(ids_BL.to(self.model.device), output_hidden_states=True)
         nats_BL = _cross_entropy(out.logits[:, :-1].float(), ids_BL[:, 1:])
         return torch.nn.functional.pad(nats_BL, (1, 0)), out.hidden_states[-1]
+
+    @property
+    def network(self) -> torch.nn.Module:
+        network: torch.nn.Module = self.model
+        return network
 
     def about(self) -> dict[str, Any]:
         return {"kind": self.model.config.model_type, "dtype": "float32", "device": str(self.model.device)}

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from unmask.errors import UsageError
 from unmask.evaluation.suites.base import Entry, Identity, Numbers, Suite
 from unmask.storage.atomic import atomic_text
+from unmask.storage.digests import weights_digest
 
 if TYPE_CHECKING:
     from unmask.model import Model
@@ -29,11 +28,7 @@ def model_fingerprint(model: Model) -> str:
     """
     config = getattr(model.denoiser, "config", None)
     about = [repr(config), repr(model.objective), model.tokenizer.fingerprint(), model.length, model.anchor]
-    total = hashlib.sha256(json.dumps(about).encode())
-    for name, tensor in sorted(model.denoiser.state_dict().items()):
-        total.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return total.hexdigest()
+    return weights_digest(model.denoiser.state_dict(), json.dumps(about).encode())
 
 
 @dataclass(frozen=True)

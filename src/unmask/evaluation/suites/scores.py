@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from unmask.evaluation.bootstrap import FEWEST, RESAMPLES
 from unmask.evaluation.suites.base import NOT_MEASURED, Layout, Numbers, Outcome, Suite
 
 _WIDTHS = (13, 23, 19, 7, 17)  # of set, of, number, value, interval; 79 in all
@@ -61,7 +62,7 @@ class ScoreTable(Layout):
         return {"texts": f"{numbers['texts']:,}", "left out": numbers["left_out"] or _NONE, "outputs": kept}
 
 
-INTERVALS = "bootstrap of 1,000 resamples by the seed"
+INTERVALS = f"bootstrap of {RESAMPLES:,} resamples by the seed, from {FEWEST} texts on"
 
 
 def _cells(score: Numbers) -> tuple[str, str, str, str, str]:

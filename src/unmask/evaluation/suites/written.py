@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from unmask.evaluation.suites.run import SuiteRun
     from unmask.model import Model
 
-FEWEST = 10  # minimum number of texts for a difference's interval: with fewer the bootstrap is far too narrow
 OPTIONS = frozenset(["max_rows", "batch", "sampler", "against_sampler", "guidance"])
 Record = dict[str, Any]
 Note = Callable[[str], None]
@@ -148,7 +147,7 @@ def _difference(ours: Score, theirs: Score | None, seed: int) -> Numbers | None:
     """Paired by bootstrap; None for texts that no model wrote, and if the two cover different texts."""
     if theirs is None or ours.sums is None or theirs.sums is None or ours.sums.over != theirs.sums.over:
         return None
-    ci95 = None if ours.n < FEWEST else paired_ci95(ours.sums, theirs.sums, seed=seed)
+    ci95 = paired_ci95(ours.sums, theirs.sums, seed=seed)
     return difference_of(ours.name, "points", ours.value, theirs.value, ci95, of=ours.of)
 
 
