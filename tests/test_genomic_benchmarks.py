@@ -172,8 +172,8 @@ def test_the_page_says_what_is_ours_and_what_is_quoted(done: tuple[SuiteResult, 
     assert new == pytest.approx(sum(right) / len(right))
     [crossed, lifted] = [line for line in page.splitlines() if "2 folds, drawn anew for each seed" in line]
     assert crossed.startswith("- Enhancers Cohn: ")
-    assert "stops" not in crossed
-    assert "a part of train stops; 2 folds, drawn anew for each seed, each of which once stops in its stead" in lifted
+    assert "early stopping" not in crossed
+    assert "early stopping on a part of train; 2 folds, drawn anew for each seed, each used once for early" in lifted
     report = json.loads((root / "out" / "ensembl" / "report.json").read_text())
     assert report["left_out"] == {"train": 2, "test": 1}
     assert report["task"]["complement"] == list(complement_of(DNA))

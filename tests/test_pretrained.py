@@ -168,6 +168,18 @@ def test_older_names_and_what_other_tasks_left(folder: Path) -> None:
     assert all(before[name].equal(after[name]) for name in before)
 
 
+def test_an_index_beside_the_single_file_is_ignored_as_in_transformers(folder: Path) -> None:
+    import transformers
+
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: t + 1 for name, t in tensors.items()}, folder / "model-1.safetensors")
+    index = {"weight_map": dict.fromkeys(tensors, "model-1.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder).state_dict()
+    name = "bert.embeddings.word_embeddings.weight"
+    assert read_pretrained(str(folder)).state["encoder." + name].equal(theirs[name])
+
+
 def test_half_precision_is_widened(folder: Path) -> None:
     weights(lambda t: t.update({name: one.half() for name, one in t.items()}))(folder)
     assert {tensor.dtype for tensor in read_pretrained(str(folder)).state.values()} == {torch.float32}

@@ -299,6 +299,26 @@ def test_eval_reads_shards(folder: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert isinstance(from_path(str(folder)), Tokens)
 
 
+@pytest.mark.parametrize("more", [[], ["--suite", "infilling"]])
+def test_eval_takes_patterns_and_urls(
+    more: list[str], folder: Path, tmp_path: Path, memory: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from unmask.training.loop import train
+
+    train(recipe(folder, tmp_path / "run"), device="cpu")
+    for name in ("a1", "a2", "b1"):
+        (tmp_path / f"{name}.txt").write_text(f"a text of {name} with some words in it")
+        memory.pipe(f"/texts/{name}.txt", f"a text of {name} with some words in it".encode())
+    said = []
+    for data in (f"{tmp_path}/a*.txt", "memory://texts/a*.txt"):
+        assert cli.run(["eval", str(tmp_path / "run"), "--data", data, "--max-rows", "2", "--json", *more]) == 0
+        found = json.loads(capsys.readouterr().out)
+        said.append([one["scores"] for one in found["sets"].values()] if more else found["nats_per_token"])
+    assert said[0] == said[1]
+    assert cli.run(["eval", str(tmp_path / "run"), "--data", f"{tmp_path}/c*.txt", *more]) == 1
+    assert "no file is like" in capsys.readouterr().err
+
+
 # --- places -----------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from unmask.model import Model
 
 LABEL_FIELD = "--label-field"
-DATA = "text, JSONL, CSV, TSV or Parquet file or folder, also .gz .xz .zst; or stdlib"
+DATA = "text, JSONL, CSV, TSV or Parquet, a file, folder, pattern or URL, also .gz .xz .zst; or stdlib"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace, world: World) -> int:
     from unmask.cli._terminal import progress_bar
-    from unmask.corpora.sources import existing
+    from unmask.corpora.sources import files_of
     from unmask.data.reading_bar import reading_bar
     from unmask.errors import UsageError
     from unmask.evaluation.against import evaluate_against
@@ -114,7 +114,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
     if args.suite is not None:
         return _suite.run(args, cast("Perplexity", metric), world)
     if args.data is not None and args.data != "stdlib":
-        existing(args.data)
+        files_of(args.data)
     model = load(args.model, device=world.device)
     if args.label_field and not model.denoiser.num_classes:
         raise UsageError(f"this model knows no classes: leave out {_reading.LABEL_FIELD}")

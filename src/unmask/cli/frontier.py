@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from unmask.cli._terminal import progress_bar, stderr
-    from unmask.corpora.sources import existing
+    from unmask.corpora.sources import files_of
     from unmask.evaluation.judging.frontier import Frontier, Point, points_of
     from unmask.evaluation.judging.written_text import BATCH
     from unmask.model import load
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("say who judges: give --judge, or --write-only to have the texts written alone")
     if not args.models and (args.write_only or over):
         raise UsageError("say who writes: give models; without them what --out holds is judged as it is")
-    existing(args.real)
+    files_of(args.real)
     judge = None if args.write_only else _judging.judge_of(args)
     real = _judging.texts_in(args.real, args.num, args.field)
     note = partial(stderr().print, soft_wrap=True, markup=False, highlight=False)

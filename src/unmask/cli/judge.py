@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from unmask.cli._terminal import progress_bar
-    from unmask.corpora.sources import existing
+    from unmask.corpora.sources import files_of
     from unmask.evaluation.judging.frontier import line_of
     from unmask.evaluation.judging.frontier_report import empty, lengths
     from unmask.evaluation.judging.generated_text import describe
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         option = next(iter(args.overrides)).replace("_", "-")
         raise UsageError(f"unmask judge has no option --{option}, and no model writes here that could take it")
     for path in (args.real, *(name for name in args.texts if name not in models)):
-        existing(path)
+        files_of(path)
     writers = _writers(args, models)
     judge = _judging.judge_of(args)
     wrong: list[str] = []

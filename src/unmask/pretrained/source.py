@@ -109,6 +109,9 @@ class _Tensors(Mapping[str, Tensor]):
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    """The single file if there is one, as in transformers, otherwise those of the index."""
+    if (folder / "model.safetensors").exists():
+        return [folder / "model.safetensors"]
     index = folder / INDEX
     if index.exists():
         placed = read_json(index).get("weight_map")
@@ -119,8 +122,6 @@ def _weight_files(folder: Path) -> list[Path]:
             if Path(name).name != name or not name.endswith(".safetensors") or len(names) > MAX_FILES:
                 raise ModelFolderError(f"{index} names {printable(name)!r}, which is no safetensors file of its folder")
         return [folder / name for name in names]
-    if (folder / "model.safetensors").exists():
-        return [folder / "model.safetensors"]
     pickled = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickled:
         raise ModelFolderError(

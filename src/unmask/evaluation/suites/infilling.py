@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unmask.corpora.sources import existing, from_path
+from unmask.corpora.sources import from_path
 from unmask.errors import DataError
 from unmask.evaluation.gaps import Gap, Mask, gaps_of, hide_spans, hide_tokens
 from unmask.evaluation.overlap import Score, rouge_l, share
@@ -58,7 +58,7 @@ class TextFile(Entry):
         return True
 
     def find(self, folder: Path | None) -> tuple[Items, str]:
-        source = Source(corpus=from_path(str(existing(self.path))), what="its documents", name=Path(self.path).name)
+        source = Source(corpus=from_path(self.path), what="its documents", name=Path(self.path).name)
         return Items(
             source=source.line(), records=[{"text": text} for text in source.texts() if text.strip()]
         ), source.fingerprint()

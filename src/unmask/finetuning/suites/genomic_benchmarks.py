@@ -44,7 +44,8 @@ def _lifted(
         ),
         labels=labels,
         metrics=("accuracy", "matthews"),
-        split="the official test on chromosomes 20 and X, trained on the official train there; a part of train stops",
+        split="the official test on chromosomes 20 and X, trained on the official train there; early stopping on a "
+        "part of train",
         quoted=dict(zip(SYSTEMS, (value for value, _ in quoted), strict=True)),
         quoted_ranges=dict(zip(SYSTEMS, (spread for _, spread in quoted), strict=True)),
     )

@@ -30,7 +30,7 @@ _TASKS = (
         ),
         labels=("0", "1"),
         metrics=("matthews", "accuracy"),
-        split="dev; of the official training split val.tsv stops",
+        split="dev; early stopping on val.tsv, a part of the official training split",
         quoted=_quoted(33.43, 54.81, 57.69),
     ),
     SuiteTask(
@@ -39,7 +39,7 @@ _TASKS = (
         data=TaskData(train="SST-2/train_full.tsv", test="SST-2/dev.tsv", text="sentence", held_out=0.05),
         labels=("0", "1"),
         metrics=("accuracy",),
-        split="dev; a keyed twentieth of train stops",
+        split="dev; early stopping on a keyed twentieth of train",
         quoted=_quoted(90.14, 92.20, 92.20),
     ),
     SuiteTask(
@@ -54,7 +54,7 @@ _TASKS = (
         ),
         labels=("0", "1"),
         metrics=("f1", "accuracy"),
-        split="test; a keyed tenth of train stops",
+        split="test; early stopping on a keyed tenth of train",
         quoted=_quoted(83.88, 89.16, 90.53),
     ),
     SuiteTask(
@@ -72,7 +72,7 @@ _TASKS = (
         ),
         kind="regression",
         metrics=("spearman", "pearson"),
-        split="test; dev stops",
+        split="test; early stopping on dev",
         quoted=_quoted(84.32, 88.41, 87.48),
     ),
     SuiteTask(
@@ -81,7 +81,7 @@ _TASKS = (
         data=TaskData(train="RTE/train.tsv", test="RTE/dev.tsv", text="sentence1", pair="sentence2"),
         labels=_ENTAILED,
         metrics=("accuracy",),
-        split="dev; a keyed tenth of train stops",
+        split="dev; early stopping on a keyed tenth of train",
         quoted=_quoted(47.29, 61.37, 62.09),
     ),
     SuiteTask(

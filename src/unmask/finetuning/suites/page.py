@@ -155,7 +155,7 @@ def _counted(report: Numbers) -> str:
     said = ""
     if folds := report.get("folds"):
         said += f"; {folds} folds, drawn anew for each seed"
-        said += ", each of which once stops in its stead" if "test" in report["own_files"] else ""
+        said += ", each used once for early stopping instead" if "test" in report["own_files"] else ""
     if left_out := {part: n for part, n in report.get("left_out", {}).items() if n}:
         said += "; too short, so left out: " + ", ".join(f"{n:,} of {part}" for part, n in left_out.items())
     if cut := {part: n for part, n in report["cut_texts"].items() if n}:
