@@ -15,6 +15,7 @@ from unmask.comparison.report import write_report
 from unmask.comparison.table import Table, make_table
 from unmask.comparison.trial import FOLDER, Trial, read_trial
 from unmask.comparison.work import Job, drop_checkpoints, run_trial
+from unmask.data.complement import spells_dna
 from unmask.distributed.stopping import stop_requests
 from unmask.distributed.world import World
 from unmask.errors import Stopped, UsageError
@@ -174,6 +175,7 @@ def _report(plan: Plan, reference: str | None) -> Comparison:
     trials = [trial for trial in mine.values() if trial is not None] + others
     waiting = [name for name, trial in mine.items() if trial is None]
     systems = list(dict.fromkeys([*plan.systems, *(trial.system for trial in others)]))
-    table = make_table(systems, trials, check_reference(reference, systems), waiting)
+    dna = spells_dna(plan.tokenizer)
+    table = make_table(systems, trials, check_reference(reference, systems), waiting, dna=dna)
     write_report(plan.out, table, plan.shared)
     return Comparison(plan.out, table, plan.shared)

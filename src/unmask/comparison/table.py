@@ -70,8 +70,10 @@ class Table:
         }
 
 
-def make_table(systems: Sequence[str], trials: Sequence[Trial], reference: str, waiting: Sequence[str] = ()) -> Table:
-    """Build the table from these trials, with systems in this order.
+def make_table(
+    systems: Sequence[str], trials: Sequence[Trial], reference: str, waiting: Sequence[str] = (), *, dna: bool = False
+) -> Table:
+    """Build the table from these trials, with systems in this order; with `dna` beside what the paper reports for DNA.
 
     >>> a, b = (Trial(name=f"{s}-s0", system=s, seed=0, fingerprint="", state="finished", nats=[n, n], counts=[1, 1])
     ...     for s, n in (("a", 1.0), ("b", 1.5)))
@@ -86,12 +88,19 @@ def make_table(systems: Sequence[str], trials: Sequence[Trial], reference: str, 
     levels = [[trial.nats_per_token for trial in of] for of in by_system.values() if of[0].kind != "pseudo"]
     noise = seed_noise(levels)
     against = by_system.get(reference, [])
-    entries = [_entry(system, by_system.get(system, []), reference, against, noise) for system in systems]
+    quotes = {system: quoted.quoted(system, dna=dna) for system in systems}
+    entries = [_entry(s, by_system.get(s, []), reference, against, noise, quotes[s]) for s in systems]
     return Table(entries, reference, noise, list(trials), list(waiting))
 
 
-def _entry(system: str, trials: list[Trial], reference: str, against: list[Trial], noise: SeedNoise | None) -> Entry:
-    found = quoted.quoted(system)
+def _entry(
+    system: str,
+    trials: list[Trial],
+    reference: str,
+    against: list[Trial],
+    noise: SeedNoise | None,
+    found: quoted.Quoted | None,
+) -> Entry:
     if not trials:
         return Entry(system, [], "", "", "", None, None, None, None, None, {}, [], None, "", "", found, None)
     first = trials[0]
