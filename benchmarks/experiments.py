@@ -1,4 +1,4 @@
-"""The queue of experiments.toml: runs the next unfinished trials that fit into the given minutes.
+"""The queue of experiments.toml: runs the next unfinished trials for the given minutes.
 
     python benchmarks/experiments.py --list --out runs/experiments
     python benchmarks/experiments.py --minutes 9 --jobs 3 --data /data --out runs/experiments [--only "Table 8"]
@@ -6,9 +6,11 @@
 
 The run folders hold the state. A new machine has none of them: --finished restores the small files of finished trials,
 so that they are not repeated, and --back archives all small files, rewritten after every trial. Checkpoints are not
-archived, so a trial that does not fit into the remaining minutes is skipped, with the reason. Its duration is estimated
-from other trials of the same system, or from experiments.toml. --jobs: trials of one setting and seed that share the
-device.
+archived, so a trial that does not fit into the remaining minutes is skipped, with the reason. --begin starts it
+nevertheless: on a machine that keeps its files, the next call goes on with it. At the end of the minutes whatever still
+runs saves its state and stops, which takes some seconds. A trial's duration is estimated from other trials of the same
+system and size, or from experiments.toml. --jobs: trials of one setting and seed that share the device. Two calls whose
+experiments (--only) have no setting in common may share --out and the device; each needs its own --back.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from unmask.cli._compared import Lines
 from unmask.cli.compare import number
 from unmask.comparison.compare import Watcher, compare
 from unmask.comparison.plan import PLAN, Planned
-from unmask.comparison.trial import FOLDER, Trial, read_trial
+from unmask.comparison.trial import FOLDER, RUNS, Trial, read_trial
 from unmask.errors import Stopped, UnmaskError
+from unmask.reporting.metrics_file import METRICS
 
 HERE = Path(__file__).parent
 SYSTEMS = HERE / "systems"
@@ -55,6 +58,14 @@ class Setting:
     valid_rows: int | None = None  # measured ones; None: all
     prepare_seconds: float = 0.0  # that the first trial on a machine takes longer: tokenizer, packing
 
+    def as_fast_as(self, other: Setting) -> bool:
+        """Whether its rate can be expected there: all but the amount of text is the same, and it is not much shorter.
+
+        The rate of a short trial is mostly that of its start.
+        """
+        mine, theirs = ({k: v for k, v in one.options.items() if k != "data.share"} for one in (self, other))
+        return mine == theirs and 4 * self.tokens >= other.tokens
+
 
 @dataclass(frozen=True)
 class Item:
@@ -73,9 +84,9 @@ class Item:
 class Queue:
     """What is to be done, and what the folder says of it."""
 
-    def __init__(self, text: str, out: Path, systems: Path = SYSTEMS) -> None:
+    def __init__(self, text: str, out: Path, systems: Path = SYSTEMS, jobs: int = 1) -> None:
         data = tomllib.loads(text)
-        self.out, self.systems, self.rates = out, systems, data.get("rates", {})
+        self.out, self.systems, self.jobs, self.rates = out, systems, jobs, data.get("rates", {})
         self.settings = {name: _setting(name, data["setting"]) for name in data["setting"]}
         self.items = list(self._items(data["experiment"]))
 
@@ -96,18 +107,37 @@ class Queue:
         return read_trial(self.out / item.setting.name, item.name)
 
     def seconds(self, item: Item) -> float:
-        """How long it will take: by what a finished trial of the system took, or by what is stated."""
+        """How long it will take, or the rest of it if it has begun."""
         setting = item.setting
-        rate = setting.tokens_per_second * self.rates.get(item.system, 1.0)
-        for other in self.items:
-            if (other.setting.name, other.system) == (setting.name, item.system):
-                done = self.trial(other)
-                if done is not None and done.finished:
-                    rate = done.tokens_per_second
         new = not (self.out / setting.name / PLAN).exists()
-        return OVERHEAD + setting.tokens / rate + setting.prepare_seconds * new
+        rest = setting.tokens * (1 - self.begun(item)) / self.rate(item)
+        return OVERHEAD + rest + setting.prepare_seconds * new
 
-    def run(self, items: list[Item], data: str, device: str | None, watch: Watcher, jobs: int) -> None:
+    def rate(self, item: Item) -> float:
+        """Tokens per second: those of a finished trial of the system at this size, or those stated.
+
+        Until as many at once have been measured, trials that share the device are taken to gain nothing by it.
+        """
+        setting, at_once = item.setting, None
+        alone = setting.tokens_per_second * self.rates.get(item.system, 1.0)
+        alike = [other for other in self.items if other.system == item.system and other.setting.as_fast_as(setting)]
+        for other in sorted(alike, key=lambda other: (other.setting == setting, other.setting.tokens)):
+            done = self.trial(other)
+            if done is not None and done.finished and done.at_once == self.jobs:
+                at_once = done.tokens_per_second
+            elif done is not None and done.finished:
+                alone = done.tokens_per_second * done.at_once
+        return alone / self.jobs if at_once is None else at_once
+
+    def begun(self, item: Item) -> float:
+        """The part of its training that a stopped trial has saved."""
+        checkpoints = self.out / item.setting.name / RUNS / item.name / "checkpoints"
+        steps = [int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*")]
+        options = item.setting.options
+        tokens = max(steps, default=0) * int(options["batch"]) * int(options["data.length"])
+        return min(1.0, tokens / item.setting.tokens)
+
+    def run(self, items: list[Item], data: str, device: str | None, watch: Watcher) -> None:
         """Trials of one setting and seed."""
         setting, seed = items[0].setting, items[0].seed
         known = {other.system for other in self.items if self.trial(other) and other.setting == setting}
@@ -123,20 +153,30 @@ class Queue:
             also=setting.also,
             reference=setting.reference if setting.reference in known.union(systems) else None,
             device=device,
-            jobs=jobs,
+            jobs=self.jobs,
             watch=watch,
         )
 
     def bring(self, small: Path) -> int:
         """Put what an archive holds of trials in place where there is nothing; how many they are."""
         places = {f"{item.setting.name}/{FOLDER}/{item.name}.json" for item in self.items}
-        return unpack(small, self.out, places.__contains__)
+        count = unpack(small, self.out, places.__contains__)
+        unpack(small, self.out, {self._curve(item).as_posix() for item in self._finished()}.__contains__)
+        return count
 
     def take_back(self, small: Path) -> None:
-        """Put what is small into an archive, whole or not at all: trials and results."""
+        """Put what is small into an archive, whole or not at all: trials and results, and curves of finished trials."""
         files = [file for name in self.settings for file in sorted((self.out / name).glob(f"{FOLDER}/[!.]*.json"))]
         files += [self.out / name / file for name in self.settings for file in RESULTS]
+        files += [self.out / self._curve(item) for item in self._finished()]
         pack(small, filter(Path.exists, files), self.out)
+
+    def _finished(self) -> list[Item]:
+        return [item for item in self.items if (done := self.trial(item)) is not None and done.finished]
+
+    @staticmethod
+    def _curve(item: Item) -> Path:
+        return Path(item.setting.name, RUNS, item.name, METRICS)
 
 
 def _setting(name: str, settings: dict[str, Any]) -> Setting:
@@ -155,7 +195,8 @@ def states(queue: Queue, skipped: dict[str, str]) -> Table:
     before = ""
     for item in queue.items:
         done = queue.trial(item)
-        words = skipped.get(f"{item.setting.name}/{item.name}", "waiting")
+        begun = queue.begun(item)
+        words = skipped.get(place(item), f"begun, {begun:.0%}" if begun else "waiting")
         if done is not None:
             words = f"{done.nats_per_token:.4f} nats/token" if done.finished else f"{done.state}: {done.reason}"
         elif not (queue.systems / f"{item.system}.toml").exists():
@@ -170,21 +211,25 @@ def states(queue: Queue, skipped: dict[str, str]) -> Table:
 
 
 class Minutes(Lines):
-    """Begins what fits the time that is left; keeps what is small after every trial."""
+    """Begins what fits the time that is left, stops when it is over, and keeps what is small after every trial."""
 
     def __init__(self, queue: Queue, args: argparse.Namespace, skipped: dict[str, str]) -> None:
         super().__init__(args.jobs)
-        self.queue, self.back, self.skipped = queue, args.back, skipped
+        self.queue, self.back, self.begin, self.skipped = queue, args.back, args.begin, skipped
         self.until = time.monotonic() + 60 * args.minutes
         self.items: dict[str, Item] = {}  # of this call of `compare`, by the trial's name
 
     def admits(self, trial: Planned) -> bool:
         item = self.items[trial.name]
         needed, left = self.queue.seconds(item), self.until - time.monotonic()
-        if needed > left:
+        fits = needed <= left or (self.begin and left > 0)
+        if not fits:
             words = f"skipped: takes {needed / 60:.1f} minutes, {max(left, 0) / 60:.1f} are left"
             self.skipped[place(item)] = words
-        return needed <= left
+        return fits
+
+    def stops(self) -> bool:
+        return time.monotonic() > self.until
 
     def on_end(self, trial: Planned, result: Trial) -> None:
         super().on_end(trial, result)
@@ -204,7 +249,7 @@ def waiting(queue: Queue, args: argparse.Namespace, skipped: dict[str, str]) -> 
     todo = []
     for item in queue.items:
         done = queue.trial(item)
-        if args.only and args.only not in item.experiments:
+        if args.only and not set(args.only) & set(item.experiments):
             continue
         if done is not None and (done.finished or not args.again):
             continue
@@ -225,13 +270,15 @@ def work(queue: Queue, args: argparse.Namespace) -> dict[str, str]:
         for items in [group, *([item] for item in group if len(group) > 1)]:
             watch.items = {item.name: item for item in items}
             try:
-                queue.run(items, args.data, args.device, watch, args.jobs)
+                queue.run(items, args.data, args.device, watch)
                 watch.keep()
                 if items == group:
                     break
             except Stopped:
                 watch.keep()
-                raise
+                if not watch.stops():
+                    raise
+                return skipped
             except UnmaskError as e:
                 if len(items) == 1:
                     skipped[place(items[0])] = f"refused: {e}"
@@ -242,9 +289,10 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="a folder for each setting is in it")
     parser.add_argument("--data", default=".", help="the folder with wiki/ and stories/")
-    parser.add_argument("--minutes", type=float, default=0.0, help="run what fits; 0: nothing")
+    parser.add_argument("--minutes", type=float, default=0.0, help="run for so long; 0: nothing")
+    parser.add_argument("--begin", action="store_true", help="also start what does not fit: a later call goes on there")
     parser.add_argument("--list", action="store_true", help="print what is done and what is not, and run nothing")
-    parser.add_argument("--only", metavar="EXPERIMENT", help="trials of this one alone")
+    parser.add_argument("--only", metavar="EXPERIMENT", action="append", help="of this one alone; may be repeated")
     parser.add_argument("--again", action="store_true", help="also what has failed before")
     parser.add_argument("--finished", type=Path, metavar="FILE.tar.gz", help="put its finished trials in place")
     parser.add_argument("--back", type=Path, metavar="FILE.tar.gz", help="keep all small files there")
@@ -253,9 +301,11 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at once")
     parser.add_argument("--device")
     args = parser.parse_args(words)
-    queue = Queue(args.file.read_text(encoding="utf-8"), args.out, args.systems)
-    if args.only and not any(args.only in item.experiments for item in queue.items):
-        parser.error(f"no experiment is called {args.only!r}")
+    if not args.file.is_file():
+        parser.error(f"cannot read {args.file}: give --file a queue, such as {HERE / 'experiments.toml'}")
+    queue = Queue(args.file.read_text(encoding="utf-8"), args.out, args.systems, args.jobs)
+    if unknown := set(args.only or []) - {name for item in queue.items for name in item.experiments}:
+        parser.error(f"no experiment is called {min(unknown)!r}")
     if args.finished:
         print(f"{queue.bring(args.finished)} finished trials were put in place", file=sys.stderr)
     try:

@@ -51,11 +51,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Crossing:
-    """After how many epochs diffusion's line comes below the best of autoregression. continued: nobody measured it."""
+    """After how many epochs diffusion's line comes below the best of autoregression. continued: nobody measured it.
+    at_most: it is below already at the shortest budget measured."""
 
     tokens: int
     epochs: float
     continued: bool
+    at_most: bool = False
 
     @property
     def trained(self) -> float:
@@ -120,13 +122,13 @@ def crossing(part: Part) -> Crossing | None:
 
     >>> ar = [Point(4.0, 3.5, "ar")]
     >>> crossing(Part(100, ar, [Point(8.0, 4.0, "d"), Point(32.0, 3.0, "d")]))
-    Crossing(tokens=100, epochs=16.0, continued=False)
+    Crossing(tokens=100, epochs=16.0, continued=False, at_most=False)
     """
     if not part.ar or not part.diffusion:
         return None
     aim, line = part.best_ar.nats, part.diffusion
     if line[0].nats < aim:
-        return Crossing(part.tokens, line[0].read, continued=False)
+        return Crossing(part.tokens, line[0].read, continued=False, at_most=True)
     for a, b in pairwise(line):
         if b.nats < aim:
             share = (a.nats - aim) / (a.nats - b.nats)
@@ -142,10 +144,13 @@ def crossing(part: Part) -> Crossing | None:
 def at_size(crossings: Sequence[Crossing], target: int) -> tuple[float, float] | None:
     """(tokens to be read, power of the text's size) for a text of `target` tokens, by least squares in logarithms.
 
+    Of a crossing that lies before the shortest budget nobody knows where it is, so it does not count.
+
     >>> known = [Crossing(1, 10.0, False), Crossing(2, 20.0, False)]  # 10 and 40 tokens: as the square of the size
     >>> [round(x, 6) for x in at_size(known, 4)]
     [160.0, 2.0]
     """
+    crossings = [one for one in crossings if not one.at_most]
     if len(crossings) < 2:
         return None
     x = [math.log(one.tokens) for one in crossings]
@@ -167,17 +172,38 @@ def table(parts: Sequence[Part], target: int | None) -> list[str]:
             lines.append("| " + " | ".join(cells) + " |")
     known = [one for part in parts if (one := crossing(part)) is not None]
     lines.append("")
+    lines += [f"{part.tokens:,} tokens: {outcome(part)}" for part in parts]
     for part in parts:
-        met = next((one for one in known if one.tokens == part.tokens), None)
-        if met is None:
-            lines.append(f"{part.tokens:,} tokens: by its line diffusion does not come below autoregression")
-        else:
-            how = "its line, continued by a power law, would pass" if met.continued else "diffusion passes"
-            lines.append(f"{part.tokens:,} tokens: {how} after {met.epochs:.0f} epochs, {met.trained:,.0f} tokens read")
+        if part.ar and part.best_ar is part.ar[-1]:
+            lines.append(
+                f"{part.tokens:,} tokens: autoregression is best at its longest budget, so measure a longer one"
+            )
     if target is not None and (far := at_size(known, target)) is not None:
         words = f"{target:,} tokens: {far[0]:,.0f} tokens read, {far[0] / target:.0f} epochs"
-        lines.append(f"{words}, by tokens read ~ size^{far[1]:.2f} through {len(known)} crossings")
+        fitted = sum(not one.at_most for one in known)
+        lines.append(f"{words}, by tokens read ~ size^{far[1]:.2f} through {fitted} crossings")
     return lines
+
+
+def outcome(part: Part) -> str:
+    """Where diffusion passes, in words, or why that is not known.
+
+    >>> outcome(Part(100, [Point(4.0, 3.5, "ar")], []))
+    'diffusion is not measured yet'
+    """
+    for name, line in (("autoregression", part.ar), ("diffusion", part.diffusion)):
+        if not line:
+            return f"{name} is not measured yet"
+    met = crossing(part)
+    if met is None and len(part.diffusion) < 3:
+        return "diffusion is above so far; its line is continued from three budgets on"
+    if met is None:
+        return "by its line diffusion does not come below autoregression"
+    after = f"{met.epochs:.0f} epochs, {met.trained:,.0f} tokens read"
+    if met.at_most:
+        return f"diffusion is below already after {after}, the shortest budget"
+    how = "its line, continued by a power law, would pass" if met.continued else "diffusion passes"
+    return f"{how} after {after}"
 
 
 def picture(parts: Sequence[Part]) -> str:

@@ -14,19 +14,22 @@ step is the time since the previous step was reported; on a GPU a step is report
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from unmask.cli._chart import Curve, draw
+from unmask.reporting.metrics_file import METRICS, TokenCount
 
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 POLL = 0.02  # seconds between two looks at the metrics
@@ -59,7 +62,7 @@ class Metrics:
         self.first_step: float | None = None
         self.gaps: list[tuple[Gap, float]] = []  # in all, and of it in training
         self._last: dict[str, Any] = {}  # the newest step
-        self._tokens = 0
+        self._tokens = TokenCount()
         self._between: list[str] = []
 
     def add(self, record: dict[str, Any], came: float | None = None) -> None:
@@ -70,13 +73,16 @@ class Metrics:
             if "train_seconds" not in record:
                 raise SystemExit("the metrics do not tell seconds of training: an older unmask wrote them")
             bound, trained = record["valid_nats_per_token"], record["train_seconds"]
-            self.looks.append(Look(bound, record["step"], self._tokens, trained, came))
+            step = record["step"]
+            self.looks.append(Look(bound, step, self._tokens.at(step), trained, came))
         elif "sample" in record:
             self._between.append("sample")
 
     def _step(self, record: dict[str, Any], came: float | None) -> None:
         last, self._last = self._last, record
-        self._tokens += record["tokens"] * (record["step"] - last.get("step", 0))
+        self._tokens.add(record["step"], record["tokens"])
+        for i in range(len(self.looks)):  # this step also tells the tokens of those since the last logged one
+            self.looks[i] = replace(self.looks[i], tokens=self._tokens.at(self.looks[i].step))
         if not last:
             self.first_step = came
         elif record["seconds"] > last["seconds"]:  # else another process goes on
@@ -131,10 +137,11 @@ def lines_of(path: Path, begun: float, process: subprocess.Popen[bytes]) -> Iter
             time.sleep(POLL)
 
 
-def watch(recipe: str, out: Path, options: list[str], *, warm: bool) -> Metrics:
-    """Train in a process of its own and follow it."""
-    if (out / "metrics.jsonl").exists():
-        raise SystemExit(f"{out} holds a run already: give another --out")
+def watch(recipe: str, out: Path, options: list[str], *, warm: bool) -> tuple[Metrics, int]:
+    """Train in a process of its own and follow it; what it recorded, and its exit code.
+
+    SIGTERM is passed on, and Ctrl-C reaches the run by itself: it saves and ends, and what is known by then is told.
+    """
     if not any(word.split("=")[0] == "--log_every" for word in options):
         options = [*options, "--log_every", "1"]
     metrics = Metrics()
@@ -143,23 +150,30 @@ def watch(recipe: str, out: Path, options: list[str], *, warm: bool) -> Metrics:
         begun = time.monotonic()
         command = [sys.executable, "-m", "unmask", "train", recipe, "--out", str(out), *options]
         process = subprocess.Popen(command, env=os.environ | caches, stdout=sys.stderr)
+        handlers = {signal.SIGTERM: lambda *_: process.terminate(), signal.SIGINT: signal.SIG_IGN}
+        before = {sent: signal.signal(sent, handler) for sent, handler in handlers.items()}
         try:
-            for record, came in lines_of(out / "metrics.jsonl", begun, process):
+            for record, came in lines_of(out / METRICS, begun, process):
                 metrics.add(record, came)
         finally:
             if process.poll() is None:
                 process.terminate()  # it saves
             code = process.wait()
-    if code:
-        raise SystemExit(f"unmask train ended with {code}")
-    return metrics
+            for sent, handler in before.items():
+                signal.signal(sent, handler)
+    return metrics, code
 
 
 def read(run: Path) -> Metrics:
-    """A run that is over."""
-    metrics = Metrics()
-    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        metrics.add(json.loads(line))
+    """A run that is over, by its folder or its metrics.jsonl; lines that a kill cut off are left out."""
+    metrics, path = Metrics(), run / METRICS if run.is_dir() else run
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise SystemExit(f"cannot read {path}: give the folder of a run, or its {METRICS}") from None
+    for line in lines:
+        with contextlib.suppress(json.JSONDecodeError):
+            metrics.add(json.loads(line))
     return metrics
 
 
@@ -210,7 +224,7 @@ def picture(runs: dict[str, Metrics]) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{inner}</svg>\n'
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -224,19 +238,27 @@ def main() -> None:
     args, options = parser.parse_known_args()
     if (args.recipe is None) == (not args.runs) or (args.runs and options):
         parser.error("give a recipe with options of `unmask train`, or --runs and no others")
-    runs = {str(run): read(run) for run in args.runs}
+    out = Path(args.out or Path(tempfile.mkdtemp(), "run"))
+    if args.recipe is not None and (out / METRICS).exists():
+        parser.error(f"{out} holds a run already: give another --out")
+    for file in filter(None, (args.json, args.plot)):  # said before the training
+        if not file.absolute().parent.is_dir():
+            parser.error(f"cannot write {file}: give the name of a file in a folder that is there")
+    runs, code = {str(run): read(run) for run in args.runs}, 0
     if args.recipe is not None:
-        out = args.out or str(Path(tempfile.mkdtemp(), "run"))
         name = f"{args.recipe}, {'warm' if args.warm else 'cold'}, in {out}"
-        runs[name] = watch(args.recipe, Path(out), options, warm=args.warm)
+        runs[name], code = watch(args.recipe, out, options, warm=args.warm)
     for name, metrics in runs.items():
         print("\n".join(table(name, metrics, args.bound)))
     if args.json:
         numbers = {name: plain(metrics, args.bound) for name, metrics in runs.items()}
         args.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
-    if args.plot:
+    if args.plot and any(metrics.looks for metrics in runs.values()):
         args.plot.write_text(picture(runs), encoding="utf-8")
+    if code:
+        print(f"unmask train ended with {code}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -177,6 +177,30 @@ def test_texts_that_end_in_no_token_of_their_own_are_compared(tmp_path: Path) ->
                 shared_by((ours, letters), (pack_texts(other, spells, "pad", length, "both", go_on=on), spells))
 
 
+def test_a_long_text_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A book has thousands of rows; decoding it anew at each of them would take their square."""
+    pytest.importorskip("transformers")
+    save_encoder("roberta", tmp_path / "roberta")
+    spells, letters = read_pretrained(str(tmp_path / "roberta")).tokenizer, load_tokenizer("bytes")
+    texts = [" ".join(ENCODER_TEXTS) * 4, "é " * 40, ENCODER_TEXTS[0]]
+    ours = pack_texts(texts, letters, "pad", 16, go_on=True)
+    theirs = pack_texts(texts, spells, "pad", 12, "both", go_on=True)
+    decoded: list[int] = []
+    for tokenizer in (letters, spells):
+        decode = tokenizer.decode
+
+        def counted(ids: Any, decode: Any = decode) -> str:
+            decoded.append(len(list(ids)))
+            return str(decode(ids))
+
+        monkeypatch.setattr(tokenizer, "decode", counted)
+    shared = shared_by((ours, letters), (theirs, spells))
+    assert shared.count_B is not None
+    assert shared.count_B.tolist() == [len(text.encode()) for text in texts]
+    assert len(decoded) == 2 * len(texts)
+    assert sum(decoded) <= ours.report.tokens + theirs.report.tokens
+
+
 def test_two_pseudo_likelihoods_have_no_noise_of_draws(
     model: Model, ar_model: Model, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

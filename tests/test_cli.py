@@ -258,6 +258,32 @@ def test_score_tells_each_text_as_the_library_does(
     assert "nothing to work on: give a text" in capsys.readouterr().err
 
 
+def test_a_model_that_gives_no_numbers(fresh_model: Any, trained: Any, tmp_path: Path, capsys: Capture) -> None:
+    """A sentence and exit code 1 instead of a NaN, which JSON does not have; other texts keep their scores."""
+    with torch.no_grad():  # finite, as a model folder must be, and beyond what float32 can multiply
+        embedding = next(p for p in fresh_model.denoiser.parameters() if p.shape[0] == fresh_model.tokenizer.num_ids)
+        embedding[ord("@")] = 3e38
+    fresh_model.save(tmp_path / "broken")
+    (tmp_path / "a.txt").write_text("a @ b @ c @ " * 20, encoding="utf-8")
+    both = str(tmp_path / "broken"), str(trained.folder)
+    words = ["--data", str(tmp_path / "a.txt"), "--device", "cpu", "--json"]
+    for first, others in ((both[0], []), (both[1], ["--against", both[0]])):
+        assert run(["eval", first, *others, *words]) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith(f"unmask: {both[0]} gives nan nats on ")
+        assert err.endswith("which is no finite number: see its weights\n")
+    assert run(["score", both[0], "@@@@@@", "the cat", "--device", "cpu", "--json"]) == 1
+    out, err = capsys.readouterr()
+    one, two = json.loads(out, parse_constant=pytest.fail)["scores"]
+    assert one["nats"] is None
+    assert two["nats"] > 0
+    assert "no finite number for text 1: see its weights" in err
+    assert run(["score", both[0], "the cat", "--device", "cpu", "--json", "--num-samples", "1"]) == 0
+    (one,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["scores"]
+    assert one["nats_ci95"] is None  # a single draw
+
+
 def test_a_standard_output_that_is_closed_is_no_crash() -> None:
     command = f"'{sys.executable}' -m unmask models >&-"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)

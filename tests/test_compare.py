@@ -28,6 +28,7 @@ from unmask.comparison.at_once import run_at_once
 from unmask.comparison.compare import Comparison, Watcher, compare
 from unmask.comparison.cost import Counting, training_cost
 from unmask.comparison.plan import Plan, Planned
+from unmask.comparison.quoted import figures_for
 from unmask.comparison.report import as_csv, as_markdown
 from unmask.comparison.table import make_table
 from unmask.comparison.trial import Trial, read_trial, write_trial
@@ -284,6 +285,18 @@ def test_networks_of_other_kinds_are_not_said_to_have_one_size(recipes: Make, tm
 def test_other_texts_are_not_compared() -> None:
     table = make_table(["a", "b"], [made("a", texts="x"), made("b", texts="y")], "a")
     assert table.entries[1].verdict == "not compared: other texts"
+
+
+def test_figures_of_text_are_not_quoted_beside_dna() -> None:
+    """And the reverse: the perplexity of a language of four letters beside that of words would say nothing."""
+    trials = [made(name) for name in ("mdlm", "plaid")]
+    text, dna = (make_table(["mdlm", "plaid"], trials, "mdlm", (), figures_for(one)) for one in ("bytes", "dna"))
+    assert [entry.quoted and entry.quoted.ppl for entry in text.entries] == [27.04, None]
+    assert [entry.quoted and entry.quoted.ppl for entry in dna.entries] == [3.199, 3.240]
+    assert "OmniNet_T" in as_markdown(text, {})
+    page = as_markdown(dna, {})
+    assert "LM1B" not in page
+    assert "whole human genome" in page
 
 
 # --- what fails -------------------------------------------------------------------------------------------------------
@@ -544,6 +557,9 @@ def test_a_trial_that_is_not_admitted_waits_for_a_later_call(recipes: Make, tmp_
         (["{d3pm}", "--tokens", "128", "--objective.steps", "0"], "steps must be at least 1"),
         (["{mdlm}", "--tokens", "20"], "--tokens 20 is less than one batch, which has 64 tokens"),
         (["{mdlm}", "--tokens", "many"], "--tokens must be a number such as 500000, 50M or 1.5G, got 'many'"),
+        (["{mdlm}", "--tokens", "1e400"], "--tokens 1e400 is more than 1e+18: give fewer"),
+        (["{mdlm}", "--tokens", "128", "--device", "gpu"], "unknown device 'gpu'"),
+        (["{mdlm}", "--tokens", "128", "--device", "cuda:99"], "cuda:99 was asked for"),
         (["{mdlm}", "--tokens", "128", "--seeds", "0"], "at least 1 seed"),
         (["{mdlm}", "--tokens", "128", "--jobs", "0"], "jobs must be at least 1"),
         (["{mdlm}", "--tokens", "128", "--draws", "0"], "draws must be at least 1, got 0"),

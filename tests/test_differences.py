@@ -14,8 +14,10 @@ import pytest
 from made_tasks import letters, letters_config, small_model, write_tsv
 from unmask.cli import run as command
 from unmask.errors import DataError, UsageError
+from unmask.evaluation.bootstrap import resampled_counts
+from unmask.evaluation.paired import Interval
 from unmask.finetuning.answers import Answers, RunAnswers, read_answers
-from unmask.finetuning.differences import difference, score_interval
+from unmask.finetuning.differences import differences, score_intervals
 from unmask.finetuning.gaps import check_against, gaps, gaps_of_folders
 from unmask.finetuning.run import finetune
 from unmask.finetuning.scores import SCORES
@@ -40,6 +42,14 @@ def made(
         runs[seed] = [RunAnswers(at, predicted_N[at], target_N[at].astype(float)) for at in parts]
     labels = tuple(str(k) for k in range(classes))
     return Answers(Path(name), name, "classification", labels, ("accuracy",), keys, {start: runs})
+
+
+def score_interval(answers: Answers, start: str, metric: str) -> Interval:
+    return score_intervals(answers, start, [metric])[metric]
+
+
+def difference(ours: Answers, theirs: Answers, metric: str) -> Interval:
+    return differences(ours, theirs, [metric])[metric]
 
 
 def test_an_accuracys_interval_is_the_textbooks() -> None:
@@ -124,6 +134,26 @@ def test_pairing_sees_what_levels_do_not() -> None:
     assert gap.verdict == "visible"
     shuffled = made(worse[:, draw.permutation(400)], target_N, name="b")  # as many right ones, elsewhere
     assert difference(one, shuffled, "accuracy").verdict == "not visible"
+
+
+def test_resamples_are_drawn_once_for_all_seeds_and_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of large sets they are not kept, and drawing them takes longer than scoring."""
+    draw, drawn = np.random.default_rng(8), list[int]()
+
+    def counted(num: int) -> Any:
+        drawn.append(num)
+        return resampled_counts(num)
+
+    monkeypatch.setattr("unmask.finetuning.differences.resampled_counts", counted)
+    target_N = draw.integers(2, size=40)
+    one, other = (made(draw.random((3, 40)) < 0.7, target_N) for _ in range(2))
+    metrics = ["accuracy", "f1", "matthews"]
+    both, levels = differences(one, other, metrics), score_intervals(one, "model", metrics, seeds=2)
+    assert drawn == [40, 40]
+    for metric in metrics:
+        assert both[metric] == difference(one, other, metric)
+        assert levels[metric] == score_intervals(one, "model", [metric], seeds=2)[metric]
+    assert len({both[metric].value for metric in metrics}) == 3
 
 
 def test_examples_are_matched_by_what_they_are() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,32 @@ def test_logits_are_those_of_transformers(family: str, saved: dict[str, tuple[Pa
     flat = network.head(network.trunk_at(z_BL, None, torch.tensor([4, 30, 53]), valid_BL=valid_BL))
     assert torch.allclose(chosen[0, 0], ours_BLI[0, 4], atol=1e-5)
     assert torch.allclose(flat[:, predicted], ours_BLI.flatten(0, 1)[[4, 30, 53]][:, predicted], atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_keys_that_a_config_leaves_out_are_those_of_transformers(
+    family: str, saved: dict[str, tuple[Path, Any]], tmp_path: Path
+) -> None:
+    import transformers
+
+    shutil.copytree(saved[family][0], tmp_path / "folder")
+    path = tmp_path / "folder" / "config.json"
+    said = json.loads(path.read_text())
+    usual = type(saved[family][1].config)().to_dict()
+    kept = {name: value for name, value in said.items() if name == "model_type" or usual.get(name) != value}
+    assert len(kept) < len(said)
+    path.write_text(json.dumps(kept))
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "folder").eval()
+    pretrained = read_pretrained(f"hf:{tmp_path / 'folder'}")
+    network, mask_id = network_of(pretrained), pretrained.tokenizer.mask_id
+    z_BL, _ = some_rows(pretrained)
+    if family == "esm":
+        theirs.esm.embeddings.token_dropout, theirs.esm.embeddings.word_embeddings.weight[mask_id] = False, 0
+    open_I = ~torch.isneginf(network.closed_I)
+    open_I[mask_id] = False
+    gap_BLI = network(z_BL) - theirs(input_ids=z_BL, attention_mask=torch.ones_like(z_BL)).logits
+    assert gap_BLI[..., open_I].abs().max() < 1e-5
 
 
 @torch.no_grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import importlib
 import shutil
 import tarfile
@@ -13,7 +15,8 @@ import pytest
 
 from unmask.comparison import work
 from unmask.comparison.compare import Watcher
-from unmask.comparison.trial import read_trial
+from unmask.comparison.processes import run_apart
+from unmask.comparison.trial import read_trial, write_trial
 from unmask.errors import Stopped
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -138,8 +141,10 @@ def test_small_files_put_in_place_are_not_repeated(
     assert bench.main(run) == 0
     assert "1 finished trials were put in place" in capsys.readouterr().err
     second = tmp_path / "second" / "tiny"
-    assert not (second / "runs" / "mdlm-s0").exists()
-    assert (second / "runs" / "mdlm-s1").exists()
+    curve = "runs/mdlm-s0/metrics.jsonl"
+    assert [path.name for path in (second / "runs" / "mdlm-s0").iterdir()] == ["metrics.jsonl"]
+    assert (second / curve).read_bytes() == (tmp_path / "first" / "tiny" / curve).read_bytes()
+    assert (second / "runs" / "mdlm-s1" / "model").exists()
     ours, theirs = (read_trial(folder / "tiny", "mdlm-s1") for folder in (tmp_path / "first", tmp_path / "second"))
     assert ours is not None
     assert theirs is not None
@@ -154,9 +159,69 @@ def test_what_is_measured_estimates_what_comes(bench: Any, words: list[str], tmp
     assert by_name["tiny", "mdlm-s0"].experiments == ["noise", "table"]
     assert queue.seconds(by_name["tiny", "mdlm-s0"]) == pytest.approx(1 + 2 + 0.128)  # a new machine packs first
     assert queue.seconds(by_name["tiny", "d3pm-s0"]) == pytest.approx(1 + 2 + 0.256)
-    queue.run([by_name["tiny", "mdlm-s0"]], str(tmp_path / "data"), "cpu", Watcher(), 1)
+    queue.run([by_name["tiny", "mdlm-s0"]], str(tmp_path / "data"), "cpu", Watcher())
     trial = queue.trial(by_name["tiny", "mdlm-s0"])
     assert queue.seconds(by_name["tiny", "mdlm-s1"]) == pytest.approx(1 + 128 / trial.tokens_per_second)
+    for tokens, options, known in ((512, "", True), (513, "", False), (512, '"data.length" = 32', False)):
+        more = f'[setting.more]\nlike = "tiny"\ntokens = "{tokens}"\n'
+        more += f'[setting.more.options]\n"data.share" = 0.5\n{options}\n'
+        more += '[[experiment]]\nname = "more"\nsetting = "more"\nsystems = { mdlm = 1 }\n'
+        wider = bench.Queue(QUEUE + more, queue.out, queue.systems)
+        (item,) = [item for item in wider.items if item.setting.name == "more"]
+        rate = trial.tokens_per_second if known else 1000
+        assert wider.seconds(item) == pytest.approx(1 + 2 + tokens / rate)
+    queue.jobs = 2  # until two at once are measured, each is taken to be half as fast
+    assert queue.seconds(by_name["tiny", "mdlm-s1"]) == pytest.approx(1 + 256 / trial.tokens_per_second)
+    assert queue.seconds(by_name["tiny", "d3pm-s0"]) == pytest.approx(1 + 0.512)
+    write_trial(tmp_path / "out" / "tiny", dataclasses.replace(trial, at_once=2, tokens_per_second=10.0))
+    assert queue.seconds(by_name["tiny", "mdlm-s1"]) == pytest.approx(1 + 12.8)
+
+
+def test_several_experiments_may_be_named_and_a_wrong_name_is_refused(
+    bench: Any, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    queue = bench.Queue(QUEUE, tmp_path / "out", tmp_path / "systems")
+    for only, count in (["table"], 4), (["noise", "long"], 3), (None, 6):
+        args = argparse.Namespace(only=only, again=False)
+        assert sum(map(len, bench.waiting(queue, args, {}))) == count
+    for wrong in (["--only", "noise", "--only", "nois"], ["--file", str(tmp_path / "none.toml")]):
+        with pytest.raises(SystemExit) as e:
+            bench.main([*words, *out, *wrong])
+        assert e.value.code == 2
+    assert "cannot read" in capsys.readouterr().err
+
+
+def test_at_the_end_of_the_minutes_all_is_saved_and_the_next_call_goes_on(
+    bench: Any, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own, as on a machine: the others of this file run their trials in this one."""
+    monkeypatch.setattr("unmask.comparison.compare.run_apart", run_apart)
+    out, now = tmp_path / "out", [0.0]
+    monkeypatch.setattr(bench.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(bench.Minutes, "on_news", lambda self, trial, news: now.__setitem__(0, 99.0))  # it has begun
+    run = [*words, "--minutes", "1", "--only", "long", "--out", str(out)]
+    assert bench.main(run) == 0
+    assert "skipped: takes 16.7 minutes" in " ".join(capsys.readouterr().out.split())
+    assert bench.main([*run, "--begin"]) == 0
+    assert "begun, " in capsys.readouterr().out
+    queue = bench.Queue(QUEUE, out, tmp_path / "systems")
+    (item,) = (item for item in queue.items if item.setting.name == "long")
+    step = int(newest_step(out / "long" / "runs" / "mdlm-s0"))
+    assert queue.begun(item) == pytest.approx(step * 4 * 16 / 10**6)
+    assert queue.seconds(item) == pytest.approx(1 + 1000 - step * 64 / 1000)
+    assert queue.trial(item) is None
+    begun: list[str] = []
+    monkeypatch.setattr(bench.Minutes, "on_news", lambda self, trial, news: begun.append(news["step"]))
+    now[0] = 0.0
+    monkeypatch.setattr(bench.Minutes, "stops", lambda self: len(begun) > 0)
+    assert bench.main([*run, "--begin"]) == 0
+    assert begun[0] == step
+
+
+def newest_step(run: Path) -> str:
+    (path,) = (run / "checkpoints").glob("step-*")
+    return path.name.removeprefix("step-")
 
 
 def test_a_request_to_stop_is_a_sentence_and_keeps_what_is_small(

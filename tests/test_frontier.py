@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import shlex
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -377,7 +378,10 @@ def test_table_5_in_one_command(
     assert run([*words, "--judge", ar, "--quote", "table-5"]) == 1
     out = capsys.readouterr().out
     assert {path.name: path.read_bytes() for path in (tmp_path / "t5" / "texts").iterdir()} == before
-    assert out.startswith((tmp_path / "t5" / "frontier.md").read_text(encoding="utf-8").rstrip())
+    page = (tmp_path / "t5" / "frontier.md").read_text(encoding="utf-8")
+    assert out.startswith(page.partition("\n\nCommand:")[0])
+    for asked in ([*words, "--write-only"], [*words, "--judge", ar, "--quote", "table-5"]):
+        assert page.count(f"Command: `{shlex.join(['unmask', *asked])}`\n") == 1
     rows = [line.split(" | ") for line in out.splitlines() if line.startswith("| ")]
     assert rows[0][-1] == "seconds a text |"
     assert [row[0] for row in rows[-2:]] == ["| SSD-LM (quoted)", "| MDLM, semi-autoregressive (quoted)"]

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tiny import Trained
+from unmask.cli.lm_eval import harness_words
 from unmask.errors import UsageError
 from unmask.evaluation.harness.lm_eval_adapter import harness_model
 from unmask.evaluation.harness.model import HarnessModel
@@ -222,6 +224,17 @@ test_split: test
 needs_harness = pytest.mark.skipif(
     importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed: pip install 'unmask[eval]'"
 )
+
+
+def test_the_device_is_one_that_is_there() -> None:
+    """The harness would ask for cuda:0 on any machine."""
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    words = harness_words("run", ["--tasks", "a"])
+    assert words == ["run", "--tasks", "a", "--model", "unmask", "--device", here]
+    assert harness_words("run", ["--device=cpu"]) == ["run", "--device=cpu", "--model", "unmask"]
+    for options in (["--model", "hf"], ["--config=a.yaml"], ["--help"], []):
+        assert harness_words("run", options) == ["run", *options]
+    assert harness_words("ls", ["tasks"]) == ["ls", "tasks"]
 
 
 @needs_harness

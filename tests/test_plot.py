@@ -104,6 +104,23 @@ def test_numbers_as_csv_and_json(tmp_path: Path, capsys: Capture) -> None:
     assert found[-1] == {"step": 6, "tokens": 400, "seconds": 25.0, "valid": 2.0, "valid_bits_per_byte": 3.0}
 
 
+def test_validations_between_logged_steps_have_their_own_place(tmp_path: Path) -> None:
+    lines = [
+        {"step": 0, "valid_nats_per_token": 6.0, "train_seconds": 0.0},
+        {"step": 3, "valid_nats_per_token": 5.0, "train_seconds": 3.0},
+        logged(10, 3.0, 11.0, tokens=100) | {"train_seconds": 10.0},
+        {"step": 17, "valid_nats_per_token": 4.0, "train_seconds": 17.0},
+        logged(20, 2.5, 22.0, tokens=50) | {"train_seconds": 20.0},
+        {"step": 24, "valid_nats_per_token": 3.0, "train_seconds": 24.0},
+        logged(30, 2.5, 2.0, tokens=50) | {"train_seconds": 30.0},  # of another process
+    ]
+    points = read_metrics(write(tmp_path / "a", lines), "a").points
+    assert [(p.step, p.tokens, p.seconds) for p in points] == [
+        *[(0, 0, 0.0), (3, 300, 3.0), (10, 1000, 11.0), (17, 1350, 18.0)],
+        *[(20, 1500, 22.0), (24, 1700, 26.0), (30, 2000, 28.0)],
+    ]
+
+
 def test_what_cannot_be_drawn(tmp_path: Path, capsys: Capture) -> None:
     assert run(["plot", str(tmp_path / "none")]) == 1
     assert "give the folder of a training run" in capsys.readouterr().err

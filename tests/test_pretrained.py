@@ -107,6 +107,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         config(num_hidden_layers=10**6),
         "num_hidden_layers is 1000000, far more than its weights file holds",
     ),
+    "a trillion ids": (config(vocab_size=10**12), "vocab_size of config.json is 1000000000000, no tensor has so many"),
     "relative positions": (config(position_embedding_type="relative_key"), "its positions are 'relative_key'"),
     "no head": (
         weights(lambda t: [t.pop(name) for name in list(t) if name.startswith("cls.")]),
@@ -115,6 +116,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "numbers that are none": (
         weights(lambda t: t["bert.embeddings.LayerNorm.weight"].fill_(torch.nan)),
         "holds numbers that are not finite",
+    ),
+    "whole numbers for weights": (
+        weights(lambda t: t.update({name: value.to(torch.int32) for name, value in t.items()})),
+        "holds torch.int32, no floating-point numbers",
     ),
     "a damaged file": (lambda f: (f / "model.safetensors").write_bytes(b"{}"), "damaged or no safetensors file"),
 }

@@ -159,6 +159,11 @@ def test_a_config_that_is_no_caduceus_is_refused(changes: dict[str, Any], said: 
         read_pretrained(caduceus(rcps=True, **changes))
 
 
+def test_a_vocabulary_without_rows_is_refused_before_its_ids_are_made() -> None:
+    with pytest.raises(ModelFolderError, match="is 16777216, no tensor has so many rows"):
+        read_pretrained(mamba(of_transformers(), vocab_size=1 << 24))
+
+
 def test_weights_that_are_another_kind_are_refused() -> None:
     source = hyena()
     source.held["hyena.backbone.layers.1.mixer.filter_fn.modulation.deltas"] *= 2

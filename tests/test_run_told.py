@@ -143,3 +143,14 @@ def test_tensorboard_is_told_the_same_numbers(
     }
     assert ("train/loss", 1) not in scalars
     assert scalars[-1] == ("closed", 0)
+
+
+def test_the_machines_that_trained_a_run_are_kept(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its checkpoints, in order, each once where it goes on there."""
+    for steps, where in ((1, "a"), (2, "a"), (3, "b")):
+        monkeypatch.setattr("unmask.training.state.made_with", lambda where=where: {"unmask": "0", "machine": where})
+        train(make_config(tmp_path / "run", steps=steps), device="cpu", resume=steps > 1)
+    state = json.loads((tmp_path / "run/checkpoints/step-00000003/state.json").read_text())
+    assert [one["machine"] for one in state["made_with"]] == ["a", "b"]

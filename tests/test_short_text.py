@@ -88,6 +88,26 @@ def test_a_line_that_levels_off_above_does_not_pass(bench: Any) -> None:
     assert "does not come below" in "\n".join(bench.table([part], 100))
 
 
+def test_what_is_not_known_is_not_called_a_result(bench: Any) -> None:
+    ar, line = [bench.Point(4.0, 3.5, "ar")], [bench.Point(e, 3.6 + 1 / e, "d") for e in (4.0, 8.0)]
+    assert bench.outcome(bench.Part(10, [], line)) == "autoregression is not measured yet"
+    assert "three budgets" in bench.outcome(bench.Part(10, ar, line))
+    words = "\n".join(bench.table([bench.Part(10, ar, line)], None))
+    assert "autoregression is best at its longest budget" in words
+    ended = bench.Part(10, [*ar, bench.Point(8.0, 3.7, "ar")], line)
+    assert "longest" not in "\n".join(bench.table([ended], None))
+
+
+def test_a_crossing_before_the_shortest_budget_is_no_point_of_the_fit(bench: Any) -> None:
+    below = bench.Part(2, [bench.Point(4.0, 3.5, "ar")], [bench.Point(8.0, 3.4, "d")])
+    met = bench.crossing(below)
+    assert met == bench.Crossing(2, 8.0, continued=False, at_most=True)
+    assert "below already after 8 epochs" in bench.outcome(below)
+    known = [bench.Crossing(n, 16.0 * n, False) for n in (1, 4)]
+    assert bench.at_size([*known, met], 16) == bench.at_size(known, 16)
+    assert bench.at_size([known[0], met], 16) is None
+
+
 def test_the_size_of_a_whole_text_is_reached_by_a_line_in_logarithms(bench: Any) -> None:
     known = [bench.Crossing(n, 16.0 * n, False) for n in (1, 2, 4)]
     tokens, power = bench.at_size(known, 16)
@@ -102,6 +122,15 @@ def test_the_picture_is_one(bench: Any, folder: Path) -> None:
     assert any("2.0M tokens, diffusion" in (text.text or "") for text in svg.iter())
 
 
+def _settings(queue: Any) -> dict[str, set[str]]:
+    """The settings of each experiment."""
+    found: dict[str, set[str]] = {}
+    for item in queue.items:
+        for name in item.experiments:
+            found.setdefault(name, set()).add(item.setting.name)
+    return found
+
+
 def test_the_queue_reads_and_each_recipe_trains(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, corpus_file: Path
 ) -> None:
@@ -112,6 +141,12 @@ def test_the_queue_reads_and_each_recipe_trains(
     assert all(queue.seconds(item) < 9 * 60 for item in queue.items)
     shares = {item.setting.name: item.setting.options["data.share"] for item in queue.items}
     assert math.isclose(shares["4M-16"], 4 * shares["1M-16"], rel_tol=1e-2)
+    by_part = {name: {setting.split("-")[0] for setting in group} for name, group in _settings(queue).items()}
+    assert all(parts == {name} for name, parts in by_part.items() if name != "regularisation")
+    assert math.isclose(shares["2M-64"], 4 * shares["0.5M-64"], rel_tol=1e-2)
+    for setting in queue.settings.values():  # a name tells the text's size and the epochs
+        size, epochs = setting.name.split("M-") if "-" in setting.name else (setting.tokens / 1e6, 1)
+        assert setting.tokens == float(size) * int(epochs) * 1e6
     for name in ("ar_both", "diffusion_both"):
         options = {"out": str(tmp_path / name), "steps": "2", "batch": "4", "data.length": "16", "tokenizer": "bytes"}
         options |= {"denoiser.hidden": "32", "denoiser.blocks": "2", "denoiser.heads": "2", "valid_rows": "4"}

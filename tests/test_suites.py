@@ -6,6 +6,7 @@ import json
 import lzma
 import math
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -341,12 +342,15 @@ def test_the_command(trained: Any, data: Path, tmp_path: Path, capsys: Capture) 
     assert "MDLM, quoted" in table
     assert "| = 82.05 | ≤ 100.09 | ≤ 95.26 |" in table
     assert "524B" in table
+    assert table.count(f"Command: `{shlex.join(['unmask', *words])}`\n") == 1
+    assert f"Made with unmask {unmask.__version__}" in table
     (data / "arxiv/arxiv.txt").unlink()
     assert run([*words, "--json"]) == 1
     said = capsys.readouterr()
     answer = json.loads(said.out)
     assert list(answer["failed"]) == ["arxiv"]
     assert answer["sets"].keys() == {*LOCAL} - {"arxiv"}
+    assert answer["sets"]["ptb"]["made_with"]["command"] == shlex.join(["unmask", *words])  # not that of this call
     assert answer["sets"]["ptb"] == json.loads((out / "ptb.json").read_text(encoding="utf-8"))
     assert said.err.splitlines()[-1] == "unmask: 1 of 7 sets not measured: arXiv"
     assert "PTB: measured already" in said.err

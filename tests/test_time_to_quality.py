@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -57,6 +59,23 @@ def test_a_bound_lies_on_the_line_between_two_validations(bench: ModuleType) -> 
     assert followed(bench, watched=False).reached(5.5) == bench.Look(5.5, 0.5, 5.0, 1.0, None)
 
 
+def test_tokens_are_counted_where_few_steps_are_logged(bench: ModuleType, tmp_path: Path) -> None:
+    """Validations lie before, between and after the logged steps; a kill cut off the last line."""
+    lines = [
+        {"step": 3, "valid_nats_per_token": 6.0, "train_seconds": 3.0},
+        {"step": 10, "loss": 1.0, "tokens": 100, "seconds": 10.0, "train_seconds": 10.0},
+        {"step": 17, "valid_nats_per_token": 5.0, "train_seconds": 17.0},
+        {"step": 20, "loss": 1.0, "tokens": 50, "seconds": 20.0, "train_seconds": 20.0},
+        {"step": 24, "valid_nats_per_token": 4.0, "train_seconds": 24.0},
+    ]
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 30, "lo')
+    for path in (tmp_path, file):
+        assert [look.tokens for look in bench.read(path).looks] == [300, 1350, 1700]
+    with pytest.raises(SystemExit, match="give the folder of a run"):
+        bench.read(tmp_path / "none")
+
+
 def test_the_first_time_counts(bench: ModuleType) -> None:
     """A bound that is lost again was reached all the same."""
     metrics = bench.Metrics()
@@ -107,3 +126,38 @@ def test_a_run_is_watched_and_read_again(
     assert read["validations"] == unwatched
     ElementTree.parse(tmp_path / "a.svg")
     assert str(tmp_path / "run") in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("more", [["--out", "there"], ["--plot", "none/a.svg"], ["--json", "none/a.json"]])
+def test_what_cannot_be_written_is_said_before_the_training(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "metrics.jsonl").write_text("")
+    monkeypatch.setattr(bench, "watch", None)
+    monkeypatch.setattr(sys, "argv", ["time_to_quality.py", "demo", *more])
+    with pytest.raises(SystemExit) as e:
+        bench.main()
+    assert e.value.code == 2
+
+
+def test_a_run_that_is_stopped_is_told_all_the_same(
+    bench: ModuleType, tmp_path: Path, make_config: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    recipe = tmp_path / "tiny.json"
+    recipe.write_text(json.dumps(to_dict(make_config(tmp_path / "run", steps=100_000))))
+    add = bench.Metrics.add
+
+    def stopping(metrics: Any, record: dict[str, Any], came: float | None = None) -> None:
+        add(metrics, record, came)
+        if record["step"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(bench.Metrics, "add", stopping)
+    how = ["--out", str(tmp_path / "run"), "--device", "cpu", "--plot", str(tmp_path / "a.svg")]
+    monkeypatch.setattr(sys, "argv", ["time_to_quality.py", str(recipe), "--bound", "0.1", *how])
+    assert bench.main() == 75
+    assert "not reached" in capfd.readouterr().out
+    assert (tmp_path / "run" / "checkpoints" / "latest").exists()
+    ElementTree.parse(tmp_path / "a.svg")

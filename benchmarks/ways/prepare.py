@@ -11,6 +11,7 @@ import numpy as np
 
 from unmask.corpora.reading import read_like
 from unmask.data.tokenizers import Tokenizer, load_tokenizer
+from ways.command import run_command
 from ways.data import Ids, Tokens
 
 
@@ -46,4 +47,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -13,9 +13,10 @@ TIMED = -1  # the seed of a line that says how long a way takes alone
 
 
 def add_line(path: Path, line: Line) -> None:
-    """One write to the end of the file: lines of several processes do not mix, and none is lost by a kill."""
-    with open(path, "ab", buffering=0) as file:
-        file.write((json.dumps(finite(line)) + "\n").encode())
+    """One write to the end of the file: lines of several processes do not mix, and a line that a kill cut off ends."""
+    with open(path, "a+b", buffering=0) as file:
+        whole = file.seek(0, os.SEEK_END) == 0 or os.pread(file.fileno(), 1, file.tell() - 1) == b"\n"
+        file.write(("" if whole else "\n").encode() + (json.dumps(finite(line)) + "\n").encode())
         os.fsync(file.fileno())
 
 

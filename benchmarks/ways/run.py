@@ -27,6 +27,7 @@ import torch
 
 from unmask.devices import few_threads, pick_device
 from ways.catalogue import SETTINGS, WAYS, Setting, way_named
+from ways.command import run_command
 from ways.data import Tokens
 from ways.results import TIMED, Line, add_line, read_lines
 from ways.table import best_ways
@@ -130,6 +131,8 @@ def main() -> None:
     parser.add_argument("--time", type=int, default=0, metavar="STEPS", help="measure seconds, each way alone")
     parser.add_argument("--device")
     args = parser.parse_args()
+    if not args.tokens.is_file():
+        parser.error(f"cannot read {args.tokens}: give --tokens what ways.prepare wrote")
     setting = SETTINGS[args.setting]
     setting = replace(setting, steps=args.steps or setting.steps)
     todo = chosen_pairs(args, setting)
@@ -140,4 +143,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

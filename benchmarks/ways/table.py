@@ -20,6 +20,7 @@ from statistics import fmean, variance
 from unmask.errors import UsageError
 from unmask.evaluation.measurement import student_975
 from ways.catalogue import SETTINGS, way_named
+from ways.command import run_command
 from ways.results import TIMED, Line, read_lines
 
 Point = tuple[float, float]
@@ -186,4 +187,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -16,6 +16,7 @@ from unmask.denoisers.network import Attend, as_denoiser
 from unmask.errors import UsageError
 from unmask.objectives.mdlm import MDLM
 from unmask.objectives.mdlm_warm import MDLMWarm
+from unmask.training.loop import train
 
 V, B, L = 5, 16, 6
 
@@ -117,8 +118,29 @@ def test_what_it_refuses() -> None:
     coin = as_denoiser(lambda z, level: torch.zeros(*z.shape, V + 1), vocab_size=V, mask_id=V)
     with pytest.raises(UsageError, match="look back"):
         MDLMWarm().check_whole(coin)
+    for wrong in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(UsageError, match="until_epoch must be above 0"):
+            MDLMWarm(until_epoch=wrong)
     with pytest.raises(UsageError, match="causal"):
         coin.trunk(rows(), attend=Attend(causal=True))
+
+
+def test_in_a_run_the_share_falls_with_the_epochs(tmp_path: Any, make_config: Any, monkeypatch: Any) -> None:
+    """As many epochs as half of the run reads: the same run as with until = 0.5, to the last bit."""
+    seen: list[float] = []
+    loss = MDLMWarm.loss
+    monkeypatch.setattr(MDLMWarm, "loss", lambda self, net, batch: seen.append(batch.epoch) or loss(self, net, batch))
+    objective = MDLMWarm(until=0.5, form="count")
+    plain = train(make_config(out=tmp_path / "plain", objective=objective), device="cpu")
+    assert seen[0] == 0.0
+    assert seen[1] > 0
+    assert seen == pytest.approx([step * seen[1] for step in range(12)])
+    objective = replace(objective, until=1.0, until_epoch=6 * seen[1])
+    by_epochs = train(make_config(out=tmp_path / "epochs", objective=objective), device="cpu")
+    other = train(make_config(out=tmp_path / "whole", objective=replace(objective, until_epoch=None)), device="cpu")
+    weights = [torch.cat([p.flatten() for p in model.denoiser.parameters()]) for model in (plain, by_epochs, other)]
+    assert weights[0].equal(weights[1])
+    assert not weights[0].equal(weights[2])
 
 
 def test_a_run_goes_on_bit_for_bit_and_its_model_is_one_of_masks(tmp_path: Any, make_config: Any) -> None:

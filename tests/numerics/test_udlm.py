@@ -183,3 +183,14 @@ def test_a_forbidden_token_leaves_the_law_of_the_others(steps: int) -> None:
     found = texts_of(world, UniformPosterior(steps=steps), canvas)
     assert bool((found != 0).all())
     assert fits(world, found, law) > 1e-3
+
+
+def test_short_steps_are_accurate_in_float32() -> None:
+    """With T = 100,000 a step's levels differ in the sixth digit: rounded to float32 first, a nat would be lost."""
+    steps, generator = 100_000, torch.Generator().manual_seed(0)
+    log_p_NI = (3 * torch.randn(500, 101, generator=generator, dtype=torch.float64)).log_softmax(dim=1)
+    z_N, x_N = torch.randint(0, 100, (2, 500), generator=generator)
+    step_N = torch.randint(1, steps, (500,), generator=generator).double()
+    levels = step_N / steps, (step_N + 1) / steps
+    exact, found = (steps * step_divergence(p, z_N, x_N, *levels, 100) for p in (log_p_NI, log_p_NI.float()))
+    assert float((found - exact).abs().max()) < 0.3

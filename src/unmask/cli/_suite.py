@@ -115,6 +115,7 @@ def run(args: argparse.Namespace, metric: Perplexity, world: World) -> int:
         length=args.length,
         against=other,
         writing_against=None if args.against_sampler is None else _writing(args, args.against_sampler),
+        words=args.words,
         seed=args.seed,
         world=world,
         say=_say if world.first else lambda sentence: None,

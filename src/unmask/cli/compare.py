@@ -22,6 +22,7 @@ import re
 from unmask.errors import UsageError
 
 TAKES_OVERRIDES = True
+MOST_TOKENS = 10**18
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 
 
@@ -90,4 +91,7 @@ def number(text: str) -> int:
     match = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?(?:e\d+)?)([kmgb]?)", text.strip().lower())
     if not match:
         raise UsageError(f"--tokens must be a number such as 500000, 50M or 1.5G, got {text!r}")
-    return round(float(match[1].replace("_", "").replace(",", "")) * UNITS[match[2]])
+    value = float(match[1].replace("_", "").replace(",", "")) * UNITS[match[2]]
+    if value > MOST_TOKENS:
+        raise UsageError(f"--tokens {text} is more than {MOST_TOKENS:.0e}: give fewer")
+    return round(value)

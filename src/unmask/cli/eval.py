@@ -138,6 +138,9 @@ def _evaluate(args: argparse.Namespace, world: World) -> int:
         how: dict[str, Any] = {"seed": args.seed, "about": about, "world": world, "progress": progress}
         both = None if against is None else evaluate_against(model, rows, against, cast("Perplexity", metric), **how)
         measured = evaluate(model, rows, metric=metric, **how) if both is None else both[0]
+    for whose, one in ((args.model, measured), (args.against, None if both is None else both[1])):
+        if one is not None and one.bound is not None:
+            one.bound.check_finite(whose, name)
     if world.first:
         _show(args, measured, None if both is None else both[1:])
     return 0
@@ -156,7 +159,9 @@ def _show(args: argparse.Namespace, measured: Measurement, against: tuple[Measur
             _print(theirs)
             print("\n" + "\n".join(_against.told(args, apart)))
     if args.json:
-        print(json.dumps(numbers))
+        from unmask.machine import made_with
+
+        print(json.dumps(numbers | {"made_with": made_with(args.words)}))
 
 
 def _metric(args: argparse.Namespace) -> Metric:

@@ -27,10 +27,13 @@ import argparse
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unmask.cli import _judging
 from unmask.errors import UsageError
+
+if TYPE_CHECKING:
+    from unmask.evaluation.judging.frontier import Frontier
 
 TAKES_OVERRIDES = True  # options of the sampler that all points share
 
@@ -83,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     real = _judging.texts_in(args.real, args.num, args.field)
     note = partial(stderr().print, soft_wrap=True, markup=False, highlight=False)
     how: dict[str, Any] = {"length": args.length, "full": args.full, "seed": args.seed}
-    frontier = Frontier(args.out, real, **how)
+    frontier = Frontier(args.out, real, **how, words=args.words)
     if args.written is not None:
         frontier.take(Frontier(args.written, real, **how))
     points: list[Point] = [] if args.models else frontier.points()
@@ -106,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     if judge is not None:
         with progress_bar("judge") as bar:
             wrong += frontier.judge(judge, points, note=note, progress=bar)
-        _report(args, frontier.lines())
+        _report(args, frontier)
     else:
         print(json.dumps({"out": args.out, "points": [point.name for point in points]}) if args.json else args.out)
     for sentence in wrong:
@@ -114,20 +117,22 @@ def run(args: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def _report(args: argparse.Namespace, lines: list[dict[str, object]]) -> None:
+def _report(args: argparse.Namespace, frontier: Frontier) -> None:
     from unmask.evaluation.judging.frontier_chart import draw
     from unmask.evaluation.judging.frontier_report import as_csv, lengths, table, timing
     from unmask.evaluation.judging.quoted import CAVEAT, quoted_lines
+    from unmask.machine import commands_of, machines_of
     from unmask.storage.atomic import atomic_text
 
-    folder = Path(args.out)
+    folder, lines = Path(args.out), frontier.lines()
     beside = [] if args.quote is None else quoted_lines(args.quote)
     notes = [note for note in (timing(lines), lengths(lines), CAVEAT if beside else "") if note]
-    atomic_text(folder / "frontier.md", "\n\n".join([table([*lines, *beside]), *notes]) + "\n")
+    made = [f"Command: `{command}`" for command in commands_of(frontier.made())] + machines_of(frontier.made())
+    atomic_text(folder / "frontier.md", "\n\n".join([table([*lines, *beside]), *notes, *made]) + "\n")
     atomic_text(folder / "frontier.csv", as_csv(lines))
     atomic_text(folder / "frontier.svg", draw(lines))
     if args.json:
-        print(json.dumps({"out": args.out, "real": lines[0], "points": lines[1:]}))
+        print(json.dumps({"out": args.out, "real": lines[0], "points": lines[1:], "made_with": frontier.made()}))
     else:
         _judging.print_table([*lines, *beside], notes)
         print(f"\n{folder}/frontier.svg, .md, .csv")

@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from unmask.evaluation.judging.frontier import line_of
     from unmask.evaluation.judging.frontier_report import lengths
     from unmask.evaluation.judging.generated_text import describe
+    from unmask.machine import made_with
 
     _judging.check(args)
     models = [name for name in args.texts if _judging.is_model(name)]
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             ways |= {name: written.how} if "sampler" in written.how else {}
             wrong += [f"{name}: {sentence}" for sentence in found.lost]
     if args.json:
-        print(json.dumps({"real": lines[0], "texts": lines[1:]}))
+        print(json.dumps({"real": lines[0], "texts": lines[1:], "made_with": made_with(args.words)}))
     else:
         _judging.print_table(lines, [note for note in (lengths(lines),) if note])
         for name, how in ways.items():

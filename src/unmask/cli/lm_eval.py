@@ -43,13 +43,10 @@ def run(args: argparse.Namespace) -> int:
             "unmask lm-eval needs the package {package}; install it with: pip install 'unmask[eval]'",
             package=e.name or "lm_eval",
         ) from None
-    from unmask.evaluation.harness.lm_eval_adapter import NAME, register
+    from unmask.evaluation.harness.lm_eval_adapter import register
 
     model = register()
-    words = [args.command, *args.options]
-    if args.command == "run" and args.options and not any(word.split("=")[0] in OWN_MODEL for word in words):
-        words += ["--model", NAME]
-    given, sys.argv = sys.argv, ["unmask lm-eval", *words]  # the harness reads no other list
+    given, sys.argv = sys.argv, ["unmask lm-eval", *harness_words(args.command, args.options)]  # it reads no other list
     try:
         cli_evaluate()
     except UnmaskError:
@@ -61,3 +58,20 @@ def run(args: argparse.Namespace) -> int:
     if model.latest is not None:
         print(f"unmask: {model.latest.asked.sentence()}")
     return 0
+
+
+def harness_words(command: str, options: list[str]) -> list[str]:
+    """The harness's command line: with our model where no other is named, on a device that is there.
+
+    >>> harness_words("run", ["--tasks", "a", "--device", "cpu"])
+    ['run', '--tasks', 'a', '--device', 'cpu', '--model', 'unmask']
+    """
+    from unmask.devices import pick_device
+    from unmask.evaluation.harness.lm_eval_adapter import NAME
+
+    given = {word.split("=")[0] for word in options}
+    words = [command, *options]
+    if command == "run" and options and not given & {*OWN_MODEL, "-h", "--help"}:
+        words += ["--model", NAME]
+        words += [] if "--device" in given else ["--device", str(pick_device(None))]  # its own default is cuda:0
+    return words

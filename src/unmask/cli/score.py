@@ -20,7 +20,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from unmask.cli import _bases, _naming, _reading, _sampling
-from unmask.errors import UsageError, did_you_mean
+from unmask.errors import NonFiniteError, UsageError, did_you_mean
 from unmask.storage.built_in import DEFAULT
 
 if TYPE_CHECKING:
@@ -70,18 +70,30 @@ def run(args: argparse.Namespace) -> int:
         documents = [document for document in corpus.documents() if document.text]
         _check_labels(model, documents, asked=bool(args.label_field))
     scores = [_score(args, model, document) for document in documents]
+    broken = [number for number, one in enumerate(scores, 1) if one["nats"] is None]
     if args.json:
         print(json.dumps({"scores": scores, "seed": args.seed, "draws": args.num_samples}))
-        return 0
+    else:
+        _print(scores)
+    if broken:
+        of = f"text {broken[0]}" + (f" and {len(broken) - 1} more" if broken[1:] else "")
+        raise NonFiniteError(f"the model gives no finite number for {of}: see its weights")
+    return 0
+
+
+def _print(scores: list[dict[str, Any]]) -> None:
     for one in scores:
-        sign, half = ("", 0.0) if one["exact"] else ("≤ ", (one["nats_ci95"][1] - one["nats_ci95"][0]) / 2)
-        spread = f" ± {half:.2f}" if half and math.isfinite(half) else ""
         line = " ".join(one["text"].split())
         shortened = line if len(line) <= 60 else line[:59] + "…"
+        if one["nats"] is None:
+            print(f"not finite  {one['tokens']} tokens  {shortened}")
+            continue
+        ends = one["nats_ci95"]
+        sign, half = ("", 0.0) if one["exact"] else ("≤ ", 0.0 if ends is None else (ends[1] - ends[0]) / 2)
+        spread = f" ± {half:.2f}" if half else ""
         bits = "nothing scored" if one["bits_per_byte"] is None else f"{sign}{one['bits_per_byte']:.3f} bits/byte"
         nats = f"{one['nats']:.2f}{spread} nats"
         print(f"{bits}  {nats}  {one['tokens']} tokens  {shortened}")
-    return 0
 
 
 def _check(args: argparse.Namespace, texts: list[str]) -> None:
@@ -132,5 +144,7 @@ def _score(args: argparse.Namespace, model: Model, document: Document) -> dict[s
     lo, hi = (x * bound.tokens for x in bound.ci95)
     record: dict[str, Any] = {"text": document.text} | ({"prompt": document.prompt} if document.prompt else {})
     record |= {"label": document.label} if document.label is not None and model.denoiser.num_classes else {}
-    record |= {"nats": bound.nats, "nats_ci95": [lo, hi], "tokens": bound.tokens, "bytes": bound.num_bytes}
-    return record | {"bits_per_byte": bound.bits_per_byte, "exact": bound.exact}
+    good = math.isfinite(bound.nats)  # JSON has neither NaN nor infinity
+    record |= {"nats": bound.nats if good else None, "nats_ci95": [lo, hi] if math.isfinite(hi - lo) else None}
+    record |= {"tokens": bound.tokens, "bytes": bound.num_bytes}
+    return record | {"bits_per_byte": bound.bits_per_byte if good else None, "exact": bound.exact}

@@ -11,11 +11,12 @@ from typing import Any
 from unmask.comparison.at_once import run_at_once
 from unmask.comparison.plan import Plan, Planned, Protocol, check_reference, make_plan
 from unmask.comparison.processes import run_apart
+from unmask.comparison.quoted import figures_for
 from unmask.comparison.report import write_report
 from unmask.comparison.table import Table, make_table
 from unmask.comparison.trial import FOLDER, Trial, read_trial
 from unmask.comparison.work import Job, drop_checkpoints, run_trial
-from unmask.data.complement import spells_dna
+from unmask.devices import pick_device
 from unmask.distributed.stopping import stop_requests
 from unmask.distributed.world import World
 from unmask.errors import Stopped, UsageError
@@ -23,7 +24,7 @@ from unmask.training.run_lock import one_writer
 
 
 class Watcher:
-    """Callbacks of a running comparison; override what you need. Never called by two threads at a time."""
+    """Callbacks of a running comparison; override what you need. Only `stops` is called by two threads at a time."""
 
     def on_plan(self, plan: Plan, finished: list[Trial]) -> None:
         """Before the first trial: what will be run, and what is already finished."""
@@ -31,6 +32,10 @@ class Watcher:
     def admits(self, trial: Planned) -> bool:
         """Whether the trial may start now; otherwise it is left for a later call."""
         return True
+
+    def stops(self) -> bool:
+        """Whether the running trials are to save their state and stop; asked several times a second, by any thread."""
+        return False
 
     def on_begin(self, trial: Planned) -> None:
         """A trial starts or resumes."""
@@ -91,6 +96,7 @@ def compare(
     out, watch = Path(out), watch or Watcher()
     if jobs < 1 or (jobs > 1 and not apart):
         raise UsageError(f"jobs must be at least 1, and 1 without processes of their own (apart), got {jobs}")
+    pick_device(device)  # refuse a missing device before anything is written
     protocol = Protocol(valid_rows=valid_rows, draws=draws, seed=seed, also=tuple(also))
     plan = make_plan(recipes, tokens=tokens, out=out, seeds=seeds, overrides=overrides, protocol=protocol)
     check_reference(reference, [*plan.systems, *(trial.system for trial in _others(plan))])
@@ -103,7 +109,11 @@ def compare(
             if planned.name in names:
                 drop_checkpoints(planned.config)  # a kill may have prevented it
         halted = threading.Event()
-        turn = _Turn(plan, reference, device, apart, jobs, watch, lambda: halted.is_set() or asked_to_stop())
+
+        def stopping() -> bool:
+            return halted.is_set() or asked_to_stop() or watch.stops()
+
+        turn = _Turn(plan, reference, device, apart, jobs, watch, stopping)
         waiting = [planned for planned in plan.trials if planned.name not in names]
         try:
             run_at_once(waiting, turn.run, jobs, halted)
@@ -175,7 +185,7 @@ def _report(plan: Plan, reference: str | None) -> Comparison:
     trials = [trial for trial in mine.values() if trial is not None] + others
     waiting = [name for name, trial in mine.items() if trial is None]
     systems = list(dict.fromkeys([*plan.systems, *(trial.system for trial in others)]))
-    dna = spells_dna(plan.tokenizer)
-    table = make_table(systems, trials, check_reference(reference, systems), waiting, dna=dna)
+    figures = figures_for(plan.shared["tokenizer"]["spec"])
+    table = make_table(systems, trials, check_reference(reference, systems), waiting, figures)
     write_report(plan.out, table, plan.shared)
     return Comparison(plan.out, table, plan.shared)

@@ -106,7 +106,8 @@ def training_cost(network: Network, config: RunConfig, loader: Loader) -> tuple[
             done = (probe + 0.5) / PROBES
             step = int(done * config.steps)
             part = loader.fetch(step, 0, min(config.micro_batch or config.batch, PROBE_ROWS))
-            batch = batch_of(part, seed=config.seed, step=step, num_rows=len(part), done=done)
+            epoch = loader.epoch(step)
+            batch = batch_of(part, seed=config.seed, step=step, num_rows=len(part), done=done, epoch=epoch)
             config.objective.loss(network, batch)
             rows += len(part)
     network.train(was_training)

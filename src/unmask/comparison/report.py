@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unmask.comparison import quoted
 from unmask.comparison.picture import draw
 from unmask.comparison.table import Entry, Table
 from unmask.comparison.trial import Trial
@@ -170,7 +169,7 @@ def _levels(table: Table) -> list[str]:
     noise = "not known: no system has several" if table.noise is None else f"{table.noise.deviation:.4f} nats/token"
     freedom = "" if table.noise is None else f" (standard deviation, {table.noise.freedom} degrees of freedom)"
     lines += [f"- noise of seeds: {noise}{freedom}", "", "= exact, ≤ upper bound, ≈ neither.", "", HOW, ""]
-    beside = "The paper's PPL is quoted: other data and budget, see below."
+    beside = "The paper's PPL is quoted: other data, tokenizer, size and budget, see below."
     return [*lines, *([beside, ""] if with_quoted else [])]
 
 
@@ -239,10 +238,8 @@ def _quotes(table: Table) -> list[str]:
     if not found:
         return []
     head = ["quoted", "PPL", "parameters", "tokens", "data", "from"]
-    dna = found[0] in quoted.QUOTED_DNA.values()
-    caveat, others = (quoted.CAVEAT_DNA, []) if dna else (quoted.CAVEAT, quoted.OTHERS)
-    lines = ["## What the paper reports", "", caveat, "", _line(head), _line(["---"] * len(head))]
-    for one in [*found, *others]:
+    lines = ["## What the paper reports", "", table.figures.caveat, "", _line(head), _line(["---"] * len(head))]
+    for one in [*found, *table.figures.others]:
         cells = [one.name, f"{SIGN[one.kind]} {one.ppl:g}", one.parameters, one.tokens or "–", one.data, one.table]
         lines.append(_line(cells))
     return [*lines, ""]

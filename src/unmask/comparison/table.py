@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unmask.comparison import quoted
+from unmask.comparison.quoted import TEXT, Figures, Quoted
 from unmask.comparison.trial import Trial
 from unmask.evaluation.measurement import SIGN
 from unmask.evaluation.paired import GAP_SIGN, Interval, SeedNoise, gap, level, seed_noise, slope
@@ -41,7 +41,7 @@ class Entry:
     gap: Interval | None  # to the reference
     gap_sign: str
     verdict: str
-    quoted: quoted.Quoted | None
+    quoted: Quoted | None
     slope: tuple[Interval, Interval] | None  # of the bound in 1/T: the limit for large T, and the slope
 
 
@@ -54,6 +54,7 @@ class Table:
     noise: SeedNoise | None
     trials: list[Trial]
     waiting: list[str]  # names of trials that have not run yet
+    figures: Figures = TEXT  # the paper's, beside ours
 
     @property
     def failed(self) -> list[Trial]:
@@ -71,9 +72,13 @@ class Table:
 
 
 def make_table(
-    systems: Sequence[str], trials: Sequence[Trial], reference: str, waiting: Sequence[str] = (), *, dna: bool = False
+    systems: Sequence[str],
+    trials: Sequence[Trial],
+    reference: str,
+    waiting: Sequence[str] = (),
+    figures: Figures = TEXT,
 ) -> Table:
-    """Build the table from these trials, with systems in this order; with `dna` beside what the paper reports for DNA.
+    """Build the table from these trials, with systems in this order.
 
     >>> a, b = (Trial(name=f"{s}-s0", system=s, seed=0, fingerprint="", state="finished", nats=[n, n], counts=[1, 1])
     ...     for s, n in (("a", 1.0), ("b", 1.5)))
@@ -88,9 +93,9 @@ def make_table(
     levels = [[trial.nats_per_token for trial in of] for of in by_system.values() if of[0].kind != "pseudo"]
     noise = seed_noise(levels)
     against = by_system.get(reference, [])
-    quotes = {system: quoted.quoted(system, dna=dna) for system in systems}
-    entries = [_entry(s, by_system.get(s, []), reference, against, noise, quotes[s]) for s in systems]
-    return Table(entries, reference, noise, list(trials), list(waiting))
+    paper = figures.by_recipe
+    entries = [_entry(s, by_system.get(s, []), reference, against, noise, paper.get(s)) for s in systems]
+    return Table(entries, reference, noise, list(trials), list(waiting), figures)
 
 
 def _entry(
@@ -99,7 +104,7 @@ def _entry(
     reference: str,
     against: list[Trial],
     noise: SeedNoise | None,
-    found: quoted.Quoted | None,
+    found: Quoted | None,
 ) -> Entry:
     if not trials:
         return Entry(system, [], "", "", "", None, None, None, None, None, {}, [], None, "", "", found, None)

@@ -23,7 +23,8 @@ class Batch:
     x_BL: clean tokens. valid_BL: not padding (None: all valid). scored_BL: noised and scored, which excludes prompt,
     anchors and padding. key_B: seeds the row's masks. time_B: the row's time in (0, 1]. label_B: the row's class, -1
     for none (None: no labels). place_B: the row's index in the order of the global batch's times. done: the fraction of
-    the run's steps before this one, for losses that change during training; measurements do not depend on it.
+    the run's steps before this one, and epoch: how often the data has been read by then, for losses that change during
+    training; measurements do not depend on either.
     """
 
     x_BL: Tensor
@@ -34,6 +35,7 @@ class Batch:
     label_B: Tensor | None = None
     place_B: Tensor | None = None
     done: float = 1.0
+    epoch: float = 0.0
 
     @property
     def num_tokens(self) -> Tensor:
@@ -82,6 +84,7 @@ def make_batch(
     label_B: Tensor | None = None,
     suffix: int = 0,
     done: float = 1.0,
+    epoch: float = 0.0,
     fixed_ids: tuple[int, ...] = (),
 ) -> Batch:
     """Rows `first_row..` of the global batch of `num_rows` at this step.
@@ -120,6 +123,7 @@ def make_batch(
         label_B=label_B,
         place_B=(torch.ceil(time_B * num_rows) - 1).long(),
         done=done,
+        epoch=epoch,
     )
 
 
@@ -132,6 +136,7 @@ def batch_of(
     num_rows: int | None = None,
     device: torch.device | None = None,
     done: float = 1.0,
+    epoch: float = 0.0,
 ) -> Batch:
     """`make_batch` of packed rows, on the device (None: the host).
 
@@ -154,5 +159,6 @@ def batch_of(
         label_B=None if rows.label is None else torch.from_numpy(rows.label).to(device),
         suffix=rows.suffix,
         done=done,
+        epoch=epoch,
         fixed_ids=rows.fixed_ids,
     )

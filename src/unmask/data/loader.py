@@ -64,6 +64,14 @@ class Loader:
         """
         return self._order(step, 0, self.batch)[0]
 
+    def epoch(self, step: int) -> float:
+        """How often the rows have been read before this step.
+
+        >>> Loader(rows, batch=4, seed=0).epoch(7)  # of 8 rows  # doctest: +SKIP
+        3.5
+        """
+        return step * self.batch / len(self.rows)
+
     def fetch(self, step: int, lo: int = 0, hi: int | None = None) -> RowBatch:
         """Rows lo..hi of the global batch of this step: the share of a rank or micro-batch."""
         hi = self.batch if hi is None else hi

@@ -104,32 +104,33 @@ class Network(nn.Module):
 
     embed: Callable[[Tensor], Tensor]  # ids [B, L] → vectors [B, L, E]; vectors of that width are left as they are
 
-    config: Any  # the description that has made it, where a plug-in has: a Denoiser
+    config: Any  # the Denoiser that built it, if one did
     num_ids: int
     mask_id: int
     width: int = 0  # of the vectors h_ND; 0: unknown
-    # Of a network that reads both strands of DNA: its vectors are those of a row with those of its reverse complement
-    # at the same places beside them, each so wide; where `width` is that of one strand, in use alone, not in training.
+    # For a network that reads both strands of DNA: the width of one strand's vectors. A vector of h_ND is that of the
+    # row and, beside it, that of its reverse complement at the same position. Where `width` equals `strand_width`, the
+    # second half exists in use only, not in training.
     strand_width: int = 0
     causal: bool = False
     uses_level: bool = False
-    looks_back: bool = False  # sees both sides, and may be told to see no later positions (`Attend.causal`)
-    shifted: bool = False  # position l is read off what stands before it; one that looks back does not see token l then
-    num_classes: int = 0  # classes that `cond` may name, a number for each row; -1 names none
-    label_dropout: float = 0.0  # the share of rows that lose their class in training
+    looks_back: bool = False  # bidirectional, but supports `Attend.causal` and `Attend.back`
+    shifted: bool = False  # position l is predicted by the vector before it, which under `Attend.causal` has not seen l
+    num_classes: int = 0  # how many classes `cond` may name, one per row; -1 is none
+    label_dropout: float = 0.0  # the share of rows whose class is dropped in training
     checkpoint_activations: bool = False
-    recorder: Recorder | None = None  # replays training passes, where one process trains by itself on a GPU
-    sharded: bool = False  # each process holds a share of each weight: only a part's own forward pass may touch them
-    attends: bool = True  # its blocks are a transformer's, whose cost grows with the square of the length
-    takes_padding: bool = True  # rows of different lengths share a call by valid_BL at no extra cost
+    recorder: Recorder | None = None  # records and replays training passes, for a single process on a GPU
+    sharded: bool = False  # each process holds a shard of each weight, so only a part's own forward pass may read them
+    attends: bool = True  # has attention, whose cost is quadratic in the length
+    takes_padding: bool = True  # rows of different lengths can share a call through valid_BL
     fixed_ids: tuple[int, ...] = ()  # never predicted: their logits are -inf
-    capturable: bool = False  # no call looks at a value on the host, so that a CUDA graph may replay it
-    objective: nn.Module | None  # what the objective has built beside it: trained, averaged and saved with it
-    task: nn.Module | None  # the head of a task that it is fine-tuned for: the same
+    capturable: bool = False  # no call reads a value on the host, so a CUDA graph can replay it
+    objective: nn.Module | None  # what the objective built: trained, averaged and saved with the network
+    task: nn.Module | None  # the task head of a fine-tuned network, likewise
 
     def __init__(self) -> None:
         super().__init__()
-        self.objective = None  # no module yet: one that comes is registered after the network's own
+        self.objective = None  # set later, so that it is registered after the network's own modules
         self.task = None
 
     @abstractmethod
@@ -233,8 +234,10 @@ class Network(nn.Module):
         return False
 
     def decode(self, ids_B: Tensor, position_1: Tensor, cache: Cache, stop: int) -> Tensor:
-        """h_BD at one position (below `stop`, its number on the device) of a causal network, given the token before it
-        and a cache of `new_cache`, which is changed in place. At position 0 it begins anew."""
+        """h_BD of a causal network at one position below `stop`, from the token before it.
+
+        The cache, of `new_cache`, is changed in place; position 0 resets it.
+        """
         raise NotImplementedError
 
     def can_step_rows(self) -> bool:
@@ -242,8 +245,7 @@ class Network(nn.Module):
         return False
 
     def step_rows(self, ids_M: Tensor, caches: Sequence[Cache], at: Sequence[int]) -> Tensor:
-        """h_MD of a causal network, line b at position `at[b]` of a row of its own, given the token before it. Each
-        cache is of one row whose positions before at[b] have been read.
+        """h_MD of a causal network: line b is row b at position `at[b]`, with a cache of the positions before it.
 
         A call may be repeated with the same `at`. Lines after the last cache are padding to a full batch. A row's line
         must not depend on the others.
@@ -297,8 +299,7 @@ def check_labels(label_B: Tensor | None, classes: int) -> Tensor | None:
 
 
 def level_column(level: Tensor | None, z: Tensor, uses_level: bool, dtype: torch.dtype) -> Tensor | None:
-    """The level, [B] or [B, L], as this network expects it: None if it is not conditioned on the level; raises if it is
-    and there is none."""
+    """The level, [B] or [B, L], as this network expects it; None if it is not conditioned on the level."""
     if not uses_level:
         return None
     if level is None:
@@ -335,7 +336,7 @@ class _Wrapped(Network):
         refuse_options(name, causal=attend.causal or None, back=attend.back or None)
         cond = check_labels(cond, self.num_classes)
         if level is not None and (first := next(self.parameters(), None)) is not None:
-            level = level.to(first.dtype)  # a foreign network wants its own precision
+            level = level.to(first.dtype)  # a foreign network expects its own precision
         if cond is None and self.num_classes:
             cond = z.new_full(z.shape[:1], -1, dtype=torch.long)
         logits_BLI = self._logits(z, level, cond, attend.valid_BL)
@@ -354,7 +355,7 @@ class _Wrapped(Network):
             level_R = None if level is None else level[row_R] if level.ndim == 1 else level[row_R, :length]
             part = self._call(z[row_R, :length], level_R, None if cond is None else cond[row_R])
             whole = part.new_zeros(*z.shape[:2], self.num_ids) if whole is None else whole
-            # not in place: a function with parameters is trained through this
+            # not in place, so that gradients flow to a function with parameters
             padded = nn.functional.pad(part, (0, 0, 0, z.shape[1] - length))
             whole = whole.index_copy(0, row_R, padded)
         assert whole is not None

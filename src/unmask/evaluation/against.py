@@ -139,7 +139,7 @@ def _ends_note(tokenizer: Tokenizer, other: Tokenizer) -> str:
 
 
 class _Parts:
-    """The rows of a set as parts, each a text or the beginning of one, with the number of rows of each part.
+    """The rows of a set as parts, each a text or the beginning of one: its tokens, its rows and its bytes.
 
     open: whether a text may end in any part. Rows of whole texts end in end-of-text if the vocabulary learns one.
     """
@@ -148,50 +148,43 @@ class _Parts:
         self.rows, self.tokenizer = rows, tokenizer
         whole = rows.report.policy == "pad" and not rows.report.cut_tokens
         self.open = whole and not tokenizer.ends_texts
-        self.parts: list[tuple[list[int], int]] = []
-        ids, num = list[int](), 0
-        for row in rows.scored(indices):
+        self.parts: list[tuple[list[int], int, int]] = []
+        ids, num, size = list[int](), 0, 0
+        for row, num_bytes in zip(rows.scored(indices), rows.bytes_of(indices).tolist(), strict=True):
             ids += [token for token in row.tolist() if token != tokenizer.eot_id]
-            num += 1
+            num, size = num + 1, size + num_bytes
             if not whole or self.open or (len(row) and row[-1] == tokenizer.eot_id):
-                self.parts.append((ids, num))
-                ids, num = [], 0
-        self.parts += [(ids, num)] if num else []
+                self.parts.append((ids, num, size))
+                ids, num, size = [], 0, 0
+        self.parts += [(ids, num, size)] if num else []
 
 
 def _texts_of(ours: _Parts, theirs: _Parts) -> tuple[torch.Tensor, torch.Tensor]:
-    """The text number of each row; a text is the smallest group of parts that holds the same in both models."""
+    """The text number of each row; a text is the smallest group of parts that holds the same in both models.
+
+    Bytes say which model's part has to be continued, so each text is decoded once, however many rows it has.
+    """
     sides = (ours, theirs)
     at, number = [0, 0], 0
-    reason = "the models' tokens differ, and cut it in other places"
     of: tuple[list[int], list[int]] = ([], [])
     while any(at[i] < len(side.parts) for i, side in enumerate(sides)):
+        unlike = _unlike(f"text {number + 1}", "the models' tokens differ, and cut it in other places", ours.rows)
         ids: tuple[list[int], list[int]] = ([], [])
-        texts, due = ["", ""], [0, 1]
+        held, due = [0, 0], [0, 1]
         while due:
             for i in due:
                 if at[i] == len(sides[i].parts) or (ids[i] and not sides[i].open):
-                    raise _unlike(f"text {number + 1}", reason, ours.rows)
-                more, num = sides[i].parts[at[i]]
+                    raise unlike
+                more, num, size = sides[i].parts[at[i]]
                 at[i] += 1
+                held[i] += size
                 ids[i].extend(more)
                 of[i].extend([number] * num)
-                texts[i] = sides[i].tokenizer.decode(ids[i])
-            if (shorter := [] if texts[0] == texts[1] else _shorter(texts)) is None:
-                raise _unlike(f"text {number + 1}", reason, ours.rows)
-            due = shorter
+            due = [] if held[0] == held[1] else [0 if held[0] < held[1] else 1]
+        if ours.tokenizer.decode(ids[0]) != theirs.tokenizer.decode(ids[1]):
+            raise unlike
         number += 1
     return torch.tensor(of[0]), torch.tensor(of[1])
-
-
-def _shorter(texts: list[str]) -> list[int] | None:
-    """Which of two beginnings of a text has to be continued; None if neither is a prefix of the other.
-
-    A part that ends within a character appears shorter than it is.
-    """
-    one, two = (text.rstrip("\ufffd") for text in texts)
-    least = min(len(one), len(two))
-    return None if one[:least] != two[:least] else [0 if len(one) < len(two) else 1]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from unmask.errors import UsageError
+from unmask.errors import NonFiniteError, UsageError
 from unmask.evaluation.measurement import SIGN, ratio_error, student_975
 from unmask.objectives.base import Kind
 
@@ -145,6 +145,18 @@ class Bound:
         rows, columns = self.draws_BS.shape
         half = student_975(max(rows, 1 if rows > 1 else columns) - 1) * self.standard_error
         return self.nats_per_token - half, self.nats_per_token + half
+
+    def check_finite(self, whose: str, texts: str) -> None:
+        """Refuse a value that is no number, which broken weights give. whose: the model's; texts: what was measured.
+
+        >>> Bound(draws_BS=torch.tensor([[math.nan]]), tokens_B=torch.tensor([1])).check_finite("the model", "a.txt")
+        Traceback (most recent call last):
+        unmask.errors.NonFiniteError: the model gives nan nats on a.txt, which is no finite number: see its weights
+        """
+        if not math.isfinite(self.nats):
+            raise NonFiniteError(
+                f"{whose} gives {self.nats} nats on {texts}, which is no finite number: see its weights"
+            )
 
     def with_more(self, other: Bound) -> Bound:
         """Combine the estimates of two bounds of the same sequences.

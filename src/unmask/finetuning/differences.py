@@ -8,8 +8,9 @@ itself, by Student's t. The squares of the two half-widths add up, as in `evalua
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +27,16 @@ NORMAL_975 = 1.959964
 FEW_CLASSES = 64  # with more classes the answers are scored resample by resample
 
 
-def score_interval(answers: Answers, start: str, metric: str, *, seeds: int | None = None) -> Interval:
-    """A score averaged over the first `seeds` seeds (None: all), with its interval.
+def score_intervals(
+    answers: Answers, start: str, metrics: Sequence[str], *, seeds: int | None = None
+) -> dict[str, Interval]:
+    """Each metric averaged over the first `seeds` seeds (None: all), with its interval.
 
-    >>> score_interval(read_answers("runs/reviews"), "model", "accuracy").ci95  # doctest: +SKIP
+    >>> score_intervals(read_answers("runs/reviews"), "model", ["accuracy"])["accuracy"].ci95  # doctest: +SKIP
     """
     asked = [runs for seed, runs in answers.runs[start].items() if seeds is None or seed < seeds]
-    return _interval([_resampled(runs, answers, metric) for runs in asked], len(answers.keys))
+    found = iter(_resampled([Scored(runs, answers, metric) for metric in metrics for runs in asked]))
+    return {metric: _interval([next(found) for _ in asked], answers) for metric in metrics}
 
 
 def score_on(answers: Answers, start: str, metric: str, counted_E: NDArray[np.bool_], *, seeds: int) -> float:
@@ -45,14 +49,14 @@ def score_on(answers: Answers, start: str, metric: str, counted_E: NDArray[np.bo
     return float(np.mean([_numbers(runs, answers, metric, weight_1E)[0] for runs in asked]))
 
 
-def difference(
-    ours: Answers, theirs: Answers, metric: str, *, start: str = "model", their_start: str = "model"
-) -> Interval:
-    """Our score minus theirs, averaged over common seeds; both must report the same examples.
+def differences(
+    ours: Answers, theirs: Answers, metrics: Sequence[str], *, start: str = "model", their_start: str = "model"
+) -> dict[str, Interval]:
+    """Our score minus theirs by each metric, averaged over common seeds; both must report the same examples.
 
     Without a common seed the means over all seeds are compared, and the interval says nothing about other seeds.
 
-    >>> difference(read_answers("runs/a"), read_answers("runs/b"), "accuracy").verdict  # doctest: +SKIP
+    >>> differences(read_answers("runs/a"), read_answers("runs/b"), ["f1"])["f1"].verdict  # doctest: +SKIP
     'visible'
     """
     check_paired(ours, theirs)
@@ -62,12 +66,18 @@ def difference(
     for runs, side, name in ((one, ours, start), (other, theirs, their_start)):
         if not runs:
             raise UsageError(f"{side.folder} has no finished seed of the start {name!r}: nothing to compare")
-    mine = {seed: _resampled(runs, ours, metric) for seed, runs in one.items()}
-    yours = {seed: _resampled(runs, theirs, metric, there_E) for seed, runs in other.items()}
+    asked = [Scored(runs, ours, metric) for metric in metrics for runs in one.values()]
+    asked += [Scored(runs, theirs, metric, there_E) for metric in metrics for runs in other.values()]
+    found = iter(_resampled(asked))
+    mine, yours = ({metric: {seed: next(found) for seed in side} for metric in metrics} for side in (one, other))
+    return {metric: _interval(_paired(mine[metric], yours[metric]), ours) for metric in metrics}
+
+
+def _paired(mine: Mapping[int, Floats], yours: Mapping[int, Floats]) -> list[Floats]:
+    """The differences of common seeds, otherwise that of the means."""
     if shared := sorted(mine.keys() & yours.keys()):
-        return _interval([mine[seed] - yours[seed] for seed in shared], len(ours.keys))
-    means = [np.mean([*side.values()], axis=0) for side in (mine, yours)]
-    return _interval([means[0] - means[1]], len(ours.keys))
+        return [mine[seed] - yours[seed] for seed in shared]
+    return [np.mean([*mine.values()], axis=0) - np.mean([*yours.values()], axis=0)]
 
 
 def check_paired(ours: Answers, theirs: Answers) -> None:
@@ -81,15 +91,27 @@ def check_paired(ours: Answers, theirs: Answers) -> None:
         raise UsageError(f"{theirs.folder} reports other examples than {ours.folder}: fine-tune both on the same files")
 
 
-def _resampled(
-    runs: Sequence[RunAnswers], answers: Answers, metric: str, place_E: NDArray[np.int64] | None = None
-) -> Floats:
-    """[1 + S] a seed's score, followed by its score in each resample. place_E: the indices of its examples
-    among all."""
-    examples = len(answers.keys)
+class Scored(NamedTuple):
+    """A seed to be scored by a metric. place_E: the indices of its examples among all, if they are in another order."""
+
+    runs: Sequence[RunAnswers]
+    answers: Answers
+    metric: str
+    place_E: NDArray[np.int64] | None = None
+
+    def under(self, weight_SE: NDArray[np.float32]) -> Floats:
+        """[S] its score under each weighting of the examples."""
+        columns = slice(None) if self.place_E is None else self.place_E
+        return _numbers(self.runs, self.answers, self.metric, weight_SE[:, columns])
+
+
+def _resampled(asked: Sequence[Scored]) -> list[Floats]:
+    """[1 + S] of each the score, followed by its score in each resample. All share the resamples, which are drawn
+    once: for many examples, drawing them takes longer than scoring."""
+    examples = len(asked[0].answers.keys)
     weights = chain([np.ones((1, examples), dtype=np.float32)], resampled_counts(examples) if examples > 1 else ())
-    columns = slice(None) if place_E is None else place_E
-    return np.concatenate([_numbers(runs, answers, metric, weight_SE[:, columns]) for weight_SE in weights])
+    parts = [[one.under(weight_SE) for one in asked] for weight_SE in weights]
+    return [np.concatenate(of_one) for of_one in zip(*parts, strict=True)]
 
 
 def _numbers(runs: Sequence[RunAnswers], answers: Answers, metric: str, weight_SE: NDArray[np.float32]) -> Floats:
@@ -128,10 +150,10 @@ def _one_by_one(run: RunAnswers, answers: Answers, metric: str, weight_SN: NDArr
     return scores
 
 
-def _interval(seeds: Sequence[Floats], examples: int) -> Interval:
+def _interval(seeds: Sequence[Floats], answers: Answers) -> Interval:
     """The value with its half-widths. seeds: for each seed its value, followed by that of every resample."""
     value_S = np.mean(seeds, axis=0)
-    texts_half = NORMAL_975 * float(value_S[1:].std(ddof=1)) if examples > 1 else None
+    texts_half = NORMAL_975 * float(value_S[1:].std(ddof=1)) if len(answers.keys) > 1 else None
     if len(seeds) < 2:
         return Interval(float(value_S[0]), texts_half, None, "nothing")
     deviation = float(np.std([one[0] for one in seeds], ddof=1))

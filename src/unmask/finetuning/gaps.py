@@ -12,7 +12,7 @@ from typing import Any
 from unmask.errors import UsageError
 from unmask.evaluation.paired import Interval
 from unmask.finetuning.answers import read_answers
-from unmask.finetuning.differences import difference
+from unmask.finetuning.differences import differences
 from unmask.finetuning.results import ABOUT
 from unmask.finetuning.scores import TITLES
 from unmask.finetuning.splits import Labelled, targets
@@ -91,15 +91,13 @@ def gaps(folder: str | Path, against: Sequence[str | Path] = ()) -> list[Gap]:
     ours = read_answers(folder)
     others = [read_answers(one) for one in against]
     names = unique_names({str(one.folder): one.model for one in (ours, *others)})
-    found = []
-    for metric in ours.metrics:
-        mine = f"{names[0]}, {NAMES['model']}"
-        if "scratch" in ours.runs:
-            theirs = f"{names[0]}, {NAMES['scratch']}"
-            found.append(Gap(metric, mine, theirs, difference(ours, ours, metric, their_start="scratch")))
-        for name, other in zip(names[1:], others, strict=True):
-            found.append(Gap(metric, mine, f"{name}, {NAMES['model']}", difference(ours, other, metric)))
-    return found
+    sides = {}
+    if "scratch" in ours.runs:
+        sides[f"{names[0]}, {NAMES['scratch']}"] = differences(ours, ours, ours.metrics, their_start="scratch")
+    for name, other in zip(names[1:], others, strict=True):
+        sides[f"{name}, {NAMES['model']}"] = differences(ours, other, ours.metrics)
+    mine = f"{names[0]}, {NAMES['model']}"
+    return [Gap(metric, mine, theirs, found[metric]) for metric in ours.metrics for theirs, found in sides.items()]
 
 
 def gaps_of_folders(folder: str | Path, against: Sequence[str | Path]) -> dict[str, list[Gap]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from unmask.finetuning.answers import read_answers
 from unmask.finetuning.config import FinetuneConfig
-from unmask.finetuning.differences import score_interval, score_on
+from unmask.finetuning.differences import score_intervals, score_on
 from unmask.finetuning.examples import Example, content_of
 from unmask.finetuning.results import Numbers, RunName
 from unmask.finetuning.rows import TaskRows
@@ -76,9 +76,10 @@ def add_intervals(report: Numbers, folder: Path, labelled: Labelled) -> None:
     part = reported(report)
     again = report["repeated"][part] and "test" in labelled.files and bool(new_E.any())
     for start, parts in report["results"].items():
+        seeds = max(len(found["seeds"]) for found in parts[part].values())
+        intervals = score_intervals(answers, start, [*parts[part]], seeds=seeds)
         for metric, found in parts[part].items():
-            seeds = len(found["seeds"])
-            half = score_interval(answers, start, metric, seeds=seeds).texts_half
+            half = intervals[metric].texts_half
             found["examples_half"] = None if half is None else round(half, 9)
             if again:
                 found["new"] = score_on(answers, start, metric, new_E, seeds=seeds)

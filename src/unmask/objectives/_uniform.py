@@ -47,8 +47,10 @@ def step_divergence(
     num_tokens = log_p_NI.shape[1] - 1
     # The mask's column is never used, but log(0 + 0) in it, at s = 0, would give a NaN gradient.
     log_p_NI = log_p_NI.index_fill(1, torch.tensor([mask_id], device=log_p_NI.device), 0.0)
-    alpha_s, alpha_t = (1 - level.to(log_p_NI) for level in (level_s_N, level_t_N))
-    share_s, share_t = (level.to(log_p_NI) / num_tokens for level in (level_s_N, level_t_N))
+    # of the levels in their own precision, where the difference of a short step is not rounded away
+    alpha_ts, jump = (1 - level_t_N) / (1 - level_s_N), (level_t_N - level_s_N) / (1 - level_s_N) / num_tokens
+    alpha_s, alpha_t = (1 - level_s_N).to(log_p_NI), (1 - level_t_N).to(log_p_NI)
+    share_s, share_t = (level_s_N / num_tokens).to(log_p_NI), (level_t_N / num_tokens).to(log_p_NI)
 
     def at(log_NI: Tensor, id_N: Tensor) -> Tensor:
         return log_NI.gather(1, id_N[:, None]).squeeze(1)
@@ -59,9 +61,8 @@ def step_divergence(
     same_N = (z_N == x_N).to(log_p_NI)
     norm_true_N = torch.log(alpha_t * same_N + share_t)
     # q(z_s | z_t, x): [alpha_ts 1(z) + (1 - alpha_ts)/V] ⊙ [alpha_s 1(x) + (1 - alpha_s)/V] / norm
-    alpha_ts = alpha_t / alpha_s
     is_z, is_x = (torch.zeros_like(log_p_NI).scatter_(1, id_N[:, None], 1.0) for id_N in (z_N, x_N))
-    stays_NI = alpha_ts[:, None] * is_z + ((1 - alpha_ts) / num_tokens)[:, None]
+    stays_NI = alpha_ts.to(log_p_NI)[:, None] * is_z + jump.to(log_p_NI)[:, None]
     true_NI = alpha_s[:, None] * is_x + share_s[:, None]
     q_NI = stays_NI * true_NI / norm_true_N.exp()[:, None]
     q_NI = q_NI.index_fill(1, torch.tensor([mask_id], device=q_NI.device), 0.0)

@@ -206,7 +206,7 @@ class MDLM(Objective):
             if self.zero_masking:
                 return weight_N[lo:hi].to(log_p.dtype) * -log_p_x
             assert level_s_B is not None and steps is not None
-            level_s, level_t = (level_B.to(log_p)[row_N[lo:hi]] for level_B in (level_s_B, level_t_B))
+            level_s, level_t = (put(level_B, log_p.device)[row_N[lo:hi]] for level_B in (level_s_B, level_t_B))
             return steps * d3pm_nats(log_p_x, log_p[:, denoiser.mask_id].exp(), level_s, level_t)
 
         return h_ND, term

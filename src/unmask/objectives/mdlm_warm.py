@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,8 @@ EIGHTHS = 8  # granularity of the number of rows: a GPU searches for kernels at 
 @dataclass(frozen=True, kw_only=True)
 class MDLMWarm(MDLM):
     """MDLM, where `share` of a batch's rows are trained for the next token until `flat` of the run, fewer and fewer
-    after that, and none from `until` on.
+    after that, and none from `until` on, or from the end of `until_epoch` if that comes earlier: next-token prediction
+    soon overfits a text that is read repeatedly.
 
     Every token of such a row gives a loss of low variance, so the network soon learns to read a text; the other rows
     train the prediction of masks. power: in training the weight of a masked token is raised to this power; 1 is the
@@ -32,6 +34,7 @@ class MDLMWarm(MDLM):
     share: float = 0.5
     flat: float = 0.0
     until: float = 0.7
+    until_epoch: float | None = None
     power: float = 1.0
 
     def __post_init__(self) -> None:
@@ -40,6 +43,8 @@ class MDLMWarm(MDLM):
             raise UsageError(
                 f"share must lie in [0, 1] and 0 <= flat <= until <= 1, got {self.share}, {self.flat} and {self.until}"
             )
+        if self.until_epoch is not None and not 0 < self.until_epoch < math.inf:
+            raise UsageError(f"until_epoch must be above 0, or none for no limit; got {self.until_epoch}")
         if not 0 <= self.power <= 1:
             raise UsageError(f"power must lie in [0, 1], got {self.power}")
         if not self.carry_over or not self.zero_masking:
@@ -61,14 +66,20 @@ class MDLMWarm(MDLM):
     def training_weight(self, weight_B: Tensor) -> Tensor:
         return weight_B**self.power
 
-    def share_at(self, done: float) -> float:
-        """
+    def share_at(self, done: float, epoch: float = 0.0) -> float:
+        """The share of rows at this fraction of the run, which has read the data `epoch` times.
+
         >>> [MDLMWarm(share=0.5, flat=0.25, until=0.75).share_at(done) for done in (0.0, 0.25, 0.5, 0.75)]
         [0.5, 0.5, 0.25, 0.0]
+        >>> [MDLMWarm(share=0.5, until_epoch=4).share_at(0.1, epoch) for epoch in (1.0, 3.0, 4.0)]
+        [0.375, 0.125, 0.0]
         """
         if done >= self.until:
             return 0.0
-        return self.share * min(1.0, (self.until - done) / max(self.until - self.flat, 1e-9))
+        left = min(1.0, (self.until - done) / max(self.until - self.flat, 1e-9))
+        if self.until_epoch is not None:
+            left = min(left, max(0.0, 1 - epoch / self.until_epoch))
+        return self.share * left
 
     def looks_back_B(self, batch: Batch) -> Tensor:
         """Which rows are trained for the next token.
@@ -76,7 +87,7 @@ class MDLMWarm(MDLM):
         By the rank of their times each group of eight gives the same number, so that the times of the remaining rows
         stay evenly spread.
         """
-        count = round(self.share_at(batch.done) * EIGHTHS)
+        count = round(self.share_at(batch.done, batch.epoch) * EIGHTHS)
         if batch.place_B is None or not count:
             return torch.zeros(len(batch.x_BL), dtype=torch.bool, device=batch.x_BL.device)
         return batch.place_B * count // EIGHTHS != (batch.place_B + 1) * count // EIGHTHS

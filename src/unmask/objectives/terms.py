@@ -60,15 +60,16 @@ def subs_log_probs(logits_NI: Tensor, mask_id: int, zero_masking: bool = True) -
 def d3pm_nats(log_p_x: Tensor, p_mask: Tensor, level_s: Tensor, level_t: Tensor) -> Tensor:
     """KL(q(z_s|z_t,x) || p_theta(z_s|z_t)) at a masked position, for a network that may predict the mask (MDLM, 9).
 
-    With p_mask = 0 (zero masking) both logarithms vanish and the T-step MDLM loss remains.
+    With p_mask = 0 (zero masking) both logarithms vanish and the T-step MDLM loss remains. The levels should be float64
+    if the steps are short: their differences are taken before they are rounded to the network's precision.
     """
-
-    def log_excess(level: Tensor) -> Tensor:
-        # log(alpha a / (1 - alpha) + 1); at alpha=1 (s=0) its weight is 0 and the term must be 0, not NaN.
-        clean = level <= 0
-        ratio = torch.where(clean, 0.0, (1 - level) / torch.where(clean, 1.0, level))
-        return torch.log1p(ratio * p_mask)
-
-    opens = step_weight(level_s, level_t)
-    stays = level_s / level_t  # (1 - alpha_s) / (1 - alpha_t)
-    return opens * (log_excess(level_t) - log_p_x) + stays * (log_excess(level_t) - log_excess(level_s))
+    # log(alpha a / (1 - alpha) + 1); at alpha=1 (s=0) its weight is 0 and the term must be 0, not NaN.
+    clean = level_s <= 0
+    whole_s = torch.where(clean, 1.0, level_s)
+    ratio_s = torch.where(clean, 0.0, (1 - level_s) / whole_s)
+    fall = torch.where(clean, 0.0, (level_t - level_s) / (whole_s * level_t))  # of (1 - level) / level from s to t
+    excess_t = torch.log1p(((1 - level_t) / level_t).to(p_mask) * p_mask)
+    gap = torch.log1p(-fall.to(p_mask) * p_mask / (1 + ratio_s.to(p_mask) * p_mask))  # of t and s
+    opens = step_weight(level_s, level_t).to(p_mask)
+    stays = (level_s / level_t).to(p_mask)  # (1 - alpha_s) / (1 - alpha_t)
+    return opens * (excess_t - log_p_x) + stays * gap

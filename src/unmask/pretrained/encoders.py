@@ -15,6 +15,7 @@ from unmask.denoisers.encoder.settings import SETTINGS
 from unmask.denoisers.network import Network
 from unmask.errors import ModelFolderError, UsageError
 from unmask.pretrained.base import Pretrained, Source
+from unmask.pretrained.renaming import FLOATS, check_rows
 from unmask.storage.model_folder import NoStart, check_sizes, unshared
 from unmask.storage.untrusted import printable
 
@@ -32,6 +33,12 @@ PARTS = {
     "end": (("sep_token", "eos_token"), EOTS),
 }
 
+# What transformers assumes where a config.json leaves a key out, if our defaults, those of published models, differ.
+ABSENT: dict[str, dict[str, Any]] = {
+    "esm": {"layer_norm_eps": 1e-12, "position_embedding_type": "absolute"},
+    "roberta": {"layer_norm_eps": 1e-12, "pad_token_id": 1},
+}
+
 
 def read(source: Source) -> Pretrained:
     """The masked language model in `source`.
@@ -45,7 +52,7 @@ def read(source: Source) -> Pretrained:
     shapes = source.shapes()
     try:
         settings = _settings(family, config, shapes)
-        num_ids = _num_ids(source)
+        num_ids = _num_ids(source, shapes)
         roles = _roles(source, source.tokenizer(), num_ids)
         tokenizer = Subwords(source.tokenizer(), roles)
         denoiser = Encoder(family=family, settings=settings, fixed=roles.fixed)  # type: ignore[arg-type]
@@ -80,6 +87,7 @@ class State(Mapping[str, Tensor]):
 
 def _settings(family: str, config: Mapping[str, Any], shapes: Mapping[str, Tensor]) -> dict[str, Any]:
     given = {name: config[name] for name in SETTINGS[family] if config.get(name) is not None}
+    given = {name: value for name, value in ABSENT.get(family, {}).items() if name not in config} | given
     if family == "modernbert":
         return given | _modernbert(config)
     if config.get("position_embedding_type", "absolute") != "absolute" and family != "esm":
@@ -94,7 +102,6 @@ def _settings(family: str, config: Mapping[str, Any], shapes: Mapping[str, Tenso
     if family == "esm":
         if config.get("is_folding_model"):
             raise UsageError("it folds proteins (is_folding_model): use the masked language model that it is built on")
-        given.setdefault("position_embedding_type", "absolute")
         given["mask_embedding"] = not config.get("token_dropout", False)
         rope = config.get("rope_parameters")
         if isinstance(rope, dict):
@@ -122,10 +129,11 @@ def _modernbert(config: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _num_ids(source: Source) -> int:
+def _num_ids(source: Source, shapes: Mapping[str, Tensor]) -> int:
     num_ids = source.config.get("vocab_size")
     if type(num_ids) is not int or num_ids < 2:
         raise ModelFolderError(f"{source.where}: config.json says no vocab_size")
+    check_rows(source, shapes, num_ids)
     return num_ids
 
 
@@ -180,6 +188,8 @@ def _names(source: Source, network: Network, shapes: Mapping[str, Tensor]) -> di
                 f"{source.where}: {theirs} has shape {tuple(shapes[theirs].shape)}, config.json asks for "
                 f"{tuple(wanted[ours].shape)}"
             )
+        if shapes[theirs].dtype not in FLOATS:
+            raise ModelFolderError(f"{source.where}: {theirs} holds {shapes[theirs].dtype}, no floating-point numbers")
         names[ours] = theirs
     return names
 

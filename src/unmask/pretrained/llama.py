@@ -12,6 +12,7 @@ from unmask.denoisers.llama import Llama
 from unmask.denoisers.llama.rope import RopeScaling
 from unmask.errors import ModelFolderError, UsageError
 from unmask.pretrained.base import Pretrained, Source
+from unmask.pretrained.renaming import FLOATS, check_rows
 from unmask.storage.model_folder import Weights
 from unmask.storage.untrusted import printable
 
@@ -43,7 +44,6 @@ ORDINARY: dict[str, tuple[Any, ...]] = {
     "attention_multiplier": (None,),
 }
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LEAST_END = "<|endoftext|>"  # if a vocabulary has it, documents followed it in pretraining
 
 
@@ -303,6 +303,7 @@ def _vocabulary(source: Source, rows: int) -> tuple[Tokenizer, int]:
     """
     from unmask.data.subwords import Subwords
 
+    check_rows(source, source.shapes(), rows)
     inner = source.tokenizer()
     most = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if most > rows:

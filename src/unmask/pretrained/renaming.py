@@ -119,6 +119,14 @@ def whole(source: Source, config: Mapping[str, Any], key: str, default: int | No
     return value
 
 
+def check_rows(source: Source, shapes: Mapping[str, Tensor], num_ids: int) -> None:
+    """Refuse a vocabulary larger than every tensor, before a list of its ids costs memory and time."""
+    if num_ids > max((t.shape[0] for t in shapes.values() if t.ndim), default=0):
+        raise ModelFolderError(
+            f"{source.where}: vocab_size of config.json is {printable(num_ids)}, no tensor has so many rows"
+        )
+
+
 def check_ordinary(source: Source, config: Mapping[str, Any], ordinary: Mapping[str, tuple[Any, ...]]) -> None:
     """Refuse keys that change what the network computes; each is given with the values that we support."""
     for key, values in ordinary.items():

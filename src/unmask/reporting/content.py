@@ -8,13 +8,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unmask.comparison.quoted import OTHERS, QUOTED, Quoted
+from unmask.comparison.quoted import TEXT, Quoted
 from unmask.evaluation.measurement import SIGN
 from unmask.evaluation.suites import differences
 from unmask.evaluation.suites.base import Outcome
+from unmask.machine import commands_of, commit, machine, machines_of
 from unmask.reporting.blocks import Block, Code, Document, Figure, Replay, Table, Text, Title
 from unmask.reporting.curves import ACROSS, panel, series_of
-from unmask.reporting.machine import commit, machine
 from unmask.reporting.runs import Results, Run
 
 NONE = "—"
@@ -51,7 +51,7 @@ def report_of(runs: Sequence[Run], left: Sequence[str], words: Sequence[str]) ->
 def _bests(runs: Sequence[Run]) -> list[Block]:
     columns = ["system", "perplexity", "95% interval", "bits/byte", "parameters", "data", "tokens", "figure"]
     rows = [_best_row(run) for run in runs]
-    for one in (*(q for q in QUOTED.values() if q.data == "LM1B"), *OTHERS, *OPENWEBTEXT):
+    for one in (*TEXT.by_recipe.values(), *TEXT.others, *OPENWEBTEXT):
         value = f"{SIGN[one.kind]} {one.ppl:.2f}"
         rows.append(
             [one.name, value, NONE, NONE, one.parameters or NONE, one.data, one.tokens or NONE, f"quoted: {one.table}"]
@@ -134,6 +134,7 @@ def _suite(run: Run, results: Results, names: Mapping[str, str]) -> list[Block]:
     blocks.append(Table(*layout.columns_and_rows(results.suite, outcomes), " ".join(_sentences(results, outcomes))))
     lines = dict.fromkeys(layout.protocol_line(one.numbers) for one in outcomes if one.numbers is not None)
     blocks += [Text(f"Protocol: {line}.") for line in lines]
+    blocks += [Text(line) for line in machines_of(one.get("made_with") for one in results.numbers.values())]
     for other in dict.fromkeys(_other(one) for one in outcomes if _other(one)):
         of = [one for one in outcomes if _other(one) == other]
         name = names.get(other, f"the model of sha256 {other[:12]}")
@@ -219,7 +220,9 @@ def _protocol(runs: Sequence[Run]) -> list[Block]:
                     "averaged weights. The best of several validations is a little too good."
                 )
             )
-    blocks.append(Text(f"Runs do not record their hardware. The machine that wrote this report: {machine()}."))
+        made = machines_of(run.made_with) or ["Its checkpoints do not say on which machine."]
+        blocks.append(Text(f"{run.name}, training: {' '.join(made)}"))
+    blocks.append(Text(f"The machine that wrote this report: {machine()}."))
     return blocks
 
 
@@ -231,33 +234,16 @@ def _commands(runs: Sequence[Run], words: Sequence[str]) -> list[Block]:
             rows = run.recipe.get("valid_rows")
             most = ["--max-rows", str(rows)] if isinstance(rows, int) else []
             lines.append(["unmask", "eval", run.given, "--num-samples", "1", *most])
-        names = {one.fingerprint: one.given for one in runs}
-        lines += [_suite_command(run, results, names) for results in run.results]
-        lines += [] if run.samples is None else [run.samples.command]
-        blocks.append(
-            Code("\n".join(map(shlex.join, lines)), f"{run.name}: training, its best validation, what follows")
-        )
+        said = [shlex.join(line) for line in lines]
+        made = [one.get("made_with") for results in run.results for one in results.numbers.values()]
+        said += commands_of(made)
+        said += [] if run.samples is None else [shlex.join(run.samples.command)]
+        blocks.append(Code("\n".join(said), f"{run.name}: training, its best validation, suites, samples"))
     blocks.append(Code(shlex.join(["unmask", *words]), "This report"))
     blocks.append(
         Text("The same numbers bit by bit need the same data, device and version; model/ is the best validation's.")
     )
     return blocks
-
-
-def _suite_command(run: Run, results: Results, names: Mapping[str, str]) -> list[str]:
-    """names: model names, by the hash of their weights."""
-    words = ["unmask", "eval", run.given, "--suite", results.suite.name, "--sets", *results.numbers]
-    identity = next(iter(results.numbers.values())).get("identity")
-    kept = identity if isinstance(identity, dict) else {}
-    flags = {"asked": "sampler", "draws": "num_samples"}  # the names used by suites of generated texts
-    for key in ("length", "estimator", "num_samples", "precision", "max_rows", *flags, "guidance", "lengths", "seed"):
-        if kept.get(key) is not None:
-            words += [f"--{flags.get(key, key).replace('_', '-')}", str(kept[key])]
-    other = kept.get("against")
-    if isinstance(other, dict):
-        words += ["--against", names.get(str(other.get("model")), "OTHER")]
-        words += ["--against-sampler", str(other["asked"])] if other.get("asked") is not None else []
-    return [*words, "--out", str(results.folder)]
 
 
 def _recipes(runs: Sequence[Run]) -> list[Block]:

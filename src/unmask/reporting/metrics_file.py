@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ _MOST = 1 << 53  # larger steps, tokens or seconds are invalid: no run has writt
 
 @dataclass
 class Point:
-    """A logged step, or a validation. tokens: trained on so far, according to the logged steps; 0 if unknown."""
+    """A logged step, or a validation. tokens: trained on so far, according to the logged steps; 0 if unknown.
+
+    seconds: since the run began, with validations; those of a validation end with the step before it.
+    """
 
     run: str
     step: int
@@ -45,6 +49,36 @@ class Metrics:
     samples: list[dict[str, Any]] = field(default_factory=list)
     notes: list[tuple[int, str]] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
+
+
+class TokenCount:
+    """The tokens of a run after any step, where only some steps are logged, each with its own number of tokens.
+
+    A step that is not logged counts like the next one that is; after the last, like the last.
+
+    >>> count = TokenCount()
+    >>> count.add(10, 256)
+    >>> count.add(20, 128)
+    >>> count.at(8), count.at(20), count.at(22)
+    (2048.0, 3840.0, 4096.0)
+    """
+
+    def __init__(self) -> None:
+        self.steps, self.sums, self.each = [0], [0.0], [0.0]
+
+    def add(self, step: int, tokens: float) -> None:
+        """Of a later step; one that comes again replaces what was told of it and of those after it."""
+        while len(self.steps) > 1 and self.steps[-1] >= step:
+            for told in (self.steps, self.sums, self.each):
+                told.pop()
+        self.sums.append(self.sums[-1] + tokens * (step - self.steps[-1]))
+        self.steps.append(step)
+        self.each.append(float(tokens))
+
+    def at(self, step: int) -> float:
+        """Tokens trained on up to this step."""
+        i = min(bisect_left(self.steps, step), len(self.steps) - 1)
+        return self.sums[i] + self.each[i] * (step - self.steps[i])
 
 
 def read_metrics(where: Path, name: str) -> Metrics:
@@ -77,28 +111,33 @@ def read_metrics(where: Path, name: str) -> Metrics:
 
 
 def _read_points(found: Metrics, records: list[dict[str, Any]], name: str) -> None:
-    last = Point(name, 0)
-    before = 0.0  # seconds of earlier processes: each counts from 0
+    count, last = TokenCount(), Point(name, 0)
+    before = trained = 0.0  # seconds of earlier processes, each of which counts from 0; of training, at the last point
     for record in records:
         step: int = record["step"]
         if "loss" in record:
             seconds = _count(record.get("seconds"))
             before = last.seconds if before + seconds < last.seconds else before
-            tokens = last.tokens + round(_count(record.get("tokens")) * (step - last.step))
+            count.add(step, _count(record.get("tokens")))
             loss, lr = _number(record["loss"]), _number(record.get("lr"))
-            last = Point(name, step, tokens, before + seconds, loss=loss, lr=lr)
+            last = Point(name, step, seconds=before + seconds, loss=loss, lr=lr)
+            trained = _count(record.get("train_seconds"))
             found.points.append(last)
         elif "valid_nats_per_token" in record:
-            point = Point(name, step, last.tokens, last.seconds, valid=_number(record["valid_nats_per_token"]))
-            point.valid_bits_per_byte = _number(record.get("valid_bits_per_byte"))
-            point.valid_low, point.valid_high = _interval(record.get("valid_nats_per_token_ci95"))
-            point.valid_bits_low, point.valid_bits_high = _interval(record.get("valid_bits_per_byte_ci95"))
-            found.points.append(point)
+            since = max(0.0, _count(record.get("train_seconds")) - trained)  # the steps since the last logged one
+            last = Point(name, step, seconds=last.seconds + since, valid=_number(record["valid_nats_per_token"]))
+            trained += since
+            last.valid_bits_per_byte = _number(record.get("valid_bits_per_byte"))
+            last.valid_low, last.valid_high = _interval(record.get("valid_nats_per_token_ci95"))
+            last.valid_bits_low, last.valid_bits_high = _interval(record.get("valid_bits_per_byte_ci95"))
+            found.points.append(last)
             found.validations.append(record)
         elif isinstance(record.get("sample"), str):
             found.samples.append(record)
         elif isinstance(record.get("note"), str):
             found.notes.append((step, record["note"]))
+    for point in found.points:
+        point.tokens = round(count.at(point.step))
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

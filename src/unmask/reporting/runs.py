@@ -55,6 +55,7 @@ class Run:
     metrics: Metrics = field(default_factory=Metrics)
     sign: str = ""
     data: list[dict[str, Any]] = field(default_factory=list)
+    made_with: list[Any] = field(default_factory=list)
     parameters: int | None = None
     fingerprint: str = ""
     samples: Samples | None = None
@@ -108,6 +109,7 @@ def read_run(given: str, name: str) -> Run:
         try:
             state = json.loads((place / "state.json").read_text(encoding="utf-8"))
             run.data = [dict(one) for one in state["data"]]
+            run.made_with = list(state.get("made_with") or [])
             break
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue

@@ -161,6 +161,7 @@ class Run(RunState):
                 first_row=first + lo,
                 num_rows=batch,
                 done=self.step / self.config.steps,
+                epoch=self.loader.epoch(self.step),
             )
             # Dropout, too, depends only on the step and the micro-batch, so resuming needs no generator state.
             torch.manual_seed(int(row_keys(self.config.seed, torch.tensor(self.step * batch + first + lo))))

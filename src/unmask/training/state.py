@@ -33,6 +33,7 @@ from unmask.errors import UsageError
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.evaluate import evaluate_rows
 from unmask.evaluation.measurement import Measurement
+from unmask.machine import made_with
 from unmask.metrics.base import metric_names
 from unmask.model import Model, load
 from unmask.pretrained.base import Pretrained
@@ -53,6 +54,7 @@ from unmask.training.initial import adopted, is_pretrained, taken_over
 from unmask.training.monitor import Guard
 from unmask.training.optim import Updater, empty_state, flatten_optimizer, make_optimizer, restore_optimizer
 from unmask.training.run_view import is_better
+from unmask.training.warm_up import warming_up
 from unmask.training.weights_and_biases import WandB
 
 
@@ -94,7 +96,8 @@ class RunState:
         self.tokenizer = pretrained.tokenizer if pretrained else self._tokenizer(checkpoint is not None)
         if checkpoint is None and init is None:
             config.denoiser.check_start(num_ids=self.tokenizer.num_ids, mask_id=self.tokenizer.mask_id)
-        rows, valid_rows = self._build_rows()
+        with warming_up(config, self.tokenizer, self._build_network, self._autocast, world):
+            rows, valid_rows = self._build_rows()
         self.labels = rows.class_words
         self.rows, self.valid_rows = rows.classed(self.labels), valid_rows.classed(self.labels)
         self.loader = self._loader()
@@ -130,6 +133,7 @@ class RunState:
         self.began = time.perf_counter()
         self.clock, self.last_read = Clock(), 0.0  # training time, and its value at the newest report
         self.skipped: list[str] = []
+        self.made_with = [made_with()] if world.first else []  # of every machine that has trained this run
         if checkpoint is not None:
             with checkpoint.holds(**STATE):
                 self._restore(checkpoint)
@@ -282,6 +286,7 @@ class RunState:
             "data": self._data(),
             "skipped_steps": self.guard.skipped,
             "train_seconds": self.clock.seconds,
+            "made_with": self.made_with,
         }
         write_model = None
         if best:
@@ -320,6 +325,9 @@ class RunState:
         self.best = self._worst if checkpoint.state["best"] is None else checkpoint.state["best"]
         self.guard.skipped = checkpoint.state.get("skipped_steps", 0)
         self.skipped = checkpoint.skipped
+        before = checkpoint.state.get("made_with")
+        before = before if isinstance(before, list) else []
+        self.made_with = before if self.made_with == before[-1:] else [*before, *self.made_with]
         self.saver.durable = checkpoint.step
         self.clock = Clock(checkpoint.state.get("train_seconds", 0.0))
         self.last_read = self.clock.seconds

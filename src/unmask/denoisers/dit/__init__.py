@@ -192,7 +192,7 @@ class DiTNetwork(Network):
         return self._blocks(shifted, level, mask, flat_N=flat_N, causal=causal, cond=cond)
 
     def takes_ragged(self) -> bool:
-        # a row's own shift, scale and gate would be copied to each of its positions, which costs more than padding
+        # a row's shift, scale and gate would be copied to each of its positions, which costs more than padding
         return not self.uses_level and not self.num_classes and not self.can_fuse()
 
     def trunk_ragged(
@@ -213,7 +213,7 @@ class DiTNetwork(Network):
         if self.causal and not plain:
             raise UsageError("a causal denoiser sees what stands before a position: give it no mask and no blocks")
         if plain and (self.causal or attend.causal):
-            return None, True  # padding stands at the end of a row, so that it is hidden from every real position
+            return None, True  # padding is at the end of a row, so no real position sees it
         mask = attend.allowed((z.shape[0], z.shape[1]))
         return None if mask is None else mask.to(z.device), False
 
@@ -230,12 +230,11 @@ class DiTNetwork(Network):
         cond: Tensor | None = None,
         rows: Ragged | None = None,
     ) -> Tensor:
-        """All blocks in plain torch, the last one only at the requested positions. With `rows`, all [B, L, D] tensors
-        are [M, D]."""
+        """All blocks in plain torch, the last only at the requested positions; with `rows`, tensors are [M, D]."""
         c = self.condition(z, level, cond)
         x = self.embed(z)
         if torch.is_autocast_enabled(x.device.type):
-            # The residual stream in the products' own precision: half the traffic, and nothing the products would see.
+            # The residual stream in the products' precision: half the traffic, and the products see no difference.
             x = x.to(torch.get_autocast_dtype(x.device.type))
         length = z.shape[1] if rows is None else rows.shape[1]
         rope = rotary(self.head_dim, positions_BL, length, x.device, x.dtype)
@@ -274,8 +273,10 @@ class DiTNetwork(Network):
         return list(self.blocks)
 
     def matrices(self) -> dict[str, int]:
-        """The blocks' matrices, except those of adaLN. Embeddings and head are left to AdamW: their rows are tokens,
-        with gradients of very different sizes."""
+        """The blocks' matrices, except those of adaLN.
+
+        Embeddings and head are left to AdamW: their rows are tokens, with gradients of very different sizes.
+        """
         inside = [
             name
             for name, p in self.named_parameters()
@@ -297,7 +298,7 @@ class DiTNetwork(Network):
         return (torch.is_grad_enabled() or torch.is_autocast_enabled("cuda")) and self._fits_kernels()
 
     def _fits_kernels(self) -> bool:
-        ours = all(type(block) is Block for block in self.blocks)  # somebody's own is run as it is written
+        ours = all(type(block) is Block for block in self.blocks)  # a subclass of a plug-in runs as it is written
         return ours and not self.sharded and not torch.compiler.is_compiling() and kernels.fit(self.embed.weight)
 
     def can_decode(self) -> bool:
@@ -315,7 +316,7 @@ class DiTNetwork(Network):
         return step_rows(self, ids_M, caches, at)
 
     def constants(self, z: Tensor, level_B: Tensor | None, cond: Tensor | None = None) -> Constants:
-        """A captured graph reads those that `before_replay` keeps fresh, save where the level decides them."""
+        """What adaLN computes; without a level, captured graphs read a copy that `before_replay` updates."""
         from unmask.denoisers.dit.fused import Constants
 
         if self._kept is not None and not self.uses_level and torch.cuda.is_current_stream_capturing():
@@ -334,7 +335,7 @@ class DiTNetwork(Network):
             self._kept.copy_(fresh)
 
     def rope_table(self, length: int) -> tuple[Tensor, Tensor]:
-        """cos and sin [L, head_dim/2] in float32; kept, since captured graphs continue to read them."""
+        """cos and sin [L, head_dim/2] in float32; never freed, since captured graphs keep reading them."""
         device = self.embed.weight.device
         if (length, device) not in self._rope_tables:
             cos, sin = rotary(self.head_dim, None, length, device, torch.float32)
@@ -347,7 +348,7 @@ class DiTNetwork(Network):
             return None
         weight = self.embed.weight
         shape = (batch, self.num_heads, length, self.head_dim)
-        # zeros: what is masked out is still multiplied by 0, and 0 x garbage may be NaN
+        # zeros: what is masked out is still multiplied by 0, and 0 x uninitialised memory may be NaN
         return [(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in self.blocks]
 
     @property

@@ -14,11 +14,11 @@ from unmask.denoisers.dit.dropout import hashed_dropout
 from unmask.denoisers.dit.lines import Keep, Lines
 from unmask.denoisers.dit.norm import Norm
 
-Values = Literal["own", "first", "mixed"]  # first: kept for the later blocks, which mix them into theirs
+Values = Literal["own", "first", "mixed"]  # first: kept for the later blocks, which mix them in
 
 
 def whose_values(value_residual: bool, blocks: int) -> list[Values]:
-    """Of each block.
+    """Which values each block reads.
 
     >>> whose_values(True, 3)
     ['first', 'mixed', 'mixed']
@@ -44,7 +44,7 @@ class Stream(Protocol):
 
 
 def run_block(block: Block, stream: Stream, see: Attention) -> None:
-    """x += out(attention(norm1(x))), then x += mlp_out(gelu(mlp_in(norm2(x)))), whoever drives it."""
+    """x += out(attention(norm1(x))), then x += mlp_out(gelu(mlp_in(norm2(x))))."""
     run_branches(block, stream, attend(block, stream, see), see.keep)
 
 
@@ -92,7 +92,7 @@ class Block(nn.Module):
         return q, k, v
 
     def mixed(self, v: Tensor, first: First) -> Tensor:
-        """The values that are read: this block's, or where it mixes, a learned share of them the first block's."""
+        """The values that attention reads: this block's, or a learned mixture with those of the first block."""
         if self.values == "first":
             first.v = v
         if self.value_share is None:
@@ -102,7 +102,7 @@ class Block(nn.Module):
             return torch.lerp(v, first.v, self.value_share.to(v.dtype))
         from unmask.kernels.mix_values import mix_values
 
-        # [rows, heads, length, width of a head], turned so that its lines follow each other; or [lines, heads, width]
+        # [B, heads, L, head_dim] transposed to contiguous lines, or [lines, heads, head_dim]
         v, kept = (t.transpose(1, 2) if t.ndim == 4 else t for t in (v, first.v))
         v_MD, kept_MD = (t.flatten(-2).flatten(0, -2) for t in (v, kept))
         mixed_MD, kept_MD = mix_values(v_MD, kept_MD, self.value_share)
@@ -116,14 +116,14 @@ class Block(nn.Module):
 
 
 class PlainStream:
-    """The stream in plain torch, through which gradients flow: for training, and wherever no kernels are."""
+    """The stream in plain torch, differentiable: for training, and wherever there are no kernels."""
 
     def __init__(self, block: Block, x: Tensor, c: Tensor | None, lines: Lines) -> None:
         self.block, self.x, self.c = block, x, c
         self.modulation = self._modulation(lines)
 
     def _modulation(self, lines: Lines) -> tuple[Tensor, ...] | None:
-        """Shift, scale and gate of both branches for each line; None: without adaLN."""
+        """Shift, scale and gate of both branches for each line; None without adaLN."""
         if self.block.modulation is None or self.c is None:
             return None
         return lines.spread(self.block.modulation(self.c)).chunk(6, dim=-1)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 from unmask.errors import DataError, Stopped, UnmaskError, UsageError, did_you_mean
 from unmask.evaluation.judging.generated_text import Described, describe
 from unmask.evaluation.judging.written_text import BATCH, save_texts, saved_texts, write_texts
+from unmask.machine import made_with
 from unmask.samplers import Sampler
 from unmask.sampling.factory import UnknownOption
 from unmask.storage.atomic import atomic_text
@@ -123,7 +124,7 @@ def _make(model: Model, options: Mapping[str, str]) -> Sampler:
 
 
 class Frontier:
-    """The folder of a frontier: its manifest, the texts of its points and their numbers.
+    """The folder of a frontier: its manifest, the texts of its points and their numbers. words: of the command line.
 
     >>> frontier = Frontier("judged", real, seed=0)  # doctest: +SKIP
     >>> frontier.write(points_of(models, over), models); frontier.judge(judge)  # doctest: +SKIP
@@ -137,12 +138,13 @@ class Frontier:
         length: int | None = None,
         full: bool = False,
         seed: int = 0,
+        words: Sequence[str] = (),
     ) -> None:
         if not real:
             raise DataError("there is no real text to compare with: give a file that holds some")
         self.folder, self.real = Path(folder), list(real)
         self.how: dict[str, Any] = {"length": length, "seed": seed} | ({"full": True} if full else {})
-        self.seed = seed
+        self.seed, self.words = seed, words
         digest = hashlib.sha256(json.dumps(self.real).encode()).hexdigest()
         self.manifest: dict[str, Any] = {"format_version": FORMAT_VERSION, "real": digest, "num": len(self.real)}
         self.manifest |= self.how | {"models": {}}
@@ -197,7 +199,17 @@ class Frontier:
         self.manifest["points"] = self.manifest.get("points", {}) | asked
         self._keep()
 
+    def made(self) -> list[dict[str, str]]:
+        """The commands that have written and judged here, with version and machine.
+
+        >>> frontier.made()[0]["command"]  # doctest: +SKIP
+        """
+        kept = self.manifest.get("made_with")
+        return kept if isinstance(kept, list) else []
+
     def _keep(self) -> None:
+        if (now := made_with(self.words)) not in self.made():
+            self.manifest["made_with"] = [*self.made(), now]
         (self.folder / TEXTS).mkdir(parents=True, exist_ok=True)
         atomic_text(self.folder / MANIFEST, json.dumps(self.manifest, indent=1) + "\n")
 

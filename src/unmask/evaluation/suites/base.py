@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from unmask.corpora.sources import COMPRESSED
 from unmask.errors import DataError, UsageError, did_you_mean
+from unmask.machine import commands_of, machines_of
 
 if TYPE_CHECKING:
     from unmask.evaluation.suites.run import SuiteRun
@@ -113,6 +114,8 @@ class Layout(ABC):
             common = dict.fromkeys(self.protocol_line(one) for _, one in measured)
             models = dict.fromkeys(one["identity"]["model"] for _, one in measured)
             lines = [f"Protocol: {line}." for line in common] + [f"Model: sha256 {model}." for model in models]
+            made = [one.get("made_with") for _, one in measured]
+            lines += [f"Command: `{command}`" for command in commands_of(made)] + machines_of(made)
             parts += [markdown_table(names, rows), *lines]
         return "\n\n".join(parts) + "\n"
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from unmask.data.packing import Anchor, Rows, pack_texts
-from unmask.errors import DataError, NonFiniteError, UsageError
+from unmask.errors import DataError, UsageError
 from unmask.evaluation.against import Difference, Other, evaluate_against, metrics_of
 from unmask.evaluation.evaluate import evaluate
 from unmask.evaluation.suites.base import Entry, Identity, Measured, Numbers, Suite, Two
@@ -175,9 +174,8 @@ def _spread(num: int, most: int) -> set[int]:
 def _numbers(one: TextSet, measured: Measurement, read: _Read, whose: str = "the model") -> Numbers:
     """All results that are stored for a set, as plain data."""
     bound, report = measured.bound, read.rows.report
-    if bound is None or not math.isfinite(bound.nats):
-        value = "no likelihood" if bound is None else f"{bound.nats} nats"
-        raise NonFiniteError(f"{whose} gives {value} on {one.title}, which is no finite number: see its weights")
+    assert bound is not None  # the metric is a perplexity
+    bound.check_finite(whose, one.title)
     return {
         "kind": measured.kind,
         "sign": measured.sign,

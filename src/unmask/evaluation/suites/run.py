@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from unmask.evaluation.evaluate import Progress
 from unmask.evaluation.suites.base import Entry, Identity, Outcome, Suite
 from unmask.evaluation.suites.results import Results, model_fingerprint
 from unmask.evaluation.suites.writing import Writing
+from unmask.machine import made_with
 from unmask.metrics.perplexity import Perplexity
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class SuiteRun:
     title. metric and packing apply to likelihoods (packing None: each set's own), writing to generated texts. length:
     None: the model's window, or the smaller one of two models. against: a second model measured on the same data, for
     differences; writing_against: how it writes, if not like the first. max_texts: maximum number of texts per set,
-    spread evenly, where texts rather than rows are counted; None: all.
+    spread evenly, where texts rather than rows are counted; None: all. words: of the command line, kept with the
+    numbers.
     """
 
     suite: Suite
@@ -55,6 +57,7 @@ class SuiteRun:
     against: Model | None = None
     writing_against: Writing | None = None
     max_texts: int | None = None
+    words: Sequence[str] = ()
     seed: int = 0
     world: World = field(default_factory=World)
     say: Say = lambda sentence: None
@@ -117,7 +120,7 @@ class SuiteRun:
             models, runs = (ways[0].model, ways[1].model), (ways[0].run, ways[1].run)
             measured = self.suite.measure_both(models, one, found, runs, (identity, others[0]))
         numbers = {"suite": self.suite.name, "set": one.name, "title": one.title, **measured.numbers}
-        numbers["identity"] = identity
+        numbers |= {"identity": identity, "made_with": made_with(self.words)}
         if self.world.first:
             numbers = results.keep(one, numbers, measured.outputs)
         return Outcome(set=one, numbers=numbers)

@@ -1,0 +1,83 @@
+"""What a number is to be repeated with: the command, the version with its commit, and the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import unmask
+
+
+def machine() -> str:
+    """Processor, GPU and versions, in one line."""
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    processor = f"{platform.machine()}, {os.cpu_count()} cores"
+    parts = [
+        processor,
+        *devices,
+        platform.system(),
+        f"Python {platform.python_version()}",
+        f"torch {torch.__version__}",
+    ]
+    return ", ".join(parts)
+
+
+def commit() -> str:
+    """The version, and the commit if the package is a checkout.
+
+    >>> commit().startswith(unmask.__version__)
+    True
+    """
+    root = Path(unmask.__file__).parents[2]
+    if not (root / ".git").exists():
+        return unmask.__version__
+    try:
+        said = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):  # no git, or no permission
+        return unmask.__version__
+    return f"{unmask.__version__}, commit {said.stdout.strip()}"
+
+
+def made_with(words: Sequence[str] = ()) -> dict[str, str]:
+    """The version and the machine of this process, and its command if it has one. words: those behind `unmask`.
+
+    >>> made_with(["eval", "runs/my run"])["command"]
+    "unmask eval 'runs/my run'"
+    """
+    command = {"command": shlex.join(["unmask", *words])} if words else {}
+    return {**command, "unmask": commit(), "machine": machine()}
+
+
+def commands_of(made: Iterable[Any]) -> list[str]:
+    """The commands that `made_with` has kept, each once; whatever else files hold there is left out.
+
+    >>> commands_of([{"command": "unmask eval a"}, {"command": "unmask eval a"}, None])
+    ['unmask eval a']
+    """
+    kept = [one.get("command") for one in made if isinstance(one, dict)]
+    return list(dict.fromkeys(command for command in kept if isinstance(command, str)))
+
+
+def machines_of(made: Iterable[Any]) -> list[str]:
+    """The versions and machines that `made_with` has kept, each once, as sentences.
+
+    >>> machines_of([{"unmask": "0.1.0", "machine": "x86_64, 2 cores"}, {"unmask": "0.1.0"}])
+    ['Made with unmask 0.1.0 on x86_64, 2 cores.']
+    """
+    kept = [(one.get("unmask"), one.get("machine")) for one in made if isinstance(one, dict)]
+    return list(
+        dict.fromkeys(f"Made with unmask {version} on {where}." for version, where in kept if version and where)
+    )

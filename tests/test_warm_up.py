@@ -1,0 +1,92 @@
+"""The discarded step that prepares a GPU: it changes nothing, and it ends with the block, even by an error."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tiny import TINY
+from unmask.data.tokenizers import load_tokenizer
+from unmask.denoisers.network import Network
+from unmask.distributed.world import World
+from unmask.objectives.ar import AR
+from unmask.objectives.sedd import SEDD
+from unmask.training.loop import train
+from unmask.training.warm_up import discarded_step, warming_up
+
+PARTS = ["network", "gradients", "update", "validation"]
+
+
+def forced(seen: list[str]) -> Any:
+    """In place of `warming_up`: the whole step on the CPU, before the texts are packed."""
+
+    @contextlib.contextmanager
+    def on_the_cpu(config: Any, tokenizer: Any, build: Any, autocast: Any, world: World) -> Iterator[None]:
+        seen.extend(discarded_step(config, tokenizer, build, autocast, world.device))
+        yield
+
+    return on_the_cpu
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"data": {"packing": "sentence"}},
+        {"objective": AR(), "denoiser": replace(TINY, causal=True)},
+        {"objective": SEDD(), "denoiser": replace(TINY, dropout=0.1)},
+        {"optim": {"muon": True, "ema": 0.0}, "micro_batch": 2},
+    ],
+    ids=["mdlm", "padded", "ar", "sedd", "muon"],
+)
+def test_a_run_is_the_same_with_it(
+    tmp_path: Path, make_config: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    plain = train(make_config(out=tmp_path / "plain", steps=3, **options), device="cpu")
+    seen: list[str] = []
+    monkeypatch.setattr("unmask.training.state.warming_up", forced(seen))
+    warmed = train(make_config(out=tmp_path / "warmed", steps=3, **options), device="cpu")
+    assert seen == PARTS
+    for (name, a), b in zip(plain.denoiser.state_dict().items(), warmed.denoiser.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+class Fake(contextlib.AbstractContextManager[None]):
+    """Stands for a GPU: nothing is created on it, since the network is never built."""
+
+    type = "cuda"
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+def test_it_ends_with_the_block_and_an_error_is_left_to_the_run(tmp_path: Path, make_config: Any) -> None:
+    config, tokenizer = make_config(out=tmp_path), load_tokenizer("bytes")
+    built = threading.Event()
+
+    def build() -> Network:
+        built.set()
+        time.sleep(0.2)
+        raise RuntimeError("no network")
+
+    gpu = World(device=Fake())  # type: ignore[arg-type]
+    before = threading.active_count()
+    with warming_up(config, tokenizer, build, contextlib.nullcontext, gpu):
+        assert built.wait(10)
+    assert threading.active_count() == before
+
+
+def test_a_cpu_has_nothing_to_warm_up(tmp_path: Path, make_config: Any) -> None:
+    def build() -> Network:
+        raise AssertionError("a network was built")
+
+    with warming_up(make_config(out=tmp_path), load_tokenizer("bytes"), build, contextlib.nullcontext, World()):
+        assert not [thread for thread in threading.enumerate() if thread.name == "warm-up"]
