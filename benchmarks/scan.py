@@ -316,7 +316,7 @@ def main() -> None:
     parser.add_argument(
         "--networks", nargs="*", default=["mamba", "caduceus", "hyena"], choices=["mamba", "caduceus", "hyena"]
     )
-    parser.add_argument("--written", type=int, nargs="+", default=[256, 2048])
+    parser.add_argument("--written", type=int, nargs="*", default=[256, 2048])
     for name, value in {
         "tokens": 262144,
         "channels": 256,

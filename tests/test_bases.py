@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from unmask import cli
-from unmask.corpora.intervals import Interval
+from unmask.corpora.intervals import Interval, read_bed
 from unmask.corpora.regions import parse_region, read_stretches
 from unmask.data.dna import Dna
 from unmask.data.tokenizers import load_tokenizer
@@ -220,6 +220,17 @@ def test_both_strands_are_read_alike(estimator: str) -> None:
     assert not torch.allclose(here.nats_L[:2], score_bases(masked(), "AACGNT").nats_L[:2])
 
 
+@pytest.mark.parametrize("both_strands", [False, True])
+@pytest.mark.parametrize("estimator", ["conditional", "bound"])
+def test_progress_ends_when_all_bases_are_read(estimator: str, both_strands: bool) -> None:
+    told: list[tuple[int, int]] = []
+    how: dict[str, Any] = {"estimator": estimator, "both_strands": both_strands, "num_samples": 2}
+    score_bases(masked(), "ACGTNACGTACGNT", before="GG", progress=lambda *now: told.append(now), **how)
+    total = 12 * (1 + both_strands)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1] == (total, total)
+
+
 @pytest.mark.parametrize("estimator", ["conditional", "bound"])
 def test_what_stands_around_is_read_along_either_strand(estimator: str) -> None:
     how: dict[str, Any] = {"estimator": estimator, "num_samples": 4}
@@ -312,6 +323,17 @@ def test_regions_are_read_as_browsers_write_them(folder: Path) -> None:
 def test_a_region_that_is_none_is_told(folder: Path, region: str, sentence: str) -> None:
     with pytest.raises((UsageError, DataError), match=sentence):
         read_stretches(str(folder / "genome.fa"), [parse_region(region)])
+
+
+def test_a_line_of_a_bed_file_that_does_not_fit_is_named(folder: Path) -> None:
+    bed = folder / "beyond.bed"
+    bed.write_text("chr2\t0\t3\nchr2\t4\t11\n")
+    with pytest.raises(DataError, match=r"beyond\.bed, line 2: chr2 has 10 bases, but 5 to 11 is asked for"):
+        read_stretches(str(folder / "genome.fa"), read_bed(str(bed)), bed=str(bed))
+    bed.write_text("# a comment\nchrX\t0\t3\n")
+    with pytest.raises(DataError, match=r"beyond\.bed, line 2: .*genome\.fa has no record 'chrX'"):
+        read_stretches(str(folder / "genome.fa"), read_bed(str(bed)), bed=str(bed))
+    bed.unlink()
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

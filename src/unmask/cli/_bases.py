@@ -8,7 +8,8 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,8 @@ def asked(args: argparse.Namespace) -> bool:
 
 
 def run(args: argparse.Namespace) -> int:
-    from unmask.evaluation.per_base import SAID, score_bases
+    from unmask.cli._terminal import progress_bar
+    from unmask.evaluation.per_base import SAID, known_bases, score_bases
     from unmask.model import load
 
     _check(args)
@@ -68,10 +70,13 @@ def run(args: argparse.Namespace) -> int:
     stretches = _stretches(args, model, texts, wanted)
     how: dict[str, Any] = {"estimator": args.estimator, "both_strands": args.both_strands, "label": args.label}
     how |= {"seed": args.seed, "num_samples": args.num_samples}
-    scored = []
-    for one in stretches:
-        scores = score_bases(model, one.text, before=one.before, after=one.after, **how)
-        scored.append((one, scores))
+    scored, done, total = [], 0, sum(known_bases(one.text) for one in stretches) * (1 + args.both_strands)
+    with progress_bar("scoring bases") as bar:
+        for one in stretches:
+            told = bar and partial(_told, bar, done, total)
+            scores = score_bases(model, one.text, before=one.before, after=one.after, progress=told, **how)
+            scored.append((one, scores))
+            done += known_bases(one.text) * (1 + args.both_strands)
     if args.plot:
         _draw(Path(args.plot), scored)
     if args.csv == "-":
@@ -89,6 +94,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"{bits}  {record['nats']:.2f} nats  {record['bases']:,} bases{unknown}  {record['region']}", file=stream)
     print(f"{estimator}: {SAID[estimator]}", file=sys.stderr)
     return 0
+
+
+def _told(bar: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
+    """Progress through all regions, of which some are done before this one."""
+    bar(before + done, total)
 
 
 def _named(args: argparse.Namespace) -> tuple[str, list[str]]:
@@ -138,7 +148,7 @@ def _stretches(args: argparse.Namespace, model: Model, texts: list[str], wanted:
 
     if args.fasta is not None:
         flank = model.length // 2 if args.flank is None else args.flank
-        found = read_stretches(args.fasta, wanted, flank=flank)
+        found = read_stretches(args.fasta, wanted, flank=flank, bed=args.bed)
     else:
         named = [str(number) for number in range(1, len(texts) + 1)]
         found = [

@@ -119,8 +119,9 @@ def _flops(network: Network, counted: Counted, length: int) -> float:
     if network.parts() and network.attends:  # blocks of a transformer
         sizes = {"length": length, "hidden": network.width, "blocks": len(network.parts()), "vocab": network.num_ids}
         return flops.train(tokens=counted.tokens, masked=counted.positions, **sizes)
-    weights = parameters(network)[1]  # each is used once per token
-    return 6.0 * weights * counted.tokens + 6.0 * network.width * network.num_ids * counted.positions
+    weights = parameters(network)[1]  # each is used once per token, and per strand where vectors are of both
+    strands = network.width // (network.strand_width or network.width)
+    return 6.0 * weights * strands * counted.tokens + 6.0 * network.width * network.num_ids * counted.positions
 
 
 def parameters(network: Network) -> tuple[int, int]:

@@ -66,10 +66,10 @@ def parse_region(text: str) -> Interval:
     return Interval(found["record"], first - 1, last, text.strip(), reverse)
 
 
-def read_stretches(path: str, wanted: Sequence[Interval], *, flank: int = 0) -> list[Stretch]:
+def read_stretches(path: str, wanted: Sequence[Interval], *, flank: int = 0, bed: str | None = None) -> list[Stretch]:
     """The regions in the requested order, with up to `flank` bases on either side.
 
-    The file is read once, one record at a time, and needs no index.
+    The file is read once, one record at a time, and needs no index. bed: the file of those that have a line number.
 
     >>> read_stretches("genome.fa.gz", [parse_region("chr20:60001-60004")])[0].text  # doctest: +SKIP
     'GATC'
@@ -81,20 +81,28 @@ def read_stretches(path: str, wanted: Sequence[Interval], *, flank: int = 0) -> 
             seen.append(name)
             for number, one in enumerate(wanted):
                 if one.record == name:
-                    made[number] = _stretch(one, sequence, flank)
+                    made[number] = _stretch(one, sequence, flank, bed)
             if len(made) == len(wanted):
                 return [made[number] for number in range(len(wanted))]
     if not seen:
         raise sources.is_empty(path)
     missing = next(one for number, one in enumerate(wanted) if number not in made)
-    raise DataError(f"{path} has no record {missing.record!r}; {did_you_mean(missing.record, seen)}")
+    raise DataError(
+        f"{_place(missing, bed)}{path} has no record {missing.record!r}; {did_you_mean(missing.record, seen)}"
+    )
 
 
-def _stretch(one: Interval, sequence: str, flank: int) -> Stretch:
+def _place(one: Interval, bed: str | None) -> str:
+    """Where a region was requested, if in a file."""
+    return f"{bed}, line {one.line}: " if one.line else ""
+
+
+def _stretch(one: Interval, sequence: str, flank: int, bed: str | None) -> Stretch:
     end = len(sequence) if one.end == END else one.end
     if end > len(sequence) or not sequence:
         asked = f"{one.start + 1:,} to {one.end:,}" if one.end != END else "all of it"
-        raise DataError(f"{one.record} has {len(sequence):,} bases, but {asked} is asked for; another assembly?")
+        where = _place(one, bed)
+        raise DataError(f"{where}{one.record} has {len(sequence):,} bases, but {asked} is asked for; another assembly?")
     before, text = sequence[max(0, one.start - flank) : one.start], sequence[one.start : end]
     after = sequence[end : end + flank]
     if one.reverse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
@@ -79,20 +79,22 @@ def score_bases(
     label: int | str | None = None,
     seed: int = 0,
     num_samples: int = 64,
+    progress: Callable[[int, int], None] | None = None,
 ) -> BaseScores:
     """Score each base of a sequence; the sequences `before` and `after` are context and are not scored.
 
     estimator: exact, for an autoregressive model; conditional, for a masked one; bound, for any other. None: the first
     of these that the model supports. seed and num_samples: for the bound's draws. both_strands: average the scores of
     both strands, each read in its own direction. A sequence longer than the window is read in windows that overlap by
-    half.
+    half. progress: called with the number of bases read so far, and of all.
 
     >>> score_bases(model, "ACGTTGCA").nats_L  # doctest: +SKIP
     """
     check_whole(seed=seed, num_samples=num_samples)
     how = _estimator(model, estimator)
-    reader = _Reader(model, how, base_ids(model.tokenizer), model.class_of(label), seed, num_samples)
     text, before, after = (_checked(part) for part in (text, before, after))
+    counter = _Counter(progress, known_bases(text) * (1 + both_strands))
+    reader = _Reader(model, how, base_ids(model.tokenizer), model.class_of(label), seed, num_samples, counter)
     if both_strands and getattr(getattr(model.denoiser, "config", None), "equivariance", "none") != "none":
         raise UsageError("this model reads both strands by itself: leave out both_strands")
     scores = reader.read(before, text, after)
@@ -138,6 +140,29 @@ def windows(length: int, size: int, first: int, last: int, *, both: bool) -> Ite
         low = high
 
 
+def known_bases(text: str) -> int:
+    """The number of bases that are scored: all but N.
+
+    >>> known_bases("ACN")
+    2
+    """
+    return len(text) - text.upper().count("N")
+
+
+@dataclass
+class _Counter:
+    """Tells how many bases are read."""
+
+    progress: Callable[[int, int], None] | None
+    total: int
+    done: int = 0
+
+    def add(self, bases: int) -> None:
+        self.done += bases
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+
 class _Reader(NamedTuple):
     """A model and the options for querying it."""
 
@@ -147,6 +172,7 @@ class _Reader(NamedTuple):
     label: int | None
     seed: int
     num_samples: int
+    counter: _Counter
 
     def read(self, before: str, text: str, after: str) -> BaseScores:
         """Score one strand."""
@@ -170,6 +196,7 @@ class _Reader(NamedTuple):
             in_row_K = at_K - window.start + len(model.begin)
             if self.estimator == "bound":
                 nats_L[at_K] = self._shares(row, in_row_K, number)
+                self.counter.add(len(at_K))
                 continue
             log_p_KI = (self._next if self.estimator == "exact" else self._left_out)(row, in_row_K).double().cpu()
             nats_L[at_K] = -log_p_KI.gather(1, ids_L[at_K, None]).squeeze(1)
@@ -199,6 +226,7 @@ class _Reader(NamedTuple):
             canvas = Canvas(z_RL, self.model.denoiser.mask_id, torch.zeros_like(z_RL[:, 0]))
             level_R = masked_share(canvas, z_RL).float()
             parts.append(ask_masks(self.model, z_RL, level_R, masked_RL, label_B=self._labels(len(at_R))))
+            self.counter.add(len(at_R))
         return torch.cat(parts)
 
     def _next(self, row_L: Tensor, at_K: Tensor) -> Tensor:
@@ -210,7 +238,9 @@ class _Reader(NamedTuple):
         assert query is not None
         predictor = self.model.objective.predictor(self.model.denoiser)
         with evaluating(self.model.denoiser):
-            return torch.log_softmax(predictor(replace(query, writes=False)), dim=-1)
+            log_p_KI = torch.log_softmax(predictor(replace(query, writes=False)), dim=-1)
+        self.counter.add(len(at_K))
+        return log_p_KI
 
     def _shares(self, row_L: Tensor, at_K: Tensor, number: int) -> Tensor:
         """[K] the bound's nats of these positions, given all others in the row."""

@@ -311,8 +311,20 @@ _scan_op.register_autograd(_backward, setup_context=_setup)
 def _(
     x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor, reverse: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    num = library.get_ctx().new_dynamic_size()  # of chunks: the kernel and plain torch cut a row differently
+    # Where the compiler knows sizes by name alone, the number of states is one that it learns from the operator.
+    named = any(isinstance(size, torch.SymInt) for size in x.shape)
+    num = library.get_ctx().new_dynamic_size() if named else _num_starts(x, A.shape[1])
     return x.new_empty(x.shape), state.new_empty(state.shape), state.new_empty(len(x), num, *state.shape[1:])
+
+
+def _num_starts(x: Tensor, N: int) -> int:
+    """Of how many places in a row the state is kept for the gradient: the kernel and plain torch cut it differently."""
+    if kernels.fit(x):
+        from unmask.kernels.selective_scan import cut
+
+        segments, tiles = cut(*x.shape)
+        return segments * tiles + 1
+    return Chunks.of(x, N).num
 
 
 @_grad_op.register_fake
