@@ -18,6 +18,7 @@ import argparse
 import sys
 import time
 import tomllib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -39,7 +40,10 @@ from unmask.reporting.metrics_file import METRICS
 
 HERE = Path(__file__).parent
 SYSTEMS = HERE / "systems"
-OVERHEAD = 60.0  # seconds of a trial beside its training steps: start, packing, validations, measuring
+OVERHEAD = (
+    60.0  # seconds of a trial beside its training steps: start, packing, validations, measuring; at most, at first
+)
+FEW = 4  # trials that tell how many they are here
 RESULTS = ("results.md", "results.json", "results.csv", "results.svg")
 
 
@@ -85,7 +89,7 @@ class Queue:
 
     def __init__(self, text: str, out: Path, systems: Path = SYSTEMS) -> None:
         data = tomllib.loads(text)
-        self.out, self.systems, self.rates = out, systems, data.get("rates", {})
+        self.out, self.systems, self.rates, self.overhead = out, systems, data.get("rates", {}), OVERHEAD
         self.settings = {name: _setting(name, data["setting"]) for name in data["setting"]}
         self.items = list(self._items(data["experiment"]))
 
@@ -115,7 +119,7 @@ class Queue:
             if done is not None and done.finished:
                 rate = done.tokens_per_second
         new = not (self.out / setting.name / PLAN).exists()
-        return OVERHEAD + setting.tokens / rate + setting.prepare_seconds * new
+        return self.overhead + setting.tokens / rate + setting.prepare_seconds * new
 
     def run(self, items: list[Item], data: str, device: str | None, watch: Watcher, jobs: int) -> None:
         """Trials of one setting and seed."""
@@ -197,6 +201,8 @@ class Minutes(Lines):
         self.queue, self.back, self.skipped = queue, args.back, skipped
         self.until = time.monotonic() + 60 * args.minutes
         self.items: dict[str, Item] = {}  # of this call of `compare`, by the trial's name
+        self.began: dict[str, float] = {}
+        self.beside: deque[float] = deque(maxlen=FEW)  # seconds beside the training steps of the last trials
 
     def admits(self, trial: Planned) -> bool:
         item = self.items[trial.name]
@@ -206,8 +212,17 @@ class Minutes(Lines):
             self.skipped[place(item)] = words
         return needed <= left
 
+    def on_begin(self, trial: Planned) -> None:
+        super().on_begin(trial)
+        if not Path(trial.config.out).exists():  # one that goes on trained some of its seconds before
+            self.began[trial.name] = time.monotonic()
+
     def on_end(self, trial: Planned, result: Trial) -> None:
         super().on_end(trial, result)
+        began = self.began.pop(trial.name, None)
+        if result.finished and began is not None:
+            self.beside.append(time.monotonic() - began - result.seconds)
+            self.queue.overhead = min(OVERHEAD, max(self.beside))
         self.keep()
 
     def keep(self) -> None:
