@@ -19,6 +19,7 @@ import argparse
 import sys
 import time
 import tomllib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -40,7 +41,10 @@ from unmask.reporting.metrics_file import METRICS
 
 HERE = Path(__file__).parent
 SYSTEMS = HERE / "systems"
-OVERHEAD = 60.0  # seconds of a trial beside its training steps: start, packing, validations, measuring
+OVERHEAD = (
+    60.0  # seconds of a trial beside its training steps: start, packing, validations, measuring; at most, at first
+)
+FEW = 4  # trials that tell how many they are here
 RESULTS = ("results.md", "results.json", "results.csv", "results.svg")
 
 
@@ -86,7 +90,8 @@ class Queue:
 
     def __init__(self, text: str, out: Path, systems: Path = SYSTEMS, jobs: int = 1) -> None:
         data = tomllib.loads(text)
-        self.out, self.systems, self.jobs, self.rates = out, systems, jobs, data.get("rates", {})
+        self.out, self.systems, self.jobs = out, systems, jobs
+        self.rates, self.overhead = data.get("rates", {}), OVERHEAD
         self.settings = {name: _setting(name, data["setting"]) for name in data["setting"]}
         self.items = list(self._items(data["experiment"]))
 
@@ -111,7 +116,7 @@ class Queue:
         setting = item.setting
         new = not (self.out / setting.name / PLAN).exists()
         rest = setting.tokens * (1 - self.begun(item)) / self.rate(item)
-        return OVERHEAD + rest + setting.prepare_seconds * new
+        return self.overhead + rest + setting.prepare_seconds * new
 
     def rate(self, item: Item) -> float:
         """Tokens per second: those of a finished trial of the system at this size, or those stated, scaled by what the
@@ -224,6 +229,8 @@ class Minutes(Lines):
         self.queue, self.back, self.begin, self.skipped = queue, args.back, args.begin, skipped
         self.until = time.monotonic() + 60 * args.minutes
         self.items: dict[str, Item] = {}  # of this call of `compare`, by the trial's name
+        self.began: dict[str, float] = {}
+        self.beside: deque[float] = deque(maxlen=FEW)  # seconds beside the training steps of the last trials
 
     def admits(self, trial: Planned) -> bool:
         item = self.items[trial.name]
@@ -237,8 +244,17 @@ class Minutes(Lines):
     def stops(self) -> bool:
         return time.monotonic() > self.until
 
+    def on_begin(self, trial: Planned) -> None:
+        super().on_begin(trial)
+        if not Path(trial.config.out).exists():  # one that goes on trained some of its seconds before
+            self.began[trial.name] = time.monotonic()
+
     def on_end(self, trial: Planned, result: Trial) -> None:
         super().on_end(trial, result)
+        began = self.began.pop(trial.name, None)
+        if result.finished and began is not None:
+            self.beside.append(time.monotonic() - began - result.seconds)
+            self.queue.overhead = min(OVERHEAD, max(self.beside))
         self.keep()
 
     def keep(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -32,6 +33,7 @@ from unmask.cli._chart import Curve, draw
 from unmask.reporting.metrics_file import METRICS, TokenCount
 
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent ends
 POLL = 0.02  # seconds between two looks at the metrics
 COLUMNS = ("seconds", "train_seconds", "step", "tokens")
 
@@ -137,6 +139,12 @@ def lines_of(path: Path, begun: float, process: subprocess.Popen[bytes]) -> Iter
             time.sleep(POLL)
 
 
+def end_with_parent() -> None:
+    """In the new process: a kill of this command asks the run to stop, too, where the system can tell it (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def watch(recipe: str, out: Path, options: list[str], *, warm: bool) -> tuple[Metrics, int]:
     """Train in a process of its own and follow it; what it recorded, and its exit code.
 
@@ -149,7 +157,7 @@ def watch(recipe: str, out: Path, options: list[str], *, warm: bool) -> tuple[Me
         caches = {} if warm else {name: str(Path(place, name)) for name in CACHES}
         begun = time.monotonic()
         command = [sys.executable, "-m", "unmask", "train", recipe, "--out", str(out), *options]
-        process = subprocess.Popen(command, env=os.environ | caches, stdout=sys.stderr)
+        process = subprocess.Popen(command, env=os.environ | caches, stdout=sys.stderr, preexec_fn=end_with_parent)
         handlers = {signal.SIGTERM: lambda *_: process.terminate(), signal.SIGINT: signal.SIG_IGN}
         before = {sent: signal.signal(sent, handler) for sent, handler in handlers.items()}
         try:

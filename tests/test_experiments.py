@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import shutil
 import tarfile
+import types
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -198,6 +199,34 @@ def test_what_is_measured_estimates_what_comes(bench: Any, words: list[str], tmp
     write_trial(tmp_path / "out" / "tiny", dataclasses.replace(trial, at_once=2, tokens_per_second=10.0))
     assert queue.seconds(by_name["tiny", "mdlm-s1"]) == pytest.approx(1 + 12.8)
     assert queue.seconds(by_name["tiny", "d3pm-s0"]) == pytest.approx(1 + 25.6)  # a hundredth of what is stated, too
+
+
+def test_what_a_trial_takes_beside_its_steps_is_learned(
+    bench: Any, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slowest of the last few counts; one that went on from a checkpoint tells nothing."""
+    monkeypatch.setattr(bench, "OVERHEAD", 60.0)
+    queue = bench.Queue(QUEUE, tmp_path / "out", tmp_path / "systems")
+    watch = bench.Minutes(queue, argparse.Namespace(jobs=1, back=None, minutes=3, begin=False), {})
+    now = 100.0
+    monkeypatch.setattr(bench.time, "monotonic", lambda: now)
+    monkeypatch.setattr(bench.Lines, "on_begin", lambda *args: None)
+    monkeypatch.setattr(bench.Lines, "on_end", lambda *args: None)
+    (tmp_path / "there").mkdir()
+    told = []
+    for name, took, trained in [
+        ("new", 70, 60),
+        ("new", 28, 20),
+        ("there", 99, 0),
+        ("new", 17, 10),
+        *[("new", 5, 1)] * 4,
+    ]:
+        planned = types.SimpleNamespace(name=name, config=types.SimpleNamespace(out=str(tmp_path / name)))
+        watch.on_begin(planned)
+        now += took
+        watch.on_end(planned, types.SimpleNamespace(finished=True, seconds=trained))
+        told.append(queue.overhead)
+    assert told == [10, 10, 10, 10, 10, 8, 7, 4]
 
 
 def test_several_experiments_may_be_named_and_a_wrong_name_is_refused(

@@ -147,11 +147,12 @@ def test_the_queue_reads_and_each_recipe_trains(
     for setting in queue.settings.values():  # a name tells the text's size and the epochs
         size, epochs = setting.name.split("M-") if "-" in setting.name else (setting.tokens / 1e6, 1)
         assert setting.tokens == float(size) * int(epochs) * 1e6
-    for name in ("ar_both", "diffusion_both"):
-        options = {"out": str(tmp_path / name), "steps": "2", "batch": "4", "data.length": "16", "tokenizer": "bytes"}
+    regularised = {"ar_both": (0.3, 0.3, 0.0), "diffusion_both": (0.3, 0.1, 0.0), "ar_split": (1.0, 0.3, 0.1)}
+    for name, known in regularised.items():
+        options = {"out": str(tmp_path / name), "steps": "2", "batch": "4", "data.length": "16", "tokenizer": "bpe:300"}
         options |= {"denoiser.hidden": "32", "denoiser.blocks": "2", "denoiser.heads": "2", "valid_rows": "4"}
         config = load_config(BENCHMARKS / "short" / f"{name}.toml", options)
-        assert (config.optim.weight_decay, config.denoiser.dropout) == (0.3, 0.3 if name == "ar_both" else 0.1)  # type: ignore[attr-defined]
+        assert (config.optim.weight_decay, config.denoiser.dropout, config.data.split_tokens) == known  # type: ignore[attr-defined]
         text = Text(path=str(corpus_file), separator="\n")
         data = dataclasses.replace(config.data, train=text, valid=None, held_out=0.1, share=0.5)
         assert train(dataclasses.replace(config, data=data), device="cpu").length == 16

@@ -6,7 +6,9 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -164,3 +166,29 @@ def test_a_run_that_is_stopped_is_told_all_the_same(
     assert "not reached" in capfd.readouterr().out
     assert (tmp_path / "run" / "checkpoints" / "latest").exists()
     ElementTree.parse(tmp_path / "a.svg")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent ended")
+def test_a_killed_command_leaves_no_run_behind(tmp_path: Path, make_config: Any) -> None:
+    recipe, run = tmp_path / "tiny.json", tmp_path / "run"
+    recipe.write_text(json.dumps(to_dict(make_config(run, steps=10**6, valid_every=10**6, save_every=10**6))))
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "time_to_quality.py"),
+        str(recipe),
+        "--out",
+        str(run),
+        "--device",
+        "cpu",
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and "loss" not in (
+        (run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else ""
+    ):
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    while time.monotonic() < deadline and not (run / "checkpoints" / "latest").exists():
+        time.sleep(0.1)
+    assert (run / "checkpoints" / "latest").exists()  # written because it was asked to stop

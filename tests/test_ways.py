@@ -51,7 +51,9 @@ MASK, NUM_IDS = 10, 11
 def made_tokens(size: int = 900) -> Tokens:
     rng = np.random.default_rng(0)
     train, valid = (np.cumsum(rng.integers(0, 2, n)) % 3 for n in (size, 100))
-    return Tokens(train.astype(np.uint16), valid.astype(np.uint16), NUM_IDS, MASK)
+    parts_I2 = np.full((NUM_IDS, 2), -1)
+    parts_I2[2] = 0, 1  # as if it had been merged from these
+    return Tokens(train.astype(np.uint16), valid.astype(np.uint16), NUM_IDS, MASK, parts_I2)
 
 
 @pytest.fixture
@@ -397,7 +399,27 @@ def test_texts_become_a_chain_and_come_back(tmp_path: Path) -> None:
     held = Tokens.load(tmp_path / "held")
     assert held.train.tolist() == [97, 98, 256, 99, 256]
     assert held.valid.tolist() == [100, 256]
-    assert (held.num_ids, held.mask_id) == (258, 257)
+    assert (held.num_ids, held.mask_id, held.parts_I2) == (258, 257, None)
+    (tmp_path / "train.jsonl").write_text(json.dumps({"text": "ababab " * 30}) + "\n")
+    prepare(str(tmp_path / "train.jsonl"), str(tmp_path / "valid.jsonl"), "bpe:260", tmp_path / "held")
+    assert Tokens.load(tmp_path / "held").parts_I2 is not None
+
+
+def test_tokens_are_split_in_training_alone(tokens: Tokens, tmp_path: Path) -> None:
+    tokens.save(tmp_path / "held")
+    held = Tokens.load(tmp_path / "held")
+    split = replace(held, split=0.5)
+    plain_BL, split_BL = (some.rows(0, 40, 8, seed=1) for some in (held, split))
+    assert plain_BL.equal(tokens.rows(0, 40, 8, seed=1))
+    assert not split_BL.equal(plain_BL)
+    for row, parts in zip(plain_BL.tolist(), split_BL.tolist(), strict=True):
+        spelled, spelled_in_parts = ("".join("01" if id == 2 else str(id) for id in ids) for ids in (row, parts))
+        assert spelled.startswith(spelled_in_parts)
+    assert split.held_out(4, 8).equal(held.held_out(4, 8))
+    learner = Learner(way_named("fast+split-0.1+decay-2"), 0, SMALL, tokens, CPU)
+    assert (learner.tokens.split, learner.optim.weight_decay) == (0.1, 2.0)
+    with pytest.raises(UsageError, match="prepare a text with a BPE"):
+        replace(split, parts_I2=None).rows(0, 4, 8, seed=1)
 
 
 def test_shifted_windows_lie_in_the_text_and_move_each_epoch() -> None:

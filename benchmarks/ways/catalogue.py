@@ -57,6 +57,7 @@ class Way:
     updater: MakeUpdater = plain_updater
     plan: Plan = Plan()
     work: float = 1.0  # tokens, as a multiple of the baseline's
+    split: float = 0.0  # share of the tokens that are read as the two that they were merged from
 
     def build(self, setting: Setting, tokens: Tokens) -> DiTNetwork:
         network = self.network(self.denoiser(setting.denoiser), num_ids=tokens.num_ids, mask_id=tokens.mask_id)
@@ -171,6 +172,7 @@ OPTIMISATION = (
     Way("decay-0.1", "weight decay 0.1", optim={"weight_decay": 0.1}),
     Way("decay-0.3", "weight decay 0.3", optim={"weight_decay": 0.3}),
     Way("decay-1", "weight decay 1", optim={"weight_decay": 1.0}),
+    Way("decay-2", "weight decay 2", optim={"weight_decay": 2.0}),
     Way("wsd-0.6", "the rate falls over 60% of the run", optim={"decay_fraction": 0.6}),
     Way("wsd-1", "the rate falls from the start", optim={"decay_fraction": 1.0}),
     Way("warmup-1", "warm-up of 1%", optim={"warmup": 0.01}),
@@ -188,6 +190,12 @@ OPTIMISATION = (
     Way("shifted", "another cut of the text in each epoch", plan=Plan(shifted=True)),
 )
 
+# Of a BPE alone.
+SPLIT = (
+    Way("split-0.1", "a tenth of the tokens in the two parts of each", split=0.1),
+    Way("split-0.2", "a fifth of the tokens in the two parts of each", split=0.2),
+)
+
 # What the recipe `fast` has of all this: what others are added to where a text is read many times.
 FAST = Way(
     "fast",
@@ -198,7 +206,7 @@ FAST = Way(
     plan=NextTokenFirst(start=0.5, flat=0.0, until=0.7, shifted=True),
 )
 
-WAYS = {way.name: way for way in (BASELINE, FAST, *LONGER, *TIMES, *ORDER, *NETWORK, *OPTIMISATION)}
+WAYS = {way.name: way for way in (BASELINE, FAST, *LONGER, *TIMES, *ORDER, *NETWORK, *OPTIMISATION, *SPLIT)}
 
 
 def way_named(name: str) -> Way:
@@ -217,7 +225,7 @@ def way_named(name: str) -> Way:
 
 def _together(name: str, ways: list[Way]) -> Way:
     made = Way(name, " + ".join(way.about for way in ways))
-    for part in ("objective", "updater", "plan", "work", "start"):
+    for part in ("objective", "updater", "plan", "work", "start", "split"):
         given = [getattr(way, part) for way in ways if getattr(way, part) != getattr(BASELINE, part)]
         if len(given) > 1:
             raise UsageError(f"{name}: two of these change the same thing ({part}): leave out one")

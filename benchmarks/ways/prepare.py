@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from unmask.corpora.reading import read_like
+from unmask.data.splitting import merged_from
 from unmask.data.tokenizers import Tokenizer, load_tokenizer
+from unmask.errors import UsageError
 from ways.command import run_command
 from ways.data import Ids, Tokens
 
@@ -30,15 +33,18 @@ def chain(path: str, tokenizer: Tokenizer) -> Ids:
 
 def prepare(train: str, valid: str, tokenizer: str, out: Path, *, most: int | None = None) -> None:
     """most: so many tokens of the text to learn from, the first ones."""
-    made = load_tokenizer(tokenizer)
-    Tokens(chain(train, made)[:most], chain(valid, made), made.num_ids, made.mask_id).save(out)
+    made = load_tokenizer(tokenizer, read_like(train))
+    parts_I2 = None
+    with suppress(UsageError):  # no BPE
+        parts_I2 = merged_from(made)
+    Tokens(chain(train, made)[:most], chain(valid, made), made.num_ids, made.mask_id, parts_I2).save(out)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("train", "valid"):
         parser.add_argument(f"--{name}", required=True, help="a file or folder as `unmask eval --data` takes it")
-    parser.add_argument("--tokenizer", default="bytes")
+    parser.add_argument("--tokenizer", default="bytes", help="as in recipes; bpe:SIZE is trained on the first text")
     parser.add_argument("--most", type=int, help="tokens to learn from; default: all")
     parser.add_argument("--out", type=Path, required=True, help="tokens.npz.xz, say")
     args = parser.parse_args()

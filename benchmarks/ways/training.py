@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,7 +62,8 @@ class Learner:
     """A network on its way, a step at a time."""
 
     def __init__(self, way: Way, seed: int, setting: Setting, tokens: Tokens, device: torch.device) -> None:
-        self.way, self.seed, self.setting, self.tokens, self.device = way, seed, setting, tokens, device
+        self.way, self.seed, self.setting, self.device = way, seed, setting, device
+        self.tokens = replace(tokens, split=way.split)
         torch.manual_seed(seed)
         self.network = way.build(setting, tokens).to(device).train()
         self.optim = way.rates(setting)
