@@ -205,7 +205,7 @@ class Minutes(Lines):
     def admits(self, trial: Planned) -> bool:
         item = self.items[trial.name]
         needed, left = self.queue.seconds(item), self.until - time.monotonic()
-        fits = needed <= left or (self.begin and left > 0)
+        fits = needed <= left or (self.begin and left > OVERHEAD / 2)  # less is spent before the first step
         if not fits:
             words = f"skipped: takes {needed / 60:.1f} minutes, {max(left, 0) / 60:.1f} are left"
             self.skipped[place(item)] = words
