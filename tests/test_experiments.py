@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib
 import shutil
@@ -187,6 +188,13 @@ def test_what_is_measured_estimates_what_comes(bench: Any, words: list[str], tmp
     write_trial(tmp_path / "out" / "tiny", dataclasses.replace(trial, at_once=2, tokens_per_second=10.0))
     assert queue.seconds(by_name["tiny", "mdlm-s1"]) == pytest.approx(1 + 12.8)
     assert queue.seconds(by_name["tiny", "d3pm-s0"]) == pytest.approx(1 + 25.6)  # a hundredth of what is stated, too
+
+
+def test_seeds_of_the_same_systems_can_share_the_device(bench: Any, words: list[str], tmp_path: Path) -> None:
+    queue = bench.Queue(QUEUE.replace("d3pm = 1", "d3pm = 2"), tmp_path / "out", tmp_path / "systems")
+    args = argparse.Namespace(only=None, again=False)
+    groups = [[item.name for item in group] for group in bench.waiting(queue, args, {})]
+    assert groups == [["mdlm-s0", "mdlm-s1"], ["ar-s0", "d3pm-s0", "wrong-s0"], ["d3pm-s1"], ["mdlm-s0"]]
 
 
 def test_at_the_end_of_the_minutes_all_is_saved_and_the_next_call_goes_on(
