@@ -9,7 +9,7 @@ so that they are not repeated, and --back archives all small files, rewritten af
 archived, so a trial that does not fit into the remaining minutes is skipped, with the reason. --begin starts it
 nevertheless: on a machine that keeps its files, the next call goes on with it. At the end of the minutes whatever still
 runs saves its state and stops, which takes some seconds. A trial's duration is estimated from other trials of the same
-system and size, or from experiments.toml. --jobs: trials of one setting and seed that share the device. Two calls whose
+system and size, or from experiments.toml. --jobs: trials of one setting that share the device. Two calls whose
 experiments (--only) have no setting in common may share --out and the device; each needs its own --back.
 """
 
@@ -149,15 +149,15 @@ class Queue:
         return min(1.0, tokens / item.setting.tokens)
 
     def run(self, items: list[Item], data: str, device: str | None, watch: Watcher) -> None:
-        """Trials of one setting and seed."""
-        setting, seed = items[0].setting, items[0].seed
+        """Trials of one setting, each of their systems with each of their seeds."""
+        setting = items[0].setting
         known = {other.system for other in self.items if self.trial(other) and other.setting == setting}
-        systems = [item.system for item in items]
+        systems = systems_of(items)
         compare(
             [self.systems / f"{system}.toml" for system in systems],
             tokens=setting.tokens,
             out=self.out / setting.name,
-            seeds=[seed],
+            seeds=list(dict.fromkeys(item.seed for item in items)),
             overrides={key: str(value).replace("{data}", data) for key, value in setting.options.items()},
             draws=setting.draws,
             valid_rows=setting.valid_rows,
@@ -235,7 +235,7 @@ class Minutes(Lines):
     def admits(self, trial: Planned) -> bool:
         item = self.items[trial.name]
         needed, left = self.queue.seconds(item), self.until - time.monotonic()
-        fits = needed <= left or (self.begin and left > 0)
+        fits = needed <= left or (self.begin and left > OVERHEAD / 2)  # less is spent before the first step
         if not fits:
             words = f"skipped: takes {needed / 60:.1f} minutes, {max(left, 0) / 60:.1f} are left"
             self.skipped[place(item)] = words
@@ -267,7 +267,7 @@ def place(item: Item) -> str:
 
 
 def waiting(queue: Queue, args: argparse.Namespace, skipped: dict[str, str]) -> Iterator[list[Item]]:
-    """What is to be run, in order: neighbours of one setting and seed together."""
+    """What is to be run, in order: neighbours of one setting together, where each system has the same seeds."""
     todo = []
     for item in queue.items:
         done = queue.trial(item)
@@ -279,8 +279,19 @@ def waiting(queue: Queue, args: argparse.Namespace, skipped: dict[str, str]) -> 
             todo.append(item)
         else:
             skipped[place(item)] = "no recipe"
+    together: list[Item] = []
     for _, group in groupby(todo, lambda item: (item.setting.name, item.seed)):
-        yield list(group)
+        items = list(group)
+        if together and (together[0].setting, systems_of(together)) != (items[0].setting, systems_of(items)):
+            yield together
+            together = []
+        together += items
+    if together:
+        yield together
+
+
+def systems_of(items: list[Item]) -> list[str]:
+    return list(dict.fromkeys(item.system for item in items))
 
 
 def work(queue: Queue, args: argparse.Namespace) -> dict[str, str]:

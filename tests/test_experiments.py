@@ -244,6 +244,13 @@ def test_several_experiments_may_be_named_and_a_wrong_name_is_refused(
     assert "cannot read" in capsys.readouterr().err
 
 
+def test_seeds_of_the_same_systems_can_share_the_device(bench: Any, words: list[str], tmp_path: Path) -> None:
+    queue = bench.Queue(QUEUE.replace("d3pm = 1", "d3pm = 2"), tmp_path / "out", tmp_path / "systems")
+    args = argparse.Namespace(only=None, again=False)
+    groups = [[item.name for item in group] for group in bench.waiting(queue, args, {})]
+    assert groups == [["mdlm-s0", "mdlm-s1"], ["ar-s0", "d3pm-s0", "wrong-s0"], ["d3pm-s1"], ["mdlm-s0"]]
+
+
 def test_at_the_end_of_the_minutes_all_is_saved_and_the_next_call_goes_on(
     bench: Any, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

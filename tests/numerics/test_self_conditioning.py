@@ -122,6 +122,13 @@ def test_the_estimate_is_a_constant_and_autocast_keeps_the_gradient() -> None:
     assert float((gradients[1] - gradients[0]).norm()) < 0.05 * float(gradients[0].norm())
 
 
+def test_rows_of_which_nothing_is_noised_cost_nothing() -> None:
+    objective, network, _ = trained(1.0)
+    batch = make_batch(torch.zeros(2, 4, dtype=torch.long), prefix_len_B=torch.tensor([4, 2]), seed=0, step=0)
+    assert loss(objective, network, batch.rows(0, 1)) == 0
+    assert loss(objective, network, batch) == pytest.approx(loss(objective, network, batch.rows(1, 2)), rel=1e-5)
+
+
 def test_a_share_that_is_none_is_refused() -> None:
     with pytest.raises(UsageError, match="share of training rows"):
         objectives.Plaid(self_conditioning=1.5)

@@ -284,7 +284,7 @@ class GaussianObjective(Objective):
         with without_gradient(z_NE.device):
             x_hat_KE = token_nats(network, self._pass(network, batch, part, z_KE, gamma_K, level_B), mean)
         x_hat_NE = torch.zeros_like(z_NE)
-        return x_hat_NE if none else x_hat_NE.index_copy(0, line_K, x_hat_KE)
+        return x_hat_NE if none or not len(line_K) else x_hat_NE.index_copy(0, line_K, x_hat_KE)
 
     def learned(self, process: Gaussian) -> list[Tensor]:
         """The tensors that require a gradient and that a term uses besides gamma and weights."""
