@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import unmask
 from tiny_encoders import save_encoder
 from unmask.data.packing import pack_texts
 from unmask.data.tokenizers import load_tokenizer
 from unmask.evaluation.against import shared_by
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.by_text import summed, text_numbers
+from unmask.model import Model
 from unmask.pretrained import read_pretrained
 
 BYTES = load_tokenizer("bytes")
@@ -52,10 +55,25 @@ def test_the_interval_over_texts_covers_where_that_over_rows_does_not() -> None:
         level_T = rng.normal(3.0, 0.3, 25)
         nats_B = 50 * (torch.from_numpy(level_T)[of_B] + torch.from_numpy(rng.normal(0, 0.2, len(of_B))))
         bound = Bound(draws_BS=nats_B[:, None], tokens_B=torch.full((len(of_B),), 50))
-        for i, one in enumerate((bound, summed(bound, of_B))):
+        for i, one in enumerate((bound, replace(bound, of_B=of_B))):
             held[i] += one.ci95[0] <= 3.0 <= one.ci95[1]
+        assert summed(bound, of_B).ci95 == pytest.approx(one.ci95)
     assert held[0] / repeats < 0.75
     assert 0.92 < held[1] / repeats < 0.97
+
+
+def test_what_is_measured_says_of_how_many_texts_it_is(model: Model, ar_model: Model) -> None:
+    texts = ["the cat sat on the mat " * 8, "a dog ran " * 12, "no rat"]
+    for metric in ("perplexity", "order_likelihood"):
+        measured = unmask.evaluate(ar_model if metric == "perplexity" else model, texts, metric=metric, packing="wrap")
+        bound = measured.bound
+        assert bound is not None
+        assert bound.of_B is not None
+        assert bound.summary()["texts"] == bound.num_texts < len(bound.tokens_B)
+        assert measured.protocol["interval"] == f"over {bound.num_texts} texts, in which the rows begin"
+        assert measured.ci95 == pytest.approx(tuple(map(math.exp, summed(bound, bound.of_B).ci95)))
+    one = unmask.evaluate(ar_model, ["a dog ran"], packing="wrap")
+    assert one.protocol["interval"] == "over rows"
 
 
 def test_differences_are_over_texts_too() -> None:

@@ -45,4 +45,6 @@ def summed(bound: Bound, of_B: Tensor) -> Bound:
     """
     num = int(of_B.max()) + 1
     draws_TS = bound.draws_BS.new_zeros(num, bound.draws_BS.shape[1]).index_add(0, of_B, bound.draws_BS)
-    return replace(bound, draws_BS=draws_TS, tokens_B=bound.tokens_B.new_zeros(num).index_add(0, of_B, bound.tokens_B))
+    return replace(
+        bound, of_B=None, draws_BS=draws_TS, tokens_B=bound.tokens_B.new_zeros(num).index_add(0, of_B, bound.tokens_B)
+    )

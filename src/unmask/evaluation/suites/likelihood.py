@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 from unmask.data.packing import Anchor, Rows, pack_texts
 from unmask.errors import DataError, UsageError
 from unmask.evaluation.against import Difference, Other, evaluate_against, metrics_of
-from unmask.evaluation.by_text import summed, text_numbers
-from unmask.evaluation.evaluate import chosen_rows, evaluate
+from unmask.evaluation.evaluate import evaluate
 from unmask.evaluation.suites.base import Entry, Identity, Measured, Numbers, Suite, Two
 from unmask.evaluation.suites.differences import difference_of
 from unmask.evaluation.suites.texts import Source, TextSet
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from unmask.evaluation.measurement import Measurement
     from unmask.evaluation.suites.run import SuiteRun
     from unmask.model import Model
@@ -115,7 +112,7 @@ def _read(models: Sequence[Model], found: Source, run: SuiteRun, identities: Seq
     for model, identity in zip(models, identities, strict=True):
         anchor: Anchor = identity["anchor"]
         how: dict[str, Any] = {"policy": identity["packing"], "length": identity["length"], "anchor": anchor}
-        run.world.agree(lambda: read.append(_pack(model, found, how, run)))  # noqa: B023 - called at once
+        run.world.agree(lambda: read.append(_pack(model, found, how, run.max_texts)))  # noqa: B023 - called at once
     run.world.arm()
     return read
 
@@ -125,7 +122,6 @@ class _Read:
     """A set's rows, and information about what was read."""
 
     rows: Rows
-    of_B: Tensor | None  # the text of each row that is measured, see `text_numbers`
     documents: int = 0
     empty: int = 0
     text_bytes: int = 0
@@ -139,13 +135,12 @@ class _Read:
             "detokenizer": source.detokenize.__name__,
             "documents": self.documents,
             "bits_per_byte_of": "the scored tokens' bytes in the detokenized text",
-            "interval": "over rows" if self.of_B is None else "over texts: rows that begin in the same one are a group",
         }
 
 
-def _pack(model: Model, source: Source, how: dict[str, Any], run: SuiteRun) -> _Read:
-    """Pack every document, or at most `max_texts` of them; none is truncated, long ones continue in further rows."""
-    counts, most = [0, 0, 0], run.max_texts
+def _pack(model: Model, source: Source, how: dict[str, Any], most: int | None = None) -> _Read:
+    """Pack every document, or `most` of them spread evenly; none is truncated, long ones continue in further rows."""
+    counts = [0, 0, 0]
 
     def documents() -> Iterator[str]:
         chosen = None if most is None else _spread(sum(bool(text.strip()) for text in source.texts()), most)
@@ -168,8 +163,7 @@ def _pack(model: Model, source: Source, how: dict[str, Any], run: SuiteRun) -> _
             raise
         empty = f"all of its {counts[1]:,} documents are blank" if counts[0] else str(e)
         raise DataError(f"{source.name} holds no text: {empty}") from None
-    chosen = chosen_rows(rows, run.metric.max_rows)
-    return _Read(rows, text_numbers(rows, model.tokenizer, chosen), *counts)
+    return _Read(rows, *counts)
 
 
 def _spread(num: int, most: int) -> set[int]:
@@ -181,15 +175,10 @@ def _numbers(one: TextSet, measured: Measurement, read: _Read, whose: str = "the
     bound, report = measured.bound, read.rows.report
     assert bound is not None  # the metric is a perplexity
     bound.check_finite(whose, one.title)
-    ends = ("ppl_ci95", "pseudo_ppl_ci95", "nats_per_token_ci95", "bits_per_byte_ci95")
-    by_text = bound if read.of_B is None else replace(summed(bound, read.of_B), num_bytes=bound.num_bytes)
-    over_texts = {key: value for key, value in by_text.summary().items() if key in ends}
     return {
         "kind": measured.kind,
         "sign": measured.sign,
         **bound.summary(),
-        **over_texts,
-        "interval_groups": len(by_text.tokens_B),
         "tokens_cut": report.cut_tokens,
         "tokens_not_chosen": report.tokens - bound.tokens,
         "text_bytes": read.text_bytes,
