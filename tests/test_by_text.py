@@ -36,6 +36,9 @@ def test_a_row_is_of_the_text_in_which_it_begins() -> None:
     assert numbers(["a" * 10, "b" * 2, "c" * 6], "pad", 4, most=3) == [0, 0, 1]
     assert numbers(["a" * 40], "wrap", 4) is None  # of one text alone nothing can be said of others
     assert numbers(["a", "b", "c"], "pad", 4) is None  # every row is a text
+    cut = pack_texts(["a" * 9, "b", "c" * 9, "d"], BYTES, "pad", 4)  # the rest of a long text is left out
+    assert cut.report.cut_tokens
+    assert text_numbers(cut, BYTES, np.arange(4)) is None
 
 
 def test_a_vocabulary_without_an_end_of_text_says_nothing(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ def text_numbers(rows: Rows, tokenizer: Tokenizer, indices: Ints) -> Tensor | No
     >>> text_numbers(pack_texts(["abcdefg", "hi"], bytes_, "wrap", 3), bytes_, np.arange(4)).tolist()
     [0, 0, 0, 1]
     """
-    if not tokenizer.ends_texts:
+    a_row_each = rows.report.policy in ("fill", "sentence") or (rows.report.policy == "pad" and rows.report.cut_tokens)
+    if a_row_each or not tokenizer.ends_texts:  # a text that was cut has no end in its row
         return None
     ends = [int(np.count_nonzero(row == tokenizer.eot_id)) for row in rows.scored(np.arange(len(rows)))]
     before_B = (np.cumsum(ends) - ends)[indices]
