@@ -20,6 +20,7 @@ from unmask.data.rows import Ints
 from unmask.data.tokenizers import Tokenizer
 from unmask.errors import UsageError
 from unmask.evaluation.bound import Bound
+from unmask.evaluation.by_text import summed, text_numbers
 from unmask.evaluation.evaluate import chosen_rows, with_protocol
 from unmask.evaluation.measurement import Measurement
 from unmask.evaluation.paired import GAP_SIGN, Interval, gap, seen
@@ -118,7 +119,8 @@ def shared_by(ours: tuple[Rows, Tokenizer], theirs: tuple[Rows, Tokenizer], max_
         for number, (x, y) in enumerate(pairs, 1):
             if x is None or y is None or x.tolist() != y.tolist():
                 raise _unlike(f"row {number}", "the models pad and frame texts differently", rows)
-        return Shared()
+        of_B = text_numbers(rows, tokenizer, indices)
+        return Shared() if of_B is None else Shared(texts=(of_B, of_B))
     of_B, other_of_B = _texts_of(_Parts(rows, tokenizer, indices), _Parts(other_rows, other, other_indices))
     count = torch.from_numpy(rows.bytes_of(indices))
     count_B = torch.zeros(int(of_B.max()) + 1, dtype=count.dtype).index_add(0, of_B, count)
@@ -245,7 +247,7 @@ class Pair:
         """The bounds with one row per text."""
         if self.shared.texts is None:
             return self.ours, self.theirs
-        ours, theirs = (_summed(*of) for of in zip((self.ours, self.theirs), self.shared.texts, strict=True))
+        ours, theirs = (summed(*of) for of in zip((self.ours, self.theirs), self.shared.texts, strict=True))
         return ours, theirs
 
     def with_more(self, pair: Pair) -> Pair:
@@ -258,13 +260,6 @@ class Pair:
 
     def _of(self, ours: Bound, theirs: Bound) -> Pair:
         return replace(self, ours=self.ours if self.once[0] else ours, theirs=self.theirs if self.once[1] else theirs)
-
-
-def _summed(bound: Bound, of_B: torch.Tensor) -> Bound:
-    """Sum a bound over the rows of each text; `of_B` holds the text number of each row."""
-    num = int(of_B.max()) + 1
-    draws_TS = bound.draws_BS.new_zeros(num, bound.draws_BS.shape[1]).index_add(0, of_B, bound.draws_BS)
-    return replace(bound, draws_BS=draws_TS, tokens_B=bound.tokens_B.new_zeros(num).index_add(0, of_B, bound.tokens_B))
 
 
 def _check_kinds(kinds: Sequence[Kind]) -> None:

@@ -39,6 +39,7 @@ class Bound:
     tokens_B: Tensor
     num_bytes: int | None = None  # of the text of the tokens, if known
     kind: Kind = "upper bound"  # or exact: a likelihood without draws; or pseudo: no bound
+    of_B: Tensor | None = field(default=None, compare=False)  # text numbers of rows; None: each row is a text
     explained: Callable[[], list[list[TokenNats]]] | None = field(default=None, compare=False)  # see `explain`
 
     def __repr__(self) -> str:
@@ -108,10 +109,23 @@ class Bound:
     def standard_error(self) -> float:
         """Standard error of nats per token.
 
-        With many sequences, they are a sample of texts, and the noise of each one's draws is included. With one
-        sequence, the text is given and only the draws of times and masks vary.
+        With many sequences, they are a sample of texts, and the noise of each one's draws is included; rows of one text
+        (`of_B`) count as one. With one sequence, the text is given and only the draws of times and masks vary.
         """
-        return ratio_error(self.nats_B, self.tokens_B) if len(self.tokens_B) > 1 else self.draws_error
+        return ratio_error(*self._texts()) if len(self.tokens_B) > 1 else self.draws_error
+
+    def _texts(self) -> tuple[Tensor, Tensor]:
+        """The nats and the tokens of each text."""
+        if self.of_B is None:
+            return self.nats_B, self.tokens_B
+        zero_T = torch.zeros(self.num_texts, dtype=torch.float64)
+        nats_T, tokens_T = (zero_T.index_add(0, self.of_B, of.double()) for of in (self.nats_B, self.tokens_B))
+        return nats_T, tokens_T
+
+    @property
+    def num_texts(self) -> int:
+        """The number of texts that an interval over texts is of."""
+        return len(self.tokens_B) if self.of_B is None else int(self.of_B.max()) + 1
 
     @property
     def draws_error(self) -> float:
@@ -142,7 +156,7 @@ class Bound:
     @property
     def ci95(self) -> tuple[float, float]:
         """A 95% interval of nats per token over sequences and times."""
-        rows, columns = self.draws_BS.shape
+        rows, columns = self.num_texts, self.draws_BS.shape[1]
         half = student_975(max(rows, 1 if rows > 1 else columns) - 1) * self.standard_error
         return self.nats_per_token - half, self.nats_per_token + half
 
@@ -192,7 +206,7 @@ class Bound:
             "tokens": self.tokens,
             "bytes": self.num_bytes,
             "sequences": len(self.tokens_B),
-        }
+        } | ({} if self.of_B is None else {"texts": self.num_texts})
 
 
 def join(bounds: list[Bound], num_bytes: int | None = None) -> Bound:

@@ -55,6 +55,7 @@ class OrderLikelihood(Metric):
 
         from unmask.denoisers.network import evaluating
         from unmask.evaluation.bound import Bound
+        from unmask.evaluation.by_text import text_numbers
         from unmask.evaluation.evaluate import batches_of, chosen_rows
         from unmask.evaluation.orders import check_order, mixture_nats
 
@@ -67,10 +68,12 @@ class OrderLikelihood(Metric):
                 draws = [mixture_nats(predictor, batch, self.sampler, **how, draw=i) for i in range(self.num_samples)]
                 parts.append(torch.stack(draws, dim=1))
                 tokens.append(batch.scored_BL.sum(dim=1).cpu())
+        indices = chosen_rows(data, self.max_rows)
         bound = Bound(
             draws_BS=torch.cat(parts),
             tokens_B=torch.cat(tokens),
-            num_bytes=int(data.bytes_of(chosen_rows(data, self.max_rows)).sum()),
+            num_bytes=int(data.bytes_of(indices).sum()),
+            of_B=text_numbers(data, model.tokenizer, indices),
             kind="exact" if self.sampler.fixed_order else "upper bound",
         )
         calls = self.sampler.max_calls(data.length) * self.orders * self.num_samples

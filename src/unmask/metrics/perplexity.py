@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 from unmask.errors import UsageError
@@ -106,6 +106,7 @@ class Perplexity(Metric):
         self, model: Model, data: Rows, *, seed: int, world: World | None = None, progress: Progress | None = None
     ) -> Reading:
         """What this metric measures of a model on rows, before the number of draws is known."""
+        from unmask.evaluation.by_text import text_numbers
         from unmask.evaluation.evaluate import chosen_rows, evaluate_rows
 
         estimator = self.estimator or model.objective.estimator(model.denoiser)
@@ -113,10 +114,12 @@ class Perplexity(Metric):
         how |= {"world": world, "progress": progress, "seed": seed}
 
         def bound(draws: Draws) -> Bound:
-            return evaluate_rows(model.denoiser, model.objective, data, num_samples=draws, **how)
+            found = evaluate_rows(model.denoiser, model.objective, data, num_samples=draws, **how)
+            return replace(found, of_B=of_B)
 
-        once = model.objective.with_estimator(estimator).one_reading
-        return Reading(len(chosen_rows(data, self.max_rows)), estimator, once, bound)
+        indices = chosen_rows(data, self.max_rows)
+        of_B = text_numbers(data, model.tokenizer, indices)
+        return Reading(len(indices), estimator, model.objective.with_estimator(estimator).one_reading, bound)
 
     def measured(self, reading: Reading, bound: Bound, draws: Draws, half: float, of: str = "") -> Measurement:
         """The perplexity from these draws. half: the half-width that `precision` limits, if it is not the bound's own:
@@ -159,6 +162,7 @@ def measured_of(bound: Bound, protocol: Mapping[str, Any]) -> Measurement:
     """The perplexity of a bound, named according to its kind."""
     from unmask.evaluation.measurement import Measurement
 
+    interval = "over rows" if bound.of_B is None else f"over {bound.num_texts:,} texts, in which the rows begin"
     return Measurement(
         name=bound.ppl_name,
         value=bound.ppl,
@@ -166,7 +170,7 @@ def measured_of(bound: Bound, protocol: Mapping[str, Any]) -> Measurement:
         n=bound.tokens,
         kind=bound.kind,
         bound=bound,
-        protocol={"tokens": bound.tokens, **protocol},
+        protocol={"tokens": bound.tokens, "interval": interval, **protocol},
     )
 
 

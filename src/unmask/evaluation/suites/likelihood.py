@@ -135,7 +135,6 @@ class _Read:
             "detokenizer": source.detokenize.__name__,
             "documents": self.documents,
             "bits_per_byte_of": "the scored tokens' bytes in the detokenized text",
-            "interval": "over rows",
         }
 
 

@@ -176,7 +176,7 @@ _SETS = (
 
 ZERO_SHOT = LikelihoodSuite(
     name="zero-shot",
-    version=1,
+    version=2,
     sets={one.name: one for one in _SETS},
     layout=PerplexityTable(),
     options=OPTIONS,

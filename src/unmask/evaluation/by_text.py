@@ -1,0 +1,51 @@
+"""Rows grouped by the text that they are of: an interval over texts takes each text once, however many rows it has.
+
+Rows of one long text are alike, so taking them for independent samples makes an interval far too narrow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unmask.data.rows import Ints, Rows
+from unmask.data.tokenizers import Tokenizer
+from unmask.evaluation.bound import Bound
+
+
+def text_numbers(rows: Rows, tokenizer: Tokenizer, indices: Ints) -> Tensor | None:
+    """[B] for each of these rows the number of the text in which it begins, counted from 0 without gaps.
+
+    None where rows stand for themselves: each begins in a text of its own, or all in a single one, or the vocabulary
+    has no end of a text.
+
+    >>> from unmask.data.packing import pack_texts
+    >>> from unmask.data.tokenizers import load_tokenizer
+    >>> bytes_ = load_tokenizer("bytes")
+    >>> text_numbers(pack_texts(["abcdefg", "hi"], bytes_, "wrap", 3), bytes_, np.arange(4)).tolist()
+    [0, 0, 0, 1]
+    """
+    a_row_each = rows.report.policy in ("fill", "sentence") or (rows.report.policy == "pad" and rows.report.cut_tokens)
+    if a_row_each or not tokenizer.ends_texts:  # a text that was cut has no end in its row
+        return None
+    ends = [int(np.count_nonzero(row == tokenizer.eot_id)) for row in rows.scored(np.arange(len(rows)))]
+    before_B = (np.cumsum(ends) - ends)[indices]
+    found, of_B = np.unique(before_B, return_inverse=True)
+    return torch.from_numpy(of_B) if 1 < len(found) < len(indices) else None
+
+
+def summed(bound: Bound, of_B: Tensor) -> Bound:
+    """A bound summed over the rows of each text. of_B: the text number of each row.
+
+    >>> bound = Bound(draws_BS=torch.tensor([[1.0], [2.0], [4.0]]), tokens_B=torch.tensor([1, 1, 1]))
+    >>> summed(bound, torch.tensor([0, 0, 1])).nats_B.tolist()
+    [3.0, 4.0]
+    """
+    num = int(of_B.max()) + 1
+    draws_TS = bound.draws_BS.new_zeros(num, bound.draws_BS.shape[1]).index_add(0, of_B, bound.draws_BS)
+    return replace(
+        bound, of_B=None, draws_BS=draws_TS, tokens_B=bound.tokens_B.new_zeros(num).index_add(0, of_B, bound.tokens_B)
+    )
