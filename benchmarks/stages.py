@@ -60,6 +60,11 @@ class Stage:
     makes: tuple[Path, ...]
     beside: str
 
+    @property
+    def results(self) -> tuple[Path, ...]:
+        """What is there once it is done. An output that no archive holds may have stayed elsewhere."""
+        return (*self.makes, *(into for into in (self.into,) if into is not None and into.suffix in SUFFIXES))
+
 
 class Stages:
     """What a file says is to be done, and what OUT says of it."""
@@ -103,7 +108,7 @@ class Stages:
 
     def done(self, stage: Stage) -> dict[str, Any] | None:
         """What is written down of a stage that is done, and whose things are there."""
-        if not self.marker(stage).exists() or not all(path.exists() for path in stage.makes):
+        if not self.marker(stage).exists() or not all(path.exists() for path in stage.results):
             return None
         said: dict[str, Any] = json.loads(self.marker(stage).read_text(encoding="utf-8"))
         if said["words"] != stage.said:
@@ -130,7 +135,7 @@ class Stages:
     def done_elsewhere(self, stage: Stage) -> bool:
         """Whether an archive says that it is done, and all that is not here is what no archive holds."""
         if not self.marker(stage).exists() or any(
-            path.suffix in SUFFIXES and not path.exists() for path in stage.makes
+            path.suffix in SUFFIXES and not path.exists() for path in stage.results
         ):
             return False
         return bool(json.loads(self.marker(stage).read_text(encoding="utf-8"))["words"] == stage.said)
@@ -206,7 +211,8 @@ def begin(stages: Stages, stage: Stage) -> Running:
     with log.open("ab") as said, printed.open("wb") as out:
         how: dict[str, Any] = {"stdout": out, "stderr": said, "cwd": stages.values["data"], "env": environment()}
         process = subprocess.Popen([sys.executable, *words], **how)
-    again = ", again: its weights are not here, and what was measured of those before stays"
+    lost = "its weights are not here, and what was measured of those before stays"
+    again = f", again: {lost if stages.gives(stage) else 'its output is not here'}"
     print(f"{stage.name}: begun{again if stages.marker(stage).exists() else ''}", flush=True)
     return Running(stage, process, log, time.monotonic())
 

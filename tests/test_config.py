@@ -422,7 +422,7 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
         ("deep.json", "JSON"),
         ("latin.toml", "TOML"),
         ("gone.toml", "gone.toml"),
-        (".", "directory"),
+        (".", "no run has begun"),
     ):
         with pytest.raises(ConfigError, match=message):
             read_recipe(tmp_path / name)

@@ -82,7 +82,7 @@ CASES: list[tuple[str, int, str]] = [
     ("train wrong-key.toml", 2, "'steps'"),
     ("train wrong-value.toml", 2, "steps"),
     ("train no.toml", 2, "no.toml"),
-    ("train folder", 2, "directory"),
+    ("train folder", 2, "no run has begun there"),
     ("train r.json --optim.learning-rate 3", 2, "'optim.learning_rate'"),
     ("train r.json --optm.lr 3", 2, "'optim'"),
     ("train r.json --steps many", 2, "steps"),
@@ -213,6 +213,11 @@ def test_a_message_stays_one_line_whatever_was_given(place: Path, capsys: Captur
     one_line(capsys, run(["fill", "model", "a\nb\n"]), 2, "no gap in")
     one_line(capsys, run(["train", "no\nsuch\n.toml"]), 2, "cannot read the recipe no such .toml")
     one_line(capsys, run(["train", "r.json", "--tokenizer", "bpe:\n9"]), 2, "write bpe:SIZE")
+
+
+def test_a_folder_in_which_no_run_has_begun(place: Path, capsys: Capture) -> None:
+    (place / "stopped").mkdir()  # while its texts were read
+    one_line(capsys, run(["train", "stopped", "--resume"]), 2, "stopped is a folder without recipe.json: no run has")
 
 
 def test_standard_input_that_is_no_text(place: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,31 @@ def test_the_same_there_and_back(case: str, tmp_path: Path, capsys: pytest.Captu
     assert read_pretrained(f"hf:{tmp_path / 'theirs'}").length == model.length
 
 
+@torch.no_grad()
+def test_vectors_of_the_network_without_its_head(ar_model: Model, tmp_path: Path) -> None:
+    model = model_of("dit-bytes-level")
+    write_transformers(model, tmp_path / "masked")
+    there = transformers.AutoModel.from_pretrained(tmp_path / "masked")
+    assert isinstance(there, hf.UnmaskModel)
+    row = [97, model.tokenizer.mask_id, 98]
+    batch, valid = torch.tensor([row, [97, 98, 99]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    found = there(input_ids=batch, attention_mask=valid).last_hidden_state
+    assert torch.allclose(found[0], model.hidden(row), atol=1e-5)
+    assert torch.allclose(found[1, :2], model.hidden([97, 98]), atol=1e-5)
+    features: Any = transformers.pipeline("feature-extraction", model=str(tmp_path / "masked"), device="cpu")
+    whole = [*model.begin, *model.tokenizer.encode("abc"), *model.end]
+    assert torch.allclose(torch.tensor(features("abc")[0]), model.hidden(whole), atol=1e-5)
+    there.save_pretrained(tmp_path / "again")  # the whole network
+    again = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "again")
+    assert torch.equal(again.network.state_dict()["embed.weight"], there.network.state_dict()["embed.weight"])
+
+    write_transformers(ar_model, tmp_path / "causal")
+    there = transformers.AutoModel.from_pretrained(tmp_path / "causal")
+    row = ar_model.tokenizer.encode("the cat")
+    found = there(input_ids=torch.tensor([row])).last_hidden_state[0]
+    assert torch.allclose(found[:-1], ar_model.hidden(row)[1:], atol=1e-5)
+
+
 def test_the_level_is_the_share_of_masks() -> None:
     model = model_of("dit-bytes-level")
     config = hf.UnmaskConfig(**config_of(model)[0])

@@ -125,6 +125,30 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+def hostile_version(folder: Path) -> None:
+    edit_json(folder / "tokenizer.json", version="2\x1b[2J\n")
+
+
+@pytest.mark.parametrize(
+    ("attack", "said"),
+    [
+        (config(hidden_size="a" * 5000), "settings.hidden_size must be a whole number"),
+        (config(hidden_act=["a" * 5000]), "settings.hidden_act is"),
+        (hostile_version, "the tokenizer cannot be read: Unknown tokenizer version '2?[2J"),
+    ],
+)
+def test_sentences_quote_strangers_briefly_and_without_control_characters(
+    attack: Callable[[Path], Any], said: str, folder: Path
+) -> None:
+    attack(folder)
+    with pytest.raises(UnmaskError) as error:
+        read_pretrained(str(folder))
+    sentence = str(error.value)
+    assert said in sentence
+    assert sentence.isprintable()
+    assert len(sentence) < len(str(folder)) + 300
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_one_sentence_and_nothing_written(
     name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

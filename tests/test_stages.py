@@ -178,6 +178,8 @@ def test_weights_are_made_again_only_where_a_stage_that_is_left_reads_them(
             *(f"stages/{n}.json" for n in NAMES),
             "tuned/of.json",
         ]
+    (place / "here" / "said.json").unlink()
+    assert go("here", "--minutes", "1") == ["measure: begun, again: its output is not here"]
     assert go("there", "--minutes", "1", "--finished", small) == []
     (place / "there" / "stages" / "measure.json").unlink()
     assert stages.main([str(place / "stages.toml"), "--out", str(place / "there"), "--list"]) == 0

@@ -233,6 +233,8 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         return read_table(path / RECIPE_FILE) | {"out": str(path)}
     if not path.exists() and not path.suffix and path.name == str(path):
         path = built_in_recipe(path.name)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder without {RECIPE_FILE}: no run has begun there; name a recipe instead")
     if path.is_file() and path.suffix not in (".toml", ".json"):
         raise ConfigError(
             f"{path} is no recipe, which is a TOML or JSON file; to train on a text: "

@@ -13,7 +13,7 @@ import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -80,6 +80,7 @@ class _Registered(PreTrainedModel):
     config_class = UnmaskConfig
     main_input_name = "input_ids"
     base_model_prefix = ""
+    architectures: ClassVar[tuple[str, ...]]  # those of the folders that it reads
 
     def __init__(self, config: UnmaskConfig, network: Network | None = None) -> None:
         super().__init__(config)
@@ -100,7 +101,7 @@ class _Registered(PreTrainedModel):
         source = open_source(f"{name}{at}")
         if not isinstance(source, Folder) or source.model_type not in MODEL_TYPES:
             raise UsageError(f"{name} is no folder of unmask export --format hf: its model_type is not unmask")
-        if source.config.get("architectures") != [cls.__name__]:
+        if source.config.get("architectures") not in [[one] for one in cls.architectures]:
             raise UsageError(f"{name} holds no {cls.__name__}: its config says {source.config.get('architectures')}")
         network = read_source(source).network
         model = cls(config if isinstance(config, UnmaskConfig) else UnmaskConfig(**source.config), network).eval()
@@ -123,15 +124,27 @@ class _Registered(PreTrainedModel):
         with atomic_file(folder / "model.safetensors") as temp:
             write_tensors(temp, {name: state[name].detach() for name in names}, {"format": "pt"})
         config: Any = self.config
-        config.architectures = [type(self).__name__]
+        config.architectures = [CAUSAL if self.network.causal else MASKED]
         said = json.loads(config.to_json_string(use_diff=True)) | {"model_type": MODEL_TYPES[0]}
         atomic_text(folder / "config.json", json.dumps(said, indent=2, sort_keys=True) + "\n")
 
-    def logits(self, z_BL: Tensor, valid_BL: Tensor | None, level_B: Tensor | None) -> Tensor:
-        """[B, L, I], with the smallest finite value for the mask, which none of our models predicts."""
+    def vectors(self, z_BL: Tensor, valid_BL: Tensor | None, level_B: Tensor | None) -> Tensor:
+        """[B, L, D], what the head reads. level_B: of a network that sees both sides; None: the share of masks."""
         if int(z_BL.min()) < 0 or int(z_BL.max()) >= self.network.num_ids:
             raise UsageError(f"ids lie in 0..{self.network.num_ids - 1}: this text is of another tokenizer")
-        h_BLD = self.network.trunk(z_BL, level_B, valid_BL=valid_BL)
+        if self.network.causal:
+            # Our row l predicts token l from those before it: we add a position, whose own token is never seen.
+            longer_BL = torch.cat([z_BL, torch.full_like(z_BL[:, :1], 0)], dim=1)
+            longer = None if valid_BL is None else torch.cat([valid_BL[:, :1], valid_BL], dim=1)
+            return self.network.trunk(longer_BL, None, valid_BL=longer)[:, 1:]
+        if level_B is None:
+            valid = torch.ones_like(z_BL, dtype=torch.bool) if valid_BL is None else valid_BL
+            level_B = ((z_BL == self.network.mask_id) & valid).sum(dim=1) / valid.sum(dim=1).clamp(min=1)
+        return self.network.trunk(z_BL, level_B, valid_BL=valid_BL)
+
+    def logits(self, z_BL: Tensor, valid_BL: Tensor | None, level_B: Tensor | None = None) -> Tensor:
+        """[B, L, I], with the smallest finite value for the mask, which none of our models predicts."""
+        h_BLD = self.vectors(z_BL, valid_BL, level_B)
         logits_BLI = self.network.head(h_BLD.flatten(0, 1)).view(*z_BL.shape, -1)
         never = torch.arange(self.network.num_ids, device=logits_BLI.device) == self.network.mask_id
         return logits_BLI.masked_fill(never, torch.finfo(logits_BLI.dtype).min)
@@ -150,12 +163,35 @@ class _Registered(PreTrainedModel):
         return valid_BL
 
 
+class UnmaskModel(_Registered):
+    """The network without its head: a vector per position, as in `Model.hidden`. That of an autoregressive network at l
+    has seen the tokens up to l. level: see `UnmaskForMaskedLM`.
+    """
+
+    architectures = (MASKED, CAUSAL)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        level: Tensor | None = None,
+        return_dict: bool | None = None,
+        **ignored: Any,
+    ) -> Any:
+        valid_BL = self.fitting(input_ids, attention_mask)
+        assert input_ids is not None
+        h_BLD = self.vectors(input_ids, valid_BL, level)
+        return _output(outputs.BaseModelOutput(last_hidden_state=h_BLD), return_dict)
+
+
 class UnmaskForMaskedLM(_Registered):
     """The network at every position: at a mask, log x_θ of what stands there, by a softmax of the logits.
 
     A network that is conditioned on the noise level is told the share of masks among the row's tokens, as by
     `Model.logits` and samplers without a clock; one without time conditioning looks at none. level: another one, [B].
     """
+
+    architectures = (MASKED,)
 
     def forward(
         self,
@@ -168,9 +204,6 @@ class UnmaskForMaskedLM(_Registered):
     ) -> Any:
         valid_BL = self.fitting(input_ids, attention_mask)
         assert input_ids is not None
-        if level is None:
-            valid = torch.ones_like(input_ids, dtype=torch.bool) if valid_BL is None else valid_BL
-            level = ((input_ids == self.network.mask_id) & valid).sum(dim=1) / valid.sum(dim=1).clamp(min=1)
         logits_BLI = self.logits(input_ids, valid_BL, level)
         loss = None if labels is None else _loss(logits_BLI, labels)
         return _output(outputs.MaskedLMOutput(loss=loss, logits=logits_BLI), return_dict)
@@ -178,6 +211,8 @@ class UnmaskForMaskedLM(_Registered):
 
 class UnmaskForCausalLM(_Registered, GenerationMixin):
     """An autoregressive network: row l of the logits predicts token l + 1, as in transformers. There is no cache."""
+
+    architectures = (CAUSAL,)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:  # generate() checks this before it creates a cache
@@ -193,10 +228,7 @@ class UnmaskForCausalLM(_Registered, GenerationMixin):
     ) -> Any:
         valid_BL = self.fitting(input_ids, attention_mask)
         assert input_ids is not None
-        # Our row l predicts token l from those before it: we add a position, whose own token is never seen.
-        longer_BL = torch.cat([input_ids, torch.full_like(input_ids[:, :1], 0)], dim=1)
-        longer = None if valid_BL is None else torch.cat([valid_BL[:, :1], valid_BL], dim=1)
-        logits_BLI = self.logits(longer_BL, longer, None)[:, 1:]
+        logits_BLI = self.logits(input_ids, valid_BL)
         loss = None if labels is None else _loss(logits_BLI[:, :-1], labels[:, 1:])
         return _output(outputs.CausalLMOutput(loss=loss, logits=logits_BLI), return_dict)
 
@@ -228,6 +260,7 @@ def _fresh(config: UnmaskConfig) -> Network:
 
 
 transformers.AutoConfig.register(MODEL_TYPES[0], UnmaskConfig, exist_ok=True)
+transformers.AutoModel.register(UnmaskConfig, UnmaskModel, exist_ok=True)
 transformers.AutoModelForMaskedLM.register(UnmaskConfig, UnmaskForMaskedLM, exist_ok=True)
 transformers.AutoModelForCausalLM.register(UnmaskConfig, UnmaskForCausalLM, exist_ok=True)
 assert (UnmaskForMaskedLM.__name__, UnmaskForCausalLM.__name__) == (MASKED, CAUSAL)

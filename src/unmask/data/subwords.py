@@ -20,7 +20,7 @@ from unmask.corpora import Corpus
 from unmask.data.roles import WITH_ROLES, Roles
 from unmask.data.tokenizers import EOT_TEXT, MASK_TEXT, Span, Tokenizer, lone_surrogate
 from unmask.errors import DataError, ModelFolderError, Public, UnmaskError
-from unmask.storage.untrusted import read_text
+from unmask.storage.untrusted import printable, read_text
 
 # The file format cannot say which id is the mask, so roles are recognised by known spellings, best first.
 # The last spelling of mask and end of text is for vocabularies in which all the others are ordinary words.
@@ -388,5 +388,4 @@ def guard(kind: type[UnmaskError], what: str) -> Iterator[None]:
         # A Rust panic is not an Exception subclass, so it is recognised by its name; others are not ours to handle.
         if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
             raise
-        reason = (str(e).strip() or type(e).__name__).splitlines()[0]
-        raise kind(f"{what}: {reason[:200]}") from None
+        raise kind(f"{what}: {printable(str(e).strip() or type(e).__name__, 200)}") from None

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from unmask.errors import Public, UsageError, did_you_mean
 from unmask.reader import Word, from_dict
+from unmask.storage.untrusted import printable
 
 MOST = 1 << 22  # of any size; a model folder's are held to the tensors there besides
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_python", "gelu_fast", "relu", "silu", "swish", "tanh")
@@ -36,16 +37,16 @@ class Setting(NamedTuple):
             if isinstance(value, str) and str(value) in self.kind:
                 return str(value)
             hint = Public(did_you_mean(str(value)[:40], self.kind))
-            raise UsageError("settings.{name} is {value!r}; {hint}", name=Public(name), value=value, hint=hint)
+            raise UsageError("settings.{name} is {value}; {hint}", name=Public(name), value=_said(value), hint=hint)
         right = isinstance(value, bool) if self.kind is bool else isinstance(value, int | float)
         if self.kind is int:
             right = type(value) is int
         if not right or (self.kind is not bool and (isinstance(value, bool) or not self.least <= value <= self.most)):
             raise UsageError(
-                "settings.{name} must be {kind}, got {value!r}",
+                "settings.{name} must be {kind}, got {value}",
                 name=Public(name),
                 kind=Public(self.wanted),
-                value=value,
+                value=_said(value),
             )
         return float(value) if self.kind is float else value
 
@@ -54,6 +55,10 @@ class Setting(NamedTuple):
         if self.kind is bool:
             return "true or false"
         return f"{'a whole number' if self.kind is int else 'a number'} from {self.least:g} to {self.most:g}"
+
+
+def _said(value: object) -> str:
+    return printable(repr(value), 80)
 
 
 def _size(default: int) -> Setting:
