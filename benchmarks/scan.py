@@ -191,7 +191,8 @@ def bandwidth(results: list[dict[str, Any]], args: argparse.Namespace, device: t
         least = {"forward": read + tokens * E * wide}
         least["both"] = least["forward"] + read + tokens * E * wide + read  # and dy; all gradients
         shares = {key: size / r[key] / copied for key, size in least.items()}
-        print(f"L {r['length']:,}: {shares['forward']:.1%} forward, {shares['both']:.1%} forward and backward")
+        memory = f"; {r['bytes'] / tokens:,.0f} bytes of memory a token" if "bytes" in r else ""
+        print(f"L {r['length']:,}: {shares['forward']:.1%} forward, {shares['both']:.1%} forward and backward{memory}")
         for key, own in r.get("kernels", {}).items():
             alone = sum(seconds for name, (_, seconds) in own.items() if name in KERNELS)
             print(f"  the kernels alone, {key}: {least[key] / alone / copied:.1%}")

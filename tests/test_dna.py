@@ -379,6 +379,9 @@ def test_counting_says_what_there_is_to_know(monkeypatch: pytest.MonkeyPatch, tm
     rng = np.random.default_rng(0)
     cycle_N = np.tile([0, 1, 2, 3], 500)
     assert markov.perplexity(cycle_N, cycle_N, 1)[0] < 1.01
+    four_N = np.array([0, 1, 0, 1])  # counts of 2 and 2, and those of four bases that are added
+    for add, share in ((0.5, 2.5 / 6), (1.0, 3 / 8)):
+        assert markov.perplexity(four_N, four_N, 0, add) == (pytest.approx(1 / share), 4)
     random_N = rng.integers(0, 4, 20_000)
     assert markov.perplexity(random_N[:10_000], random_N[10_000:], 2)[0] == pytest.approx(4.0, abs=0.02)
     before_N, base_N = markov.contexts(np.array([0, 1, 4, 2, 3, 1]), 2)

@@ -48,8 +48,7 @@ def network_of(pretrained: Pretrained, **changes: Any) -> EncoderNetwork:
     denoiser = dataclasses.replace(pretrained.denoiser, **changes)  # type: ignore[type-var]
     network = denoiser.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
     denoiser.describe(network)
-    own = unshared(network)
-    load_weights(network, {name: own[name] for name in network.begins_anew()} | dict(pretrained.state), "")
+    load_weights(network, network.begins_anew() | dict(pretrained.state), "")
     assert isinstance(network, EncoderNetwork)
     return network.eval()
 

@@ -27,6 +27,7 @@ from unmask.objectives.terms import subs_log_probs
 from unmask.samplers.left_to_right import LeftToRight
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.loop import sample
+from unmask.storage.model_folder import load_weights, unshared
 
 A, C, G, T, N, EOT, MASK = range(7)
 OTHER = (T, G, C, A, N, EOT, MASK)
@@ -427,3 +428,11 @@ def test_it_learns(denoiser: Denoiser) -> None:
     after = objective.bound(net.eval(), batch(10**6, 100), num_samples=2, seed=1).nats_per_token
     assert before > 0.8 * math.log(6)
     assert after < 0.8
+
+
+def test_conditioning_that_weights_lack_begins_without_effect() -> None:
+    """A network that starts from one without levels and classes computes what that one does, whatever they are."""
+    source, conditioned = network(PS), network(LEVEL)
+    load_weights(conditioned, conditioned.begins_anew() | unshared(source), "")
+    z_BL, level_B = rows(), torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    torch.testing.assert_close(conditioned(z_BL, level_B, cond=torch.tensor([0, 1, -1])), source(z_BL))

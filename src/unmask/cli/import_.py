@@ -91,7 +91,7 @@ def _pretrained(args: argparse.Namespace, out: Path) -> int:
     from unmask.pretrained import read_pretrained
     from unmask.pretrained.registered import is_ours
     from unmask.pretrained.source import open_source
-    from unmask.storage.model_folder import load_weights, unshared
+    from unmask.storage.model_folder import load_weights
     from unmask.storage.published import SETTINGS
 
     given = [key for key in ("tokenizer", *SETTINGS) if key != "model_length" and getattr(args, key) is not None]
@@ -109,8 +109,7 @@ def _pretrained(args: argparse.Namespace, out: Path) -> int:
     tokenizer, framed = read.tokenizer, read.denoiser.framed
     network = read.denoiser.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id)
     read.denoiser.describe(network)
-    own = unshared(network)
-    load_weights(network, {name: own[name] for name in network.begins_anew()} | dict(read.state), args.source)
+    load_weights(network, network.begins_anew() | dict(read.state), args.source)
     objective = AR() if read.causal else MDLM()
     anchor: Anchor = "both" if framed else "none"
     Model(denoiser=network, tokenizer=tokenizer, objective=objective, length=length, anchor=anchor).save(out)

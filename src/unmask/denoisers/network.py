@@ -203,9 +203,9 @@ class Network(nn.Module):
         """The head, if it is a single linear map: losses and samplers are then faster."""
         return None
 
-    def begins_anew(self) -> list[str]:
-        """The names of parameters that loaded weights may lack; these keep their initial values."""
-        return []
+    def begins_anew(self) -> dict[str, Tensor]:
+        """The parameters that loaded weights may lack, with the values with which they then begin."""
+        return {}
 
     def saved(self, weights: dict[str, Tensor]) -> tuple[Denoiser, dict[str, Tensor]]:
         """The description and the weights to save in a model's folder, given the network's current weights."""

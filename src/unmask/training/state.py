@@ -350,7 +350,7 @@ class RunState:
     def _take(self, weights: dict[str, Tensor], init: str) -> None:
         """Start from the given weights; parameters that they cannot contain keep their initial values."""
         own = unshared(self.network)
-        weights = {name: own[name] for name in self.network.begins_anew()} | weights
+        weights = self.network.begins_anew() | weights
         parts = [{k: t.shape for k, t in tensors.items() if k.startswith("objective.")} for tensors in (weights, own)]
         if parts[0] != parts[1]:  # the modules of another objective are not reused
             weights = {k: t for k, t in weights.items() if k not in parts[0]} | {k: own[k] for k in parts[1]}

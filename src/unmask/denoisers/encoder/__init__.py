@@ -206,11 +206,11 @@ class EncoderNetwork(Network):
             if id(p) in maps
         }
 
-    def begins_anew(self) -> list[str]:
+    def begins_anew(self) -> dict[str, Tensor]:
         """Low-rank changes, and tables that are made from the settings where nobody has kept others."""
         own, parameters = self.state_dict(), dict(self.named_parameters())
         tables = [name for name, _ in self.named_buffers() if name in own and not name.startswith("objective.")]
-        return [*filter(is_low_rank, parameters), *tables]
+        return {name: own[name] for name in (*filter(is_low_rank, parameters), *tables)}
 
     def saved(self, weights: dict[str, Tensor]) -> tuple[Denoiser, dict[str, Tensor]]:
         """Low-rank changes are merged: a model's folder holds a plain encoder."""

@@ -196,6 +196,18 @@ class Layered(Network):
     def head_linear(self) -> nn.Linear | LinearHead:
         return self.output
 
+    def begins_anew(self) -> dict[str, Tensor]:
+        """What conditions the blocks. Weights that lack it are of the same network without conditioning: gates at 1."""
+        made = {}
+        for name, p in self.named_parameters():
+            if name.startswith(("time.", "label.")):
+                made[name] = p.detach()
+            elif ".modulation." in name:
+                made[name] = torch.zeros_like(p)
+                if name.endswith(".bias"):
+                    made[name].chunk(3)[2].fill_(1.0)  # shift and scale are 0
+        return made
+
     def parts(self) -> list[nn.Module]:
         return list(self.blocks)
 
