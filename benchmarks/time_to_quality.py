@@ -5,7 +5,8 @@
 
 The first form runs `unmask train` in a separate process, with empty Triton and Inductor caches (--warm: with the
 existing ones). Options not listed here are passed to `unmask train`. Data that was packed earlier is not packed again.
-The second form reads finished runs, which record their training seconds but not when their command started.
+The second form reads finished runs, by their folders or nothing but their metrics.jsonl, which records training seconds
+but not when the command started.
 
 A bound is reached between two validations, and the reported value is interpolated linearly between them. The gap of a
 step is the time since the previous step was reported; on a GPU a step is reported one step late.
