@@ -5,7 +5,8 @@
 
 The first form runs `unmask train` in a separate process, with empty Triton and Inductor caches (--warm: with the
 existing ones). Options not listed here are passed to `unmask train`. Data that was packed earlier is not packed again.
-The second form reads finished runs, which record their training seconds but not when their command started.
+The second form reads finished runs, by their folders or nothing but their metrics.jsonl, which records training seconds
+but not when the command started.
 
 A bound is reached between two validations, and the reported value is interpolated linearly between them. The gap of a
 step is the time since the previous step was reported; on a GPU a step is reported one step late.
@@ -40,11 +41,12 @@ COLUMNS = ("seconds", "train_seconds", "step", "tokens")
 
 @dataclass(frozen=True)
 class Look:
-    """A validation, and what it took to come there. seconds: since the command began, where somebody watched."""
+    """A validation, and what it took to come there. seconds: since the command began, where somebody watched. tokens:
+    None where no step was logged."""
 
     bound: float
     step: float
-    tokens: float
+    tokens: float | None
     train_seconds: float
     seconds: float | None = None
 
@@ -204,7 +206,8 @@ def table(name: str, metrics: Metrics, bounds: list[float]) -> list[str]:
             out.append(f"{bound:>8.4f} not reached: {said}")
             continue
         seconds = "-" if look.seconds is None else f"{look.seconds:.1f}"
-        out.append(f"{bound:>8.4f} {seconds:>10} {look.train_seconds:>10.1f} {look.step:>8.0f} {look.tokens:>14,.0f}")
+        tokens = "-" if look.tokens is None else f"{look.tokens:,.0f}"
+        out.append(f"{bound:>8.4f} {seconds:>10} {look.train_seconds:>10.1f} {look.step:>8.0f} {tokens:>14}")
     return out
 
 
@@ -226,7 +229,10 @@ def picture(runs: dict[str, Metrics], epoch: float | None = None) -> str:
         ("seconds", "train_seconds", 1.0),
         ("epochs" if epoch else "tokens", "tokens", epoch or 1.0),
     ):
-        curves = [Curve(name, [], [(getattr(k, of) / unit, k.bound) for k in run.looks]) for name, run in runs.items()]
+        curves = []
+        for name, run in runs.items():
+            points = [(getattr(look, of), look.bound) for look in run.looks]
+            curves.append(Curve(name, [], [(x / unit, bound) for x, bound in points if x is not None]))
         up = "validation, nats per token" + (", by seconds of training" if across == "seconds" else "")
         panels.append(draw(curves, across=across, up=up))
     width, height = (int(panels[0].split(f'{word}="')[1].split('"')[0]) for word in (" width", " height"))

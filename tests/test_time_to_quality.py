@@ -78,6 +78,15 @@ def test_tokens_are_counted_where_few_steps_are_logged(bench: ModuleType, tmp_pa
         bench.read(tmp_path / "none")
 
 
+def test_tokens_of_a_run_that_logged_no_step_are_unknown(bench: ModuleType) -> None:
+    metrics = bench.Metrics()
+    for step, bound in ((0, 6.0), (3, 5.0), (6, 4.0)):
+        metrics.add({"step": step, "valid_nats_per_token": bound, "train_seconds": float(step)})
+    assert [look.tokens for look in metrics.looks] == [0, None, None]
+    assert bench.table("a", metrics, [4.5])[-1].split() == ["4.5000", "-", "4.5", "4", "-"]
+    ElementTree.fromstring(bench.picture({"a": metrics}))
+
+
 def test_the_first_time_counts(bench: ModuleType) -> None:
     """A bound that is lost again was reached all the same."""
     metrics = bench.Metrics()

@@ -75,8 +75,10 @@ class TokenCount:
         self.steps.append(step)
         self.each.append(float(tokens))
 
-    def at(self, step: int) -> float:
-        """Tokens trained on up to this step."""
+    def at(self, step: int) -> float | None:
+        """Tokens trained on up to this step; None if no step was logged that tells."""
+        if step and len(self.steps) == 1:
+            return None
         i = min(bisect_left(self.steps, step), len(self.steps) - 1)
         return self.sums[i] + self.each[i] * (step - self.steps[i])
 
@@ -137,7 +139,7 @@ def _read_points(found: Metrics, records: list[dict[str, Any]], name: str) -> No
         elif isinstance(record.get("note"), str):
             found.notes.append((step, record["note"]))
     for point in found.points:
-        point.tokens = round(count.at(point.step))
+        point.tokens = round(count.at(point.step) or 0)
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
