@@ -72,7 +72,7 @@ def cell(values: Sequence[float]) -> str:
         return ""
     found = over_seeds(values)
     half = "" if found["ci95"] is None else f" ± {50 * (found['ci95'][1] - found['ci95'][0]):.1f}"
-    return f"{100 * found['mean']:.1f}{half} ({len(values)})"
+    return f"{100 * found['mean']:z.1f}{half} ({len(values)})"
 
 
 def verdicts(by_model: dict[str, list[float]]) -> list[str]:

@@ -76,10 +76,10 @@ GAP_NOTE = (
 def signed(value: float) -> str:
     """Format in hundredths, with a sign.
 
-    >>> signed(0.0123), signed(-0.2)
-    ('+1.2', '-20.0')
+    >>> signed(0.0123), signed(-0.2), signed(-0.0001)
+    ('+1.2', '-20.0', '+0.0')
     """
-    return f"{100 * value:+.1f}"
+    return f"{100 * value:+z.1f}"
 
 
 def gaps(folder: str | Path, against: Sequence[str | Path] = ()) -> list[Gap]:

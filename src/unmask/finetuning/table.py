@@ -88,10 +88,10 @@ def cells(found: Numbers) -> list[str]:
 def percent(value: float) -> str:
     """Format in hundredths, as in GLUE's tables.
 
-    >>> percent(0.81234)
-    '81.2'
+    >>> percent(0.81234), percent(-0.0001)
+    ('81.2', '0.0')
     """
-    return f"{100 * value:.1f}"
+    return f"{100 * value:z.1f}"
 
 
 COLUMNS = ["", "metric", "mean", "95% over seeds", "over examples", "range", "seeds"]

@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 
 from unmask.errors import Public, UsageError, did_you_mean
 from unmask.reader import Word, from_dict
-from unmask.storage.untrusted import printable
 
 MOST = 1 << 22  # of any size; a model folder's are held to the tensors there besides
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_python", "gelu_fast", "relu", "silu", "swish", "tanh")
@@ -58,7 +57,8 @@ class Setting(NamedTuple):
 
 
 def _said(value: object) -> str:
-    return printable(repr(value), 80)
+    """The beginning of a stranger's value; `repr` spells out control characters."""
+    return repr(value)[:80]
 
 
 def _size(default: int) -> Setting:
