@@ -5,8 +5,8 @@ kernel; and the bases per second of the networks in the DNA experiments.
 
 Everything is measured in one run, forward and backward, in bf16 on a GPU. Each call has the same number of tokens at
 every length, so a cost that does not depend on the length gives a flat line. The recurrence takes one torch step per
-token and is left out beyond --longest-recurrence. On a GPU the networks are compiled, as in training, and the times of
-single kernels come from a profile.
+token and is left out beyond --longest-recurrence. On a GPU the networks are measured as they are and compiled, and the
+times of single kernels come from a profile.
 """
 
 from __future__ import annotations
@@ -228,8 +228,6 @@ def bases(name: str, args: argparse.Namespace, device: torch.device) -> None:
     torch.manual_seed(0)
     (denoiser, objective), tokenizer = networks()[name], load_tokenizer("dna")
     net = denoiser.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id).to(device).train()
-    if device.type == "cuda":
-        compile_trunk(net, padding=False)
     optimizer, names = make_optimizer(net, OptimConfig(lr=1e-3, muon=False))
     updater, (rows, length) = Updater(optimizer, names, ema=None, clip=1.0), (args.model_rows, args.model_length)
     x_BL = torch.randint(0, 4, (rows, length), generator=torch.Generator().manual_seed(0))
@@ -243,13 +241,18 @@ def bases(name: str, args: argparse.Namespace, device: torch.device) -> None:
         norm = updater.grad_norm()
         updater.update(lr=1e-3, grad_norm=norm, nonfinite=~torch.isfinite(norm))
 
-    began = time.perf_counter()
-    step()
-    first = time.perf_counter() - began
-    seconds = Clock(device, args.repeats)(step)
-    number, rate = sum(p.numel() for p in net.parameters()), rows * length / seconds
+    number = sum(p.numel() for p in net.parameters())
     print(f"\n{name}, {type(objective).__name__}, {number:,} parameters, L {length:,}, {rows} rows:")
-    print(f"  {rate:,.0f} bases/s in training; {1000 * seconds:.1f} ms a step, the first one {first:.1f} s")
+    for compiled in (False, True) if device.type == "cuda" else (False,):
+        if compiled:
+            compile_trunk(net, padding=False)
+        began = time.perf_counter()
+        step()
+        first = time.perf_counter() - began
+        seconds = Clock(device, args.repeats)(step)
+        how = "compiled" if compiled else "as it is"
+        print(f"  {how}: {rows * length / seconds:,.0f} bases/s in training; {1000 * seconds:.1f} ms a step", end="")
+        print(f", the first one {first:.1f} s", flush=True)
     if device.type == "cuda":
         listed(kernels(step), SHOWN)
 

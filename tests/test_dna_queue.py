@@ -15,6 +15,7 @@ from unmask.config import load_config
 DNA = Path(__file__).parents[1] / "benchmarks" / "dna"
 QUEUE = tomllib.loads((DNA / "queue.toml").read_text())
 SMALL = {"data.length": "32", "batch": "4", "denoiser.hidden": "16", "denoiser.blocks": "1", "valid_rows": "4"}
+SMALL |= {"compile": "false"}  # takes a minute on a CPU
 
 
 @pytest.fixture(scope="module")
