@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unmask.data.rows import Ints, Rows
+from unmask.data.rows import Ints, RowBatch, Rows
 from unmask.data.tokenizers import Tokenizer
 from unmask.evaluation.bound import Bound
 
@@ -31,10 +31,19 @@ def text_numbers(rows: Rows, tokenizer: Tokenizer, indices: Ints) -> Tensor | No
     a_row_each = rows.report.policy in ("fill", "sentence") or (rows.report.policy == "pad" and rows.report.cut_tokens)
     if a_row_each or not tokenizer.ends_texts:  # a text that was cut has no end in its row
         return None
-    ends = [int(np.count_nonzero(row == tokenizer.eot_id)) for row in rows.scored(np.arange(len(rows)))]
-    before_B = (np.cumsum(ends) - ends)[indices]
+    parts = (rows.take(np.arange(lo, min(lo + 1024, len(rows)))) for lo in range(0, len(rows), 1024))
+    ends_B = np.concatenate([_ends(part, tokenizer.eot_id) for part in parts])
+    before_B = (np.cumsum(ends_B) - ends_B)[indices]
     found, of_B = np.unique(before_B, return_inverse=True)
     return torch.from_numpy(of_B) if 1 < len(found) < len(indices) else None
+
+
+def _ends(part: RowBatch, eot_id: int) -> Ints:
+    """How many texts end in each row."""
+    position_L = np.arange(part.x.shape[1])
+    scored_BL = (position_L >= part.prefix_len[:, None]) & (position_L < (part.valid_len - part.suffix)[:, None])
+    ends_B: Ints = ((part.x == eot_id) & scored_BL).sum(axis=1)
+    return ends_B
 
 
 def summed(bound: Bound, of_B: Tensor) -> Bound:

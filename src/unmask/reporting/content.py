@@ -32,7 +32,7 @@ CAVEAT = (
 SIGNS = "≤ is an upper bound, = an exact value, ≈ a pseudo-likelihood, which is no perplexity."
 FIGURES = (
     ("loss", "nats per token", "Training loss, smoothed; faint: as logged"),
-    ("valid", "nats per token", "Validation, with 95% intervals over rows"),
+    ("valid", "nats per token", "Validation, with 95% intervals over texts"),
     ("valid_bits_per_byte", "bits per byte", "Validation in bits per byte, which compares other vocabularies"),
     ("lr", "learning rate", "Learning rate"),
 )
@@ -57,7 +57,7 @@ def _bests(runs: Sequence[Run]) -> list[Block]:
             [one.name, value, NONE, NONE, one.parameters or NONE, one.data, one.tokens or NONE, f"quoted: {one.table}"]
         )
     quoted = frozenset(range(len(runs), len(rows)))
-    caption = f"Perplexity per token at each run's best validation. {SIGNS} Intervals of 95% are over rows. {CAVEAT}"
+    caption = f"Perplexity per token at each run's best validation. {SIGNS} Intervals of 95% are over texts. {CAVEAT}"
     return [Title("Best so far, beside the paper's figures"), Table(columns, rows, caption, quoted)]
 
 

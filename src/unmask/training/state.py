@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from unmask.distributed.parallel import ParallelNetwork, whole
 from unmask.distributed.world import World
 from unmask.errors import UsageError
 from unmask.evaluation.bound import Bound
-from unmask.evaluation.evaluate import evaluate_rows
+from unmask.evaluation.by_text import text_numbers
+from unmask.evaluation.evaluate import chosen_rows, evaluate_rows
 from unmask.evaluation.measurement import Measurement
 from unmask.machine import made_with
 from unmask.metrics.base import metric_names
@@ -161,13 +162,14 @@ class RunState:
 
     def validate(self) -> Bound:
         """The bound of the averaged weights on held-out rows; always with the same rows, times and masks."""
-        config, world = self.config, self.world
+        how: dict[str, Any] = {"num_samples": 1, "max_rows": self.config.valid_rows, "world": self.world}
         with self._averaged(), self._autocast():
-            return self.parallel.look(
-                lambda network: evaluate_rows(
-                    network, config.objective, self.valid_rows, num_samples=1, max_rows=config.valid_rows, world=world
-                )
-            )
+            bound = self.parallel.look(lambda net: evaluate_rows(net, self.config.objective, self.valid_rows, **how))
+        return replace(bound, of_B=self._valid_texts)
+
+    @cached_property
+    def _valid_texts(self) -> Tensor | None:
+        return text_numbers(self.valid_rows, self.tokenizer, chosen_rows(self.valid_rows, self.config.valid_rows))
 
     def measure(self) -> dict[str, Measurement]:
         """The recipe's `valid_metrics` of the averaged weights on held-out rows, by name.
