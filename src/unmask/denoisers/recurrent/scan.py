@@ -311,9 +311,7 @@ _scan_op.register_autograd(_backward, setup_context=_setup)
 def _(
     x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor, reverse: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # Where the compiler knows sizes by name alone, the number of states is one that it learns from the operator.
-    named = any(isinstance(size, torch.SymInt) for size in x.shape)
-    num = library.get_ctx().new_dynamic_size() if named else _num_starts(x, A.shape[1])
+    num = _num_starts(x, A.shape[1])
     return x.new_empty(x.shape), state.new_empty(state.shape), state.new_empty(len(x), num, *state.shape[1:])
 
 
