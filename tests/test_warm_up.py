@@ -136,12 +136,14 @@ def test_an_error_while_packing_waits_for_no_further_part(
     join = threading.Thread.join
     monkeypatch.setattr(threading.Thread, "join", lambda self, *how: (go_on.set(), join(self, *how))[1])
     gpu, config = World(device=Fake()), make_config(out=tmp_path)  # type: ignore[arg-type]
-    with (
-        pytest.raises(ValueError, match="no such file"),
-        warming_up(config, load_tokenizer("bytes"), lambda: None, contextlib.nullcontext, gpu),  # type: ignore[arg-type, return-value]
-    ):
-        assert begun.wait(10)
-        raise ValueError("no such file")
+
+    def pack() -> None:
+        with warming_up(config, load_tokenizer("bytes"), lambda: None, contextlib.nullcontext, gpu):  # type: ignore[arg-type, return-value]
+            assert begun.wait(10)
+            raise ValueError("no such file")
+
+    with pytest.raises(ValueError, match="no such file"):
+        pack()
     assert done == PARTS[:2]
 
 
