@@ -44,7 +44,7 @@ def warming_up(
         yield
         return
     packed, failed = threading.Event(), threading.Event()
-    chosen = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    chosen = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
 
     def attempt() -> None:
         try:
