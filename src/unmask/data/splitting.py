@@ -41,7 +41,7 @@ class SplitTokens:
         return replace(rows, x=x)
 
     def split(self, x_N: Ints, chosen_N: np.ndarray) -> Ints:
-        """As many tokens as before, from the first on.
+        """The tokens with the chosen ones split, without those at the end that no longer fit.
 
         >>> parts_I2 = np.array([[-1, -1], [-1, -1], [0, 1], [2, 1]])
         >>> SplitTokens(parts_I2, 0.1, 0).split(np.array([3, 0, 2]), np.array([True, True, False]))
