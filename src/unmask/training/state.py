@@ -351,7 +351,7 @@ class RunState:
         self._take(unshared(other.denoiser), str(init))
 
     def _take(self, weights: dict[str, Tensor], init: str) -> None:
-        """Start from the given weights; parameters that they cannot contain keep their initial values."""
+        """Start from the given weights; parameters that they may lack begin as `Network.begins_anew` says."""
         own = unshared(self.network)
         weights = self.network.begins_anew() | weights
         parts = [{k: t.shape for k, t in tensors.items() if k.startswith("objective.")} for tensors in (weights, own)]
