@@ -214,7 +214,7 @@ def listed(spent: dict[str, tuple[int, float]], most: int = 6) -> None:
 
 
 def networks() -> dict[str, tuple[Denoiser, Objective]]:
-    """The systems of the DNA experiments by what they share a network with."""
+    """The networks of the DNA experiments, each with an objective that trains it."""
     complement = complement_of(load_tokenizer("dna"))
     return {
         "mamba": (Mamba(), AR()),

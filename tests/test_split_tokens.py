@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 from unmask.config import DataConfig, load_config
 from unmask.corpora.memory import Memory
+from unmask.corpora.text import Text
 from unmask.data.augment import augmentation
 from unmask.data.loader import Loader
 from unmask.data.packing import pack_texts
 from unmask.data.rows import RowBatch
 from unmask.data.splitting import SplitTokens, merged_from
-from unmask.data.tokenizers import Tokenizer, load_tokenizer
+from unmask.data.tokenizers import Tokenizer, load_tokenizer, tokenizer_from_json
 from unmask.errors import UsageError
 from unmask.training.callbacks import Callback
 from unmask.training.loop import train
@@ -112,6 +114,21 @@ def test_a_run_reads_parts_and_is_measured_on_whole_tokens(tmp_path: Path, bpe: 
         told[share] = one
     assert told[0.0].losses[0] != told[0.5].losses[0]
     assert math.isclose(told[0.0].bounds[0], told[0.5].bounds[0])
+
+
+def test_merges_of_a_vocabulary_that_marks_what_continues_a_word() -> None:
+    vocab = {"a": 0, "##b": 1, "ab": 2, "##bb": 3, "abbb": 4, "[MASK]": 5, "<|endoftext|>": 6}
+    merges = [("a", "##b"), ("##b", "##b"), ("ab", "##bb")]
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges, continuing_subword_prefix="##"))
+    parts_I2 = merged_from(tokenizer_from_json(inner.to_str()))
+    assert parts_I2[2:5].tolist() == [[0, 1], [1, 1], [2, 3]]
+
+
+def test_it_is_refused_before_the_texts_are_read(tmp_path: Path, make_config: Any) -> None:
+    config = make_config(out=tmp_path / "run", tokenizer="bytes")
+    missing = dataclasses.replace(config.data, train=Text(path=str(tmp_path / "none.txt")), split_tokens=0.1)
+    with pytest.raises(UsageError, match="has no merges"):
+        train(dataclasses.replace(config, data=missing), device="cpu")
 
 
 def test_what_cannot_be_split_is_refused(bpe: Tokenizer) -> None:

@@ -59,6 +59,18 @@ def test_a_run_is_the_same_with_it(
         assert torch.equal(a, b), name
 
 
+def test_it_needs_no_more_memory_than_the_run(tmp_path: Path, make_config: Any) -> None:
+    config, tokenizer = make_config(out=tmp_path, checkpoint_activations=True), load_tokenizer("bytes")
+    built: list[Network] = []
+
+    def build() -> Network:
+        built.append(config.denoiser.build(num_ids=tokenizer.num_ids, mask_id=tokenizer.mask_id))
+        return built[0]
+
+    assert list(discarded_step(config, tokenizer, build, contextlib.nullcontext, torch.device("cpu"))) == PARTS
+    assert built[0].checkpoint_activations
+
+
 class Fake(contextlib.AbstractContextManager[None]):
     """Stands for a GPU: nothing is created on it, since the network is never built."""
 
@@ -68,7 +80,9 @@ class Fake(contextlib.AbstractContextManager[None]):
         return None
 
 
-def test_it_ends_with_the_block_and_an_error_is_left_to_the_run(tmp_path: Path, make_config: Any) -> None:
+def test_it_ends_with_the_block_and_an_error_is_left_to_the_run(
+    tmp_path: Path, make_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, tokenizer = make_config(out=tmp_path), load_tokenizer("bytes")
     built = threading.Event()
 
@@ -78,10 +92,59 @@ def test_it_ends_with_the_block_and_an_error_is_left_to_the_run(tmp_path: Path, 
         raise RuntimeError("no network")
 
     gpu = World(device=Fake())  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     before = threading.active_count()
     with warming_up(config, tokenizer, build, contextlib.nullcontext, gpu):
         assert built.wait(10)
     assert threading.active_count() == before
+
+
+def test_it_takes_the_gpu_of_the_main_thread(tmp_path: Path, make_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's current device belongs to a thread, and that of a new one is the first GPU."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    def build() -> Network:
+        assert chosen == [3]
+        raise RuntimeError("no network")
+
+    gpu = World(device=Fake())  # type: ignore[arg-type]
+    with warming_up(make_config(out=tmp_path), load_tokenizer("bytes"), build, contextlib.nullcontext, gpu):
+        pass
+    assert chosen == [3]
+
+
+def test_an_error_while_packing_waits_for_no_further_part(
+    tmp_path: Path, make_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def parts(*_: object) -> Iterator[str]:
+        for part in PARTS:
+            if part == "gradients":
+                begun.set()
+                assert go_on.wait(10)
+            done.append(part)
+            yield part
+
+    monkeypatch.setattr("unmask.training.warm_up.discarded_step", parts)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    join = threading.Thread.join
+    monkeypatch.setattr(threading.Thread, "join", lambda self, *how: (go_on.set(), join(self, *how))[1])
+    gpu, config = World(device=Fake()), make_config(out=tmp_path)  # type: ignore[arg-type]
+
+    def pack() -> None:
+        with warming_up(config, load_tokenizer("bytes"), lambda: None, contextlib.nullcontext, gpu):  # type: ignore[arg-type, return-value]
+            assert begun.wait(10)
+            raise ValueError("no such file")
+
+    with pytest.raises(ValueError, match="no such file"):
+        pack()
+    assert done == PARTS[:2]
 
 
 def test_a_cpu_has_nothing_to_warm_up(tmp_path: Path, make_config: Any) -> None:

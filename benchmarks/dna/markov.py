@@ -1,5 +1,5 @@
-"""What counting alone says of DNA: perplexity per base of Markov models of several orders. --add is the count
-that each base begins with; at high orders the perplexity depends on it.
+"""What counting alone says of DNA: perplexity per base of Markov models of several orders. --add is the count that each
+base begins with; at high orders the perplexity depends on it.
 
     python benchmarks/dna/markov.py chr20.fa.gz --train 0 52_000_000 --test 57_000_000 65_000_000 --orders 0 4 8 11
     python benchmarks/dna/markov.py chr20.fa.gz --train 0 52_000_000 --test 57_000_000 65_000_000 --beds splits/
@@ -47,7 +47,7 @@ def contexts(base_N: NDArray[np.int64], order: int) -> tuple[NDArray[np.int64], 
 def perplexity(
     train_N: NDArray[np.int64], test_N: NDArray[np.int64], order: int, add: float = 0.5
 ) -> tuple[float, int]:
-    """Of the test under counts of the training, and `add` for each base; and how many bases were measured.
+    """Perplexity per base of the test, under counts in the training plus `add` for each base; and the bases measured.
 
     >>> text = np.array([0, 1] * 500)
     >>> round(perplexity(text, text, 1)[0], 3)

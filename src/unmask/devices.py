@@ -72,13 +72,15 @@ def _cpu_multiplies_bf16() -> bool:
 
 
 def put(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy the tensor to the device; from host to GPU the copy is asynchronous.
+    """Copy the tensor to the device; from host to GPU the copy is asynchronous. On mps, float64 becomes float32.
 
     >>> put(torch.ones(2), torch.device("cpu"))
     tensor([1., 1.])
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
+    if device.type == "mps" and tensor.dtype == torch.float64:
+        tensor = tensor.float()  # such as times and noise levels, which the host draws
     return tensor.to(device)
 
 

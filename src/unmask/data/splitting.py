@@ -41,7 +41,7 @@ class SplitTokens:
         return replace(rows, x=x)
 
     def split(self, x_N: Ints, chosen_N: np.ndarray) -> Ints:
-        """As many tokens as before, from the first on.
+        """The tokens with the chosen ones split, without those at the end that no longer fit.
 
         >>> parts_I2 = np.array([[-1, -1], [-1, -1], [0, 1], [2, 1]])
         >>> SplitTokens(parts_I2, 0.1, 0).split(np.array([3, 0, 2]), np.array([True, True, False]))
@@ -65,9 +65,10 @@ def merged_from(tokenizer: Tokenizer) -> Ints:
     model = json.loads(tokenizer.to_json()).get("model") or {}
     parts_I2 = np.full((tokenizer.num_ids, 2), -1, dtype=np.int64)
     vocab: dict[str, int] = model.get("vocab", {})
+    inside = len(model.get("continuing_subword_prefix") or "")  # of parts inside of a word, which a merge leaves out
     for merge in reversed(model.get("merges") or []):
         left, right = merge if isinstance(merge, list) else merge.split(" ", 1)
-        parts_I2[vocab[left + right]] = vocab[left], vocab[right]
+        parts_I2[vocab[left + right[inside:]]] = vocab[left], vocab[right]
     if not (parts_I2 >= 0).any():
         raise UsageError(
             "data.split_tokens is for a BPE, this vocabulary has no merges: take bpe:SIZE, or leave it out"

@@ -57,7 +57,10 @@ class Denoiser(ABC):
 
     @abstractmethod
     def build(self, *, num_ids: int, mask_id: int) -> Network:
-        """Create the module with fresh weights, for a vocabulary of `num_ids` ids including the mask."""
+        """Create the module with fresh weights, for a vocabulary of `num_ids` ids including the mask.
+
+        A run may call it more than once, and from another thread (`training/warm_up.py`): it must change nothing else.
+        """
 
     def check_start(self, *, num_ids: int, mask_id: int) -> None:  # noqa: B027 (most describe all of it)
         """Raise if the description is not explicit enough to train from scratch."""

@@ -1,7 +1,7 @@
 """The selective scan and its gradient: each thread takes its own channels through a row, step by step.
 
-A program is one warp: LANES channels of a segment of a row, TIME steps at a time. What these steps read stands in
-registers, and for each of the N states the recurrence runs through them; only the states between tiles go through
+A program is one warp: LANES channels of a segment of a row, TIME steps at a time. What these steps read is kept
+in registers, and for each of the N states the recurrence runs through them; only the states between tiles go through
 memory. So there is nothing for threads to wait for, and a step costs one exponential and four multiplications a state.
 If there are too few rows and channels to fill the device, rows are split into segments, whose final states are computed
 first (one more pass over the inputs of the state).
@@ -142,7 +142,10 @@ def _back(
     REVERSE: tl.constexpr,
     TIME: tl.constexpr,
 ):
-    """One state through a tile, there from h and back from q: the gradient by the state before the tile, and sums."""
+    """Take one state through a tile: forward from h, then backward from q, the gradient by the state after the tile.
+
+    Returns the gradients by the state before the tile and by A, and `sums` (du and dstep) with this state's share.
+    """
     step, u, dy = read
     B, C = weights
     before, decay = (), ()

@@ -24,7 +24,7 @@ from unmask.rng import uniform
 
 
 def check_share(self_conditioning: float) -> None:
-    """Refuse a share of the rows that is none.
+    """Refuse a number that is no share.
 
     >>> check_share(2.0)
     Traceback (most recent call last):

@@ -19,9 +19,9 @@ class MDLMOpening(MDLMWarm):
     """MDLM, where in training a token is seen by the positions before it with a probability that rises from 0 at the
     beginning of the run to 1 at `opened` of it: weights that read from left to right find at first what they know.
 
-    It is the annealing of DiffuLLaMA (arXiv 2410.17891), drawn for each token of a row rather than for each pair. Rows
-    may besides be read for the next token, as mdlm_warm's (share, flat, until); by default none are. What is measured
-    is MDLM's bound, with both sides seen throughout.
+    It is the annealing of DiffuLLaMA (arXiv 2410.17891), drawn for each token of a row rather than for each pair. As in
+    mdlm_warm (share, flat, until, until_epoch), some rows may be trained for the next token; by default none are. What
+    is measured is MDLM's bound, with both sides seen throughout.
     """
 
     share: float = 0.0

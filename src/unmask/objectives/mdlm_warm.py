@@ -22,8 +22,10 @@ EIGHTHS = 8  # granularity of the number of rows: a GPU searches for kernels at 
 @dataclass(frozen=True, kw_only=True)
 class MDLMWarm(MDLM):
     """MDLM, where `share` of a batch's rows are trained for the next token until `flat` of the run, fewer and fewer
-    after that, and none from `until` on, or from the end of `until_epoch` if that comes earlier: next-token prediction
-    soon overfits a text that is read repeatedly.
+    after that, and none from `until` on.
+
+    until_epoch: the share also falls evenly from the run's beginning to 0 at the end of this epoch, and the smaller of
+    the two shares is taken: next-token prediction soon overfits a text that is read repeatedly.
 
     Every token of such a row gives a loss of low variance, so the network soon learns to read a text; the other rows
     train the prediction of masks. power: in training the weight of a masked token is raised to this power; 1 is the

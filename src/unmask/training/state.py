@@ -97,11 +97,12 @@ class RunState:
         self.tokenizer = pretrained.tokenizer if pretrained else self._tokenizer(checkpoint is not None)
         if checkpoint is None and init is None:
             config.denoiser.check_start(num_ids=self.tokenizer.num_ids, mask_id=self.tokenizer.mask_id)
+        augment = augmentation(config.data, self.tokenizer, config.seed)  # refuses before the texts are read
         with warming_up(config, self.tokenizer, self._build_network, self._autocast, world):
             rows, valid_rows = self._build_rows()
         self.labels = rows.class_words
         self.rows, self.valid_rows = rows.classed(self.labels), valid_rows.classed(self.labels)
-        self.loader = self._loader()
+        self.loader = Loader(self.rows, config.batch, config.seed, config.data.windows, augment)
         torch.manual_seed(config.seed % (1 << 63))  # on the CPU, so that initial weights are the same on all devices
         with contextlib.nullcontext() if checkpoint is None else NoStart():
             self.network = self._build_network().train()
@@ -348,7 +349,7 @@ class RunState:
         self._take(unshared(other.denoiser), str(init))
 
     def _take(self, weights: dict[str, Tensor], init: str) -> None:
-        """Start from the given weights; parameters that they cannot contain keep their initial values."""
+        """Start from the given weights; parameters that they may lack begin as `Network.begins_anew` says."""
         own = unshared(self.network)
         weights = self.network.begins_anew() | weights
         parts = [{k: t.shape for k, t in tensors.items() if k.startswith("objective.")} for tensors in (weights, own)]
@@ -378,11 +379,6 @@ class RunState:
             return load_tokenizer(self.config.tokenizer, self.config.data.train).to_json()
 
         return tokenizer_from_json(self.world.from_first(text))
-
-    def _loader(self) -> Loader:
-        config = self.config
-        augment = augmentation(config.data, self.tokenizer, config.seed)
-        return Loader(self.rows, config.batch, config.seed, config.data.windows, augment)
 
     def _build_rows(self) -> tuple[Rows, Rows]:
         with reading_bar() as bar:

@@ -36,20 +36,22 @@ def warming_up(
 ) -> Iterator[None]:
     """Take the discarded step in a thread while the block runs. No random number may be drawn in the block.
 
-    Only for a single process on a GPU without `compile`: a compiled trunk does not use these kernels. Errors are
-    ignored here: the run's own first step reports them.
+    Only for a single process on a GPU without `compile`: a compiled trunk does not use these kernels. Errors of the
+    step are ignored here: the run's own first step reports them. After an error in the block no further part begins.
     """
     device = world.device
     if device.type != "cuda" or world.size > 1 or config.compile:
         yield
         return
-    done = threading.Event()
+    packed, failed = threading.Event(), threading.Event()
+    chosen = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
 
     def attempt() -> None:
         try:
+            torch.cuda.set_device(chosen)  # a new thread begins with the first GPU
             for part in discarded_step(config, tokenizer, build, autocast, device):
-                if done.is_set() and part == "network":
-                    return  # the texts were packed already: there is nothing to gain
+                if failed.is_set() or (packed.is_set() and part == "network"):
+                    return  # there is nothing to gain
         except Exception:
             return
         finally:
@@ -59,8 +61,11 @@ def warming_up(
     thread.start()
     try:
         yield
+    except BaseException:
+        failed.set()
+        raise
     finally:
-        done.set()
+        packed.set()
         thread.join()
 
 
@@ -76,6 +81,7 @@ def discarded_step(
     """
     with device:
         network = build().train()
+    network.checkpoint_activations = config.checkpoint_activations  # otherwise it may need more memory than the run
     yield "network"
     rows = _rows(config, tokenizer)
     with autocast(), fast_attention():

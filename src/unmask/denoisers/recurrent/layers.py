@@ -197,7 +197,10 @@ class Layered(Network):
         return self.output
 
     def begins_anew(self) -> dict[str, Tensor]:
-        """What conditions the blocks. Weights that lack it are of the same network without conditioning: gates at 1."""
+        """The parameters that condition the blocks, so that at first they change nothing: the gates are 1.
+
+        Weights that lack all of them are those of the same network without conditioning.
+        """
         made = {}
         for name, p in self.named_parameters():
             if name.startswith(("time.", "label.")):

@@ -316,7 +316,7 @@ def _(
 
 
 def _num_starts(x: Tensor, N: int) -> int:
-    """Of how many places in a row the state is kept for the gradient: the kernel and plain torch cut it differently."""
+    """How many states of a row are kept for the gradient: the kernel and plain torch cut a row differently."""
     if kernels.fit(x):
         from unmask.kernels.selective_scan import cut
 
