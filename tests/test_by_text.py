@@ -14,7 +14,7 @@ import unmask
 from tiny_encoders import save_encoder
 from unmask.data.packing import pack_texts
 from unmask.data.tokenizers import load_tokenizer
-from unmask.evaluation.against import shared_by
+from unmask.evaluation.against import Pair, Shared, shared_by
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.by_text import summed, text_numbers
 from unmask.model import Model
@@ -84,4 +84,9 @@ def test_differences_are_over_texts_too() -> None:
     shared = shared_by((rows, BYTES), (rows, BYTES))
     assert shared.texts is not None
     assert [of_B.tolist() for of_B in shared.texts] == [[0, 0, 0, 1, 2, 2]] * 2
+    draws = torch.Generator().manual_seed(0)
+    ours, theirs = (Bound(torch.rand(6, 3, generator=draws), torch.full((6,), 4)) for _ in range(2))
+    by_row, by_text = (Pair(ours, theirs, one).difference for one in (Shared(), shared))
+    assert by_text.draws_half == by_row.draws_half  # draws of rows are independent, also within a text
+    assert by_text.interval.texts_half != by_row.interval.texts_half
     assert math.isclose(float(summed(Bound(torch.ones(6, 1), torch.ones(6)), shared.texts[0]).nats), 6.0)
