@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from unmask.errors import ModelFolderError
+from unmask.evaluation.measurement import by_text
 from unmask.storage.atomic import atomic_text
 from unmask.storage.untrusted import read_json
 
@@ -75,10 +76,8 @@ class Trial:
         >>> Trial(**made, text_of=[0, 0, 1]).by_text([1.0, 2.0, 4.0]).tolist()
         [3.0, 4.0]
         """
-        values = torch.tensor(value_B, dtype=torch.float64)
-        if not self.text_of:
-            return values
-        return values.new_zeros(max(self.text_of) + 1).index_add(0, torch.tensor(self.text_of), values)
+        of_B = torch.tensor(self.text_of) if self.text_of else None
+        return by_text(torch.tensor(value_B, dtype=torch.float64), of_B)
 
     @property
     def nats_per_token(self) -> float:
