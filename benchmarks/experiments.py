@@ -41,10 +41,9 @@ from unmask.reporting.metrics_file import METRICS
 
 HERE = Path(__file__).parent
 SYSTEMS = HERE / "systems"
-OVERHEAD = (
-    60.0  # seconds of a trial beside its training steps: start, packing, validations, measuring; at most, at first
-)
-FEW = 4  # trials that tell how many they are here
+# Seconds of a trial beside its training steps (start, packing, validations, measuring), until trials have told; at most.
+OVERHEAD = 60.0
+FEW = 4  # the newest trials, of which the slowest tells these seconds
 RESULTS = ("results.md", "results.json", "results.csv", "results.svg")
 
 
