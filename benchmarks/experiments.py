@@ -41,7 +41,7 @@ from unmask.reporting.metrics_file import METRICS
 
 HERE = Path(__file__).parent
 SYSTEMS = HERE / "systems"
-# Seconds of a trial beside its training steps (start, packing, validations, measuring), until trials have told; at most.
+# At most so many seconds of a trial are beside its training steps: start, packing, validations, measuring.
 OVERHEAD = 60.0
 FEW = 4  # the newest trials, of which the slowest tells these seconds
 RESULTS = ("results.md", "results.json", "results.csv", "results.svg")
