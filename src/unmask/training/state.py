@@ -327,8 +327,7 @@ class RunState:
         self.best = self._worst if checkpoint.state["best"] is None else checkpoint.state["best"]
         self.guard.skipped = checkpoint.state.get("skipped_steps", 0)
         self.skipped = checkpoint.skipped
-        before = checkpoint.state.get("made_with")
-        before = before if isinstance(before, list) else []
+        before = kept if isinstance(kept := checkpoint.state.get("made_with"), list) else []
         self.made_with = before if self.made_with == before[-1:] else [*before, *self.made_with]
         self.saver.durable = checkpoint.step
         self.clock = Clock(checkpoint.state.get("train_seconds", 0.0))
