@@ -75,10 +75,10 @@ def test_what_is_measured_says_of_how_many_texts_it_is(model: Model, ar_model: M
         assert bound is not None
         assert bound.of_B is not None
         assert bound.summary()["texts"] == bound.num_texts < len(bound.tokens_B)
-        assert measured.protocol["interval"] == f"over {bound.num_texts} texts, in which the rows begin"
+        assert measured.protocol["interval"] == f"over the {bound.num_texts} texts in which rows begin"
         assert measured.ci95 == pytest.approx(tuple(map(math.exp, summed(bound, bound.of_B).ci95)))
     right = unmask.evaluate(model, texts, metric="masked_accuracy", packing="wrap")
-    assert right.protocol["interval"] == f"over {bound.num_texts} texts, in which the rows begin"
+    assert right.protocol["interval"] == f"over the {bound.num_texts} texts in which rows begin"
     one = unmask.evaluate(ar_model, ["a dog ran"], packing="wrap")
     assert one.protocol["interval"] == "over rows"
 

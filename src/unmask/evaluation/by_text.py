@@ -42,9 +42,9 @@ def said(of_B: Tensor | None) -> str:
     """What an interval is over, for the protocol.
 
     >>> said(torch.tensor([0, 0, 1])), said(None)
-    ('over 2 texts, in which the rows begin', 'over rows')
+    ('over the 2 texts in which rows begin', 'over rows')
     """
-    return "over rows" if of_B is None else f"over {int(of_B.max()) + 1:,} texts, in which the rows begin"
+    return "over rows" if of_B is None else f"over the {int(of_B.max()) + 1:,} texts in which rows begin"
 
 
 def _ends(part: RowBatch, eot_id: int) -> Ints:
