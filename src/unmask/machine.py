@@ -67,6 +67,18 @@ def made_with(words: Sequence[str] = ()) -> dict[str, str]:
     return {**command, "unmask": commit(), "machine": machine()}
 
 
+def made_by_all(before: object, now: list[dict[str, str]]) -> list[Any]:
+    """What `made_with` gave to the earlier parts of a run, with this part's added unless it is the same as the last.
+
+    >>> made_by_all([{"unmask": "0.1.0"}], [{"unmask": "0.2.0"}])
+    [{'unmask': '0.1.0'}, {'unmask': '0.2.0'}]
+    >>> made_by_all(None, [{"unmask": "0.2.0"}])
+    [{'unmask': '0.2.0'}]
+    """
+    parts = before if isinstance(before, list) else []
+    return parts if now == parts[-1:] else [*parts, *now]
+
+
 def commands_of(made: Iterable[Any]) -> list[str]:
     """The commands that `made_with` has kept, each once; whatever else files hold there is left out.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import threading
 import time
 from collections.abc import Iterator
@@ -79,4 +80,6 @@ def running(
         finally:
             server.should_exit = True
             thread.join(timeout=60)
+            if thread.is_alive():
+                faulthandler.dump_traceback()  # what it still waits for
             assert not thread.is_alive()

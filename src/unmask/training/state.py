@@ -34,7 +34,7 @@ from unmask.evaluation.bound import Bound
 from unmask.evaluation.by_text import text_numbers
 from unmask.evaluation.evaluate import chosen_rows, evaluate_rows
 from unmask.evaluation.measurement import Measurement
-from unmask.machine import made_with
+from unmask.machine import made_by_all, made_with
 from unmask.metrics.base import metric_names
 from unmask.model import Model, load
 from unmask.pretrained.base import Pretrained
@@ -327,8 +327,7 @@ class RunState:
         self.best = self._worst if checkpoint.state["best"] is None else checkpoint.state["best"]
         self.guard.skipped = checkpoint.state.get("skipped_steps", 0)
         self.skipped = checkpoint.skipped
-        before = kept if isinstance(kept := checkpoint.state.get("made_with"), list) else []
-        self.made_with = before if self.made_with == before[-1:] else [*before, *self.made_with]
+        self.made_with = made_by_all(checkpoint.state.get("made_with"), self.made_with)
         self.saver.durable = checkpoint.step
         self.clock = Clock(checkpoint.state.get("train_seconds", 0.0))
         self.last_read = self.clock.seconds
