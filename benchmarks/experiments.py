@@ -41,10 +41,9 @@ from unmask.reporting.metrics_file import METRICS
 
 HERE = Path(__file__).parent
 SYSTEMS = HERE / "systems"
-OVERHEAD = (
-    60.0  # seconds of a trial beside its training steps: start, packing, validations, measuring; at most, at first
-)
-FEW = 4  # trials that tell how many they are here
+# At most so many seconds of a trial are beside its training steps: start, packing, validations, measuring.
+OVERHEAD = 60.0
+FEW = 4  # the newest trials, of which the slowest tells these seconds
 RESULTS = ("results.md", "results.json", "results.csv", "results.svg")
 
 
@@ -63,9 +62,8 @@ class Setting:
     prepare_seconds: float = 0.0  # that the first trial on a machine takes longer: tokenizer, packing
 
     def as_fast_as(self, other: Setting) -> bool:
-        """Whether its rate can be expected there: all but the amount of text is the same, and it is not much shorter.
-
-        The rate of a short trial is mostly that of its start.
+        """Whether a trial here tells how fast one of `other` is: only the amount of text may differ, and a trial here
+        must not be much shorter, since the rate of a short trial is mostly that of its start.
         """
         mine, theirs = ({k: v for k, v in one.options.items() if k != "data.share"} for one in (self, other))
         return mine == theirs and 4 * self.tokens >= other.tokens

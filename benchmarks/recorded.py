@@ -99,10 +99,9 @@ class Queue:
         nowhere = {name: f"{{{name}}}" for name in ("data", "out", "here")}
         named: list[Any] = words_of([*one["run"], one.get("prints", "")], {**known, **nowhere})
         named += [read_recipe(word.format(here=HERE)) for word in named if RECIPE.fullmatch(word)]
-        read = words_of(one["run"], known)
-        named += [earlier.key for earlier in before if earlier.stays and earlier.stays in read]
-        key = hashlib.sha256(json.dumps(named).encode()).hexdigest()[:12]
         words = words_of(one["run"], known)
+        named += [earlier.key for earlier in before if earlier.stays and earlier.stays in words]
+        key = hashlib.sha256(json.dumps(named).encode()).hexdigest()[:12]
         if self.device is not None and words[0] != "windows":
             words += ["--device", self.device]
         about = {name: spelled(one[name], known) for name in ("stays", "prints") if name in one}

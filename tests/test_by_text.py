@@ -14,9 +14,10 @@ import unmask
 from tiny_encoders import save_encoder
 from unmask.data.packing import pack_texts
 from unmask.data.tokenizers import load_tokenizer
-from unmask.evaluation.against import shared_by
+from unmask.evaluation.against import Pair, Shared, shared_by
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.by_text import summed, text_numbers
+from unmask.evaluation.measurement import ratio_ci95
 from unmask.model import Model
 from unmask.pretrained import read_pretrained
 
@@ -61,6 +62,7 @@ def test_the_interval_over_texts_covers_where_that_over_rows_does_not() -> None:
         for i, one in enumerate((bound, replace(bound, of_B=of_B))):
             held[i] += one.ci95[0] <= 3.0 <= one.ci95[1]
         assert summed(bound, of_B).ci95 == pytest.approx(one.ci95)
+        assert ratio_ci95(nats_B, bound.tokens_B, of_B) == pytest.approx(one.ci95)
     assert held[0] / repeats < 0.75
     assert 0.92 < held[1] / repeats < 0.97
 
@@ -73,8 +75,10 @@ def test_what_is_measured_says_of_how_many_texts_it_is(model: Model, ar_model: M
         assert bound is not None
         assert bound.of_B is not None
         assert bound.summary()["texts"] == bound.num_texts < len(bound.tokens_B)
-        assert measured.protocol["interval"] == f"over {bound.num_texts} texts, in which the rows begin"
+        assert measured.protocol["interval"] == f"over the {bound.num_texts} texts in which rows begin"
         assert measured.ci95 == pytest.approx(tuple(map(math.exp, summed(bound, bound.of_B).ci95)))
+    right = unmask.evaluate(model, texts, metric="masked_accuracy", packing="wrap")
+    assert right.protocol["interval"] == f"over the {bound.num_texts} texts in which rows begin"
     one = unmask.evaluate(ar_model, ["a dog ran"], packing="wrap")
     assert one.protocol["interval"] == "over rows"
 
@@ -84,4 +88,9 @@ def test_differences_are_over_texts_too() -> None:
     shared = shared_by((rows, BYTES), (rows, BYTES))
     assert shared.texts is not None
     assert [of_B.tolist() for of_B in shared.texts] == [[0, 0, 0, 1, 2, 2]] * 2
+    draws = torch.Generator().manual_seed(0)
+    ours, theirs = (Bound(torch.rand(6, 3, generator=draws), torch.full((6,), 4)) for _ in range(2))
+    by_row, by_text = (Pair(ours, theirs, one).difference for one in (Shared(), shared))
+    assert by_text.draws_half == by_row.draws_half  # draws of rows are independent, also within a text
+    assert by_text.interval.texts_half != by_row.interval.texts_half
     assert math.isclose(float(summed(Bound(torch.ones(6, 1), torch.ones(6)), shared.texts[0]).nats), 6.0)

@@ -31,7 +31,7 @@ from unmask.comparison.picture import BAR, WIDTH, draw
 from unmask.comparison.plan import Plan, Planned
 from unmask.comparison.quoted import figures_for
 from unmask.comparison.report import as_csv, as_markdown
-from unmask.comparison.table import make_table
+from unmask.comparison.table import Table, make_table
 from unmask.comparison.trial import Trial, read_trial, write_trial
 from unmask.config import load_config
 from unmask.data.batch import Batch
@@ -281,6 +281,31 @@ def test_networks_of_other_kinds_are_not_said_to_have_one_size(recipes: Make, tm
     page = (tmp_path / "out" / "results.md").read_text()
     assert "network: as each recipe says" in page
     assert len({trial.parameters for trial in found.table.trials}) == 2
+
+
+def test_a_trial_tells_which_rows_are_of_one_text(recipes: Make, tmp_path: Path) -> None:
+    (tmp_path / "valid.jsonl").write_text("".join(json.dumps({"text": c * 31}) + "\n" for c in "abc"))
+    valid = {"data.valid": "jsonl", "data.valid.path": str(tmp_path / "valid.jsonl")}
+    found = run(recipes("ar"), tmp_path / "out", overrides=valid, valid_rows=None)
+    assert found.table.trials[0].text_of == [0, 0, 1, 1, 2, 2]
+    assert read_trial(tmp_path / "out", "ar-s0") == found.table.trials[0]
+
+
+def test_intervals_are_over_texts_of_which_rows_are_parts() -> None:
+    """A trial of an older version does not tell its texts, but another of the same rows does."""
+
+    def table(of_ours: list[float], of_theirs: list[float], counts: list[int], text_of: list[int]) -> Table:
+        told = {"counts": counts, "texts": "x"}
+        ours = replace(made("a", **told), nats=of_ours, text_of=text_of)
+        return make_table(["a", "b"], [ours, replace(made("b", **told), nats=of_theirs)], "a")
+
+    rows = table([4.0, 4.2, 5.0, 5.4], [5.0, 5.0, 7.0, 7.0], [2, 2, 2, 2], [0, 0, 1, 1])
+    texts = table([8.2, 10.4], [10.0, 14.0], [4, 4], [])
+    for entry, expected in zip(rows.entries, texts.entries, strict=True):
+        assert entry.nats is not None
+        assert entry.nats.ci95 == pytest.approx(expected.nats and expected.nats.ci95)
+    assert rows.entries[1].gap is not None
+    assert rows.entries[1].gap.ci95 == pytest.approx(texts.entries[1].gap and texts.entries[1].gap.ci95)
 
 
 def test_other_texts_are_not_compared() -> None:

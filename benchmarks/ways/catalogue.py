@@ -196,8 +196,7 @@ SPLIT = (
     Way("split-0.2", "a fifth of the tokens in the two parts of each", split=0.2),
 )
 
-# What the recipe `fast` has of all this, but for its `until_epoch`: what others are added to where a text is read
-# many times.
+# What the recipe `fast` has of all this, without its `until_epoch`; others are added to it where a text is read often.
 FAST = Way(
     "fast",
     "half + mixed + value-residual, another cut of the text in each epoch",

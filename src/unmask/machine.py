@@ -14,6 +14,9 @@ import torch
 
 import unmask
 
+# `git describe --dirty` would write the index, and so collide with a commit that somebody makes meanwhile.
+STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no")
+
 
 def machine() -> str:
     """Processor, GPU and versions, in one line."""
@@ -30,7 +33,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The version, and the commit if the package is a checkout.
+    """The version, and the commit if the package is a checkout, which this only reads.
 
     >>> commit().startswith(unmask.__version__)
     True
@@ -40,7 +43,7 @@ def commit() -> str:
         return unmask.__version__
     try:
         said = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
+            ["git", "--no-optional-locks", "-C", str(root), *STATUS],
             capture_output=True,
             text=True,
             timeout=10,
@@ -48,7 +51,10 @@ def commit() -> str:
         )
     except (OSError, subprocess.SubprocessError):  # no git, or no permission
         return unmask.__version__
-    return f"{unmask.__version__}, commit {said.stdout.strip()}"
+    lines = said.stdout.splitlines()
+    found = next((line.split()[2][:12] for line in lines if line.startswith("# branch.oid ")), "unknown")
+    changed = any(not line.startswith("#") for line in lines)
+    return f"{unmask.__version__}, commit {found}{'-dirty' if changed else ''}"
 
 
 def made_with(words: Sequence[str] = ()) -> dict[str, str]:

@@ -24,10 +24,11 @@ MEANING = {
 }
 HOW = (
     "Gaps are differences in nats per token on the same texts with the same keys, text by text, so that their interval "
-    "is that of the difference. Over texts: the ratio estimator. Over seeds: Student's t of the seeds' differences, "
-    "each seed paired with itself; where a system has one seed, the noise of seeds of the systems with several. The "
-    "two half-widths add as squares. Each interval is 95% by itself, not all of them together. Weights are those of "
-    "the best validation, on rows that are among those measured, for all systems alike."
+    "is that of the difference. Over texts: the ratio estimator; rows that begin in the same text count as one. Over "
+    "seeds: Student's t of the seeds' differences, each seed paired with itself; where a system has one seed, the "
+    "noise of seeds of the systems with several. The two half-widths add as squares. Each interval is 95% by itself, "
+    "not all of them together. Weights are those of the best validation, on rows that are among those measured, for "
+    "all systems alike."
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -87,6 +87,8 @@ def make_table(
     (0.5, 'one seed')
     """
     by_system: dict[str, list[Trial]] = defaultdict(list)
+    known = {trial.texts: trial.text_of for trial in trials if trial.text_of}  # older versions did not store it
+    trials = [replace(trial, text_of=known.get(trial.texts, [])) for trial in trials]
     for trial in trials:
         if trial.finished:
             by_system[trial.system].append(trial)
@@ -109,7 +111,7 @@ def _entry(
     if not trials:
         return Entry(system, [], "", "", "", None, None, None, None, None, {}, [], None, "", "", found, None)
     first = trials[0]
-    nats = level(_nats(trials), first.tokens_B)
+    nats = level(_nats(trials), first.by_text(first.counts))
     ppl = math.exp(nats.value) if nats.value < 700 else None
     pseudo = first.kind == "pseudo"
     ci95 = None if nats.ci95 is None or nats.ci95[1] > 700 else (math.exp(nats.ci95[0]), math.exp(nats.ci95[1]))
@@ -148,7 +150,7 @@ def _gap(
         return None, "", "not compared: a pseudo-likelihood"
     if trials[0].texts != against[0].texts:
         return None, "", "not compared: other texts"
-    between = gap(_nats(trials), _nats(against), trials[0].tokens_B, noise)
+    between = gap(_nats(trials), _nats(against), trials[0].by_text(trials[0].counts), noise)
     return between, GAP_SIGN.get(kinds, "≈"), between.verdict
 
 
@@ -160,13 +162,13 @@ def _slope(trials: list[Trial]) -> tuple[Interval, Interval] | None:
     import torch
 
     def mean(name: str) -> Tensor:
-        return torch.tensor([trial.also[name] for trial in trials], dtype=torch.float64).mean(dim=0)
+        return torch.stack([trial.by_text(trial.also[name]) for trial in trials]).mean(dim=0)
 
-    return slope({int(name.removeprefix("T=")): mean(name) for name in steps}, trials[0].tokens_B)
+    return slope({int(name.removeprefix("T=")): mean(name) for name in steps}, trials[0].by_text(trials[0].counts))
 
 
 def _nats(trials: list[Trial]) -> dict[int, Tensor]:
-    return {trial.seed: trial.nats_B for trial in trials}
+    return {trial.seed: trial.by_text(trial.nats) for trial in trials}
 
 
 def _mean(values: list[float]) -> float:
@@ -191,6 +193,6 @@ def _plain_entry(entry: Entry) -> dict[str, Any]:
 
 def _plain_trial(trial: Trial) -> dict[str, Any]:
     plain = asdict(trial)
-    for name in ("nats", "counts", "also"):  # stored in the trial's own file
+    for name in ("nats", "counts", "text_of", "also"):  # stored in the trial's own file
         del plain[name]
     return plain | {"nats_per_token": trial.nats_per_token if trial.finished else None}

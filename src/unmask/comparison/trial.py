@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +13,12 @@ import torch
 from torch import Tensor
 
 from unmask.errors import ModelFolderError
+from unmask.evaluation.measurement import by_text
 from unmask.storage.atomic import atomic_text
 from unmask.storage.untrusted import read_json
 
 FORMAT = 1
-LATER = {"at_once"}  # fields missing in files of earlier versions
+LATER = {"at_once", "text_of"}  # fields missing in files of earlier versions
 FOLDER, RUNS = "trials", "runs"  # subfolders of a comparison: results of trials, and their runs
 State = Literal["finished", "failed", "diverged"]
 
@@ -26,8 +28,9 @@ class Trial:
     """The result of a trial. Everything except `seconds`, `tokens_per_second`, `device` and `at_once` is independent of
     stops and resumes.
 
-    nats, counts: the nats (an upper bound of -log p, or what `kind` says) and tokens of every measured text. texts: a
-    hash of these tokens: only trials of the same texts are comparable.
+    nats, counts: the nats (an upper bound of -log p, or what `kind` says) and tokens of every measured row. text_of:
+    for each row the number of the text in which it begins; empty if each row is a text. texts: a hash of these tokens:
+    only trials of the same texts are comparable.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Trial:
     texts: str = ""
     num_bytes: int = 0
     counts: list[int] = field(default_factory=list, repr=False)
+    text_of: list[int] = field(default_factory=list, repr=False)
     nats: list[float] = field(default_factory=list, repr=False)
     also: dict[str, list[float]] = field(default_factory=dict, repr=False)  # nats by other estimators
 
@@ -65,13 +69,15 @@ class Trial:
     def finished(self) -> bool:
         return self.state == "finished"
 
-    @property
-    def nats_B(self) -> Tensor:
-        return torch.tensor(self.nats, dtype=torch.float64)
+    def by_text(self, value_B: Sequence[float]) -> Tensor:
+        """[T] these values of rows, summed over the rows of each text.
 
-    @property
-    def tokens_B(self) -> Tensor:
-        return torch.tensor(self.counts)
+        >>> made = {"name": "a-s0", "system": "a", "seed": 0, "fingerprint": "", "state": "finished"}
+        >>> Trial(**made, text_of=[0, 0, 1]).by_text([1.0, 2.0, 4.0]).tolist()
+        [3.0, 4.0]
+        """
+        of_B = torch.tensor(self.text_of) if self.text_of else None
+        return by_text(torch.tensor(value_B, dtype=torch.float64), of_B)
 
     @property
     def nats_per_token(self) -> float:

@@ -26,6 +26,7 @@ from unmask.devices import few_threads, pick_device
 from unmask.distributed.world import World
 from unmask.errors import NonFiniteError, Stopped, UnmaskError, UsageError
 from unmask.evaluation.bound import Bound
+from unmask.evaluation.by_text import text_numbers
 from unmask.evaluation.evaluate import chosen_rows, evaluate_rows
 from unmask.model import Model, load
 from unmask.storage.atomic import clean, sibling
@@ -143,6 +144,7 @@ def _measured(job: Job, last: Checkpoint, tell: Tell) -> Trial:
     tell({"measuring": "cost"})
     passes, flops = training_cost(model.denoiser, config, loader)
     form = model.objective.with_estimator(model.objective.estimator(model.denoiser))
+    text_of_B = text_numbers(rows, model.tokenizer, chosen_rows(rows, protocol.valid_rows))
     return Trial(
         **{key: getattr(job, key) for key in ("name", "system", "seed", "fingerprint", "shared")},
         state="finished",
@@ -167,6 +169,7 @@ def _measured(job: Job, last: Checkpoint, tell: Tell) -> Trial:
         texts=_digest(rows, protocol),
         num_bytes=bound.num_bytes or 0,
         counts=bound.tokens_B.tolist(),
+        text_of=[] if text_of_B is None else text_of_B.tolist(),
         nats=bound.nats_B.double().tolist(),
         also={name: other.nats_B.double().tolist() for name, other in bounds.items()},
     )

@@ -236,8 +236,11 @@ class Pair:
 
     @property
     def draws_half(self) -> float:
-        """Half-width of the 95% interval of the difference given the texts."""
-        ours, theirs = self._by_text()
+        """Half-width of the 95% interval of the difference given the texts.
+
+        Draws of different rows are independent, so the rows of one text stay apart wherever both models have the same.
+        """
+        ours, theirs = (self.ours, self.theirs) if self.shared.count_B is None else self._by_text()
         draws_BS = (ours.draws_BS.double() - theirs.draws_BS.double()) * _scale(self.shared.unit)
         kind: Kind = "exact" if set(self.kinds) == {"exact"} or all(self.once) else "upper bound"
         count_B = ours.tokens_B if self.shared.count_B is None else self.shared.count_B

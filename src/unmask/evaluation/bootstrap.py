@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from unmask.rng import row_keys, uniform
 
 RESAMPLES = 1000
-FEWEST = (
-    10  # texts: with fewer, such an interval is far too narrow (it covers 9 times in 10 at ten, half the time at two)
-)
+FEWEST = 10  # texts: ten are covered nine times in ten, two only half the time, so fewer have no interval
 KEPT = 1 << 24  # drawn numbers to keep, 64 MiB; larger sets are drawn again for each statistic
 AT_ONCE = 1 << 22
 Floats = NDArray[np.float64]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unmask.errors import NonFiniteError, UsageError
-from unmask.evaluation.measurement import SIGN, ratio_error, student_975
+from unmask.evaluation.measurement import SIGN, by_text, ratio_error, student_975
 from unmask.objectives.base import Kind
 
 
@@ -112,15 +112,9 @@ class Bound:
         With many sequences, they are a sample of texts, and the noise of each one's draws is included; rows of one text
         (`of_B`) count as one. With one sequence, the text is given and only the draws of times and masks vary.
         """
-        return ratio_error(*self._texts()) if len(self.tokens_B) > 1 else self.draws_error
-
-    def _texts(self) -> tuple[Tensor, Tensor]:
-        """The nats and the tokens of each text."""
-        if self.of_B is None:
-            return self.nats_B, self.tokens_B
-        zero_T = torch.zeros(self.num_texts, dtype=torch.float64)
-        nats_T, tokens_T = (zero_T.index_add(0, self.of_B, of.double()) for of in (self.nats_B, self.tokens_B))
-        return nats_T, tokens_T
+        if len(self.tokens_B) == 1:
+            return self.draws_error
+        return ratio_error(by_text(self.nats_B, self.of_B), by_text(self.tokens_B, self.of_B))
 
     @property
     def num_texts(self) -> int:
@@ -155,7 +149,7 @@ class Bound:
 
     @property
     def ci95(self) -> tuple[float, float]:
-        """A 95% interval of nats per token over sequences and times."""
+        """A 95% interval of nats per token over texts and times."""
         rows, columns = self.num_texts, self.draws_BS.shape[1]
         half = student_975(max(rows, 1 if rows > 1 else columns) - 1) * self.standard_error
         return self.nats_per_token - half, self.nats_per_token + half

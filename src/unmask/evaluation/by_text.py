@@ -38,6 +38,15 @@ def text_numbers(rows: Rows, tokenizer: Tokenizer, indices: Ints) -> Tensor | No
     return torch.from_numpy(of_B) if 1 < len(found) < len(indices) else None
 
 
+def said(of_B: Tensor | None) -> str:
+    """What an interval is over, for the protocol.
+
+    >>> said(torch.tensor([0, 0, 1])), said(None)
+    ('over the 2 texts in which rows begin', 'over rows')
+    """
+    return "over rows" if of_B is None else f"over the {int(of_B.max()) + 1:,} texts in which rows begin"
+
+
 def _ends(part: RowBatch, eot_id: int) -> Ints:
     """How many texts end in each row."""
     position_L = np.arange(part.x.shape[1])

@@ -21,7 +21,7 @@ SIGN: dict[str, str] = {"exact": "=", "upper bound": "≤", "pseudo": "≈", "es
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result of a metric. ci95: a 95% interval over rows and draws; None if there is only one draw.
+    """The result of a metric. ci95: a 95% interval over texts and draws; None if there is only one draw.
 
     n: the number of tokens (or other units that the metric counts). protocol: everything that the number depends on, as
     plain data. bound: the underlying draws, if it is a likelihood.
@@ -64,19 +64,33 @@ class Measurement:
         }
 
 
-def ratio_ci95(total_B: Tensor, count_B: Tensor) -> tuple[float, float] | None:
-    """A 95% interval of sum(total) / sum(count) for rows that are a sample; rows with larger counts weigh more.
+def ratio_ci95(total_B: Tensor, count_B: Tensor, of_B: Tensor | None = None) -> tuple[float, float] | None:
+    """A 95% interval of sum(total) / sum(count) for texts that are a sample; those with larger counts weigh more.
+
+    of_B: the text number of each row, as `text_numbers` gives them; None: each row is a text.
 
     >>> import torch
     >>> ratio_ci95(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([2, 2, 2]))
     (0.5, 0.5)
     """
-    rows, count = len(count_B), float(count_B.sum())
-    if rows < 2 or not count:
+    total_T, count_T = by_text(total_B, of_B), by_text(count_B, of_B)
+    texts, count = len(count_T), float(count_T.sum())
+    if texts < 2 or not count:
         return None
-    mean = float(total_B.double().sum()) / count
-    half = student_975(rows - 1) * ratio_error(total_B, count_B)
+    mean = float(total_T.sum()) / count
+    half = student_975(texts - 1) * ratio_error(total_T, count_T)
     return mean - half, mean + half
+
+
+def by_text(value_B: Tensor, of_B: Tensor | None) -> Tensor:
+    """[T] values of rows in float64, summed over the rows of each text; of_B None: each row is a text.
+
+    >>> import torch
+    >>> by_text(torch.tensor([1, 2, 4]), torch.tensor([0, 0, 1])).tolist()
+    [3.0, 4.0]
+    """
+    value_B = value_B.double()
+    return value_B if of_B is None else value_B.new_zeros(int(of_B.max()) + 1).index_add(0, of_B, value_B)
 
 
 def ratio_error(total_B: Tensor, count_B: Tensor) -> float:

@@ -40,7 +40,8 @@ class MaskedAccuracy(Metric):
         import torch
 
         from unmask.denoisers.network import evaluating
-        from unmask.evaluation.evaluate import batches_of
+        from unmask.evaluation.by_text import said, text_numbers
+        from unmask.evaluation.evaluate import batches_of, chosen_rows
         from unmask.evaluation.measurement import Measurement, ratio_ci95
 
         right, masked = [], []
@@ -52,13 +53,19 @@ class MaskedAccuracy(Metric):
         right_B, masked_B = torch.cat(right), torch.cat(masked)
         if not int(masked_B.sum()):
             raise UsageError(f"no token was masked at the rate {self.rate}: give more rows or a larger rate")
-        interval = ratio_ci95(right_B, masked_B)
+        of_B = text_numbers(data, model.tokenizer, chosen_rows(data, self.max_rows))
+        interval = ratio_ci95(right_B, masked_B, of_B)
         return Measurement(
             name="masked accuracy",
             value=float(right_B.sum() / masked_B.sum()),
             ci95=None if interval is None else (max(0.0, interval[0]), min(1.0, interval[1])),
             n=int(masked_B.sum()),
-            protocol={"rows": len(right_B), "masked_tokens": int(masked_B.sum()), "rate": self.rate},
+            protocol={
+                "rows": len(right_B),
+                "masked_tokens": int(masked_B.sum()),
+                "rate": self.rate,
+                "interval": said(of_B),
+            },
         )
 
     def _count(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:

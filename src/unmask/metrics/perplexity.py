@@ -160,9 +160,9 @@ def until_narrow(measure: Callable[[Draws], E], rows: int, precision: float, *, 
 
 def measured_of(bound: Bound, protocol: Mapping[str, Any]) -> Measurement:
     """The perplexity of a bound, named according to its kind."""
+    from unmask.evaluation.by_text import said
     from unmask.evaluation.measurement import Measurement
 
-    interval = "over rows" if bound.of_B is None else f"over {bound.num_texts:,} texts, in which the rows begin"
     return Measurement(
         name=bound.ppl_name,
         value=bound.ppl,
@@ -170,7 +170,7 @@ def measured_of(bound: Bound, protocol: Mapping[str, Any]) -> Measurement:
         n=bound.tokens,
         kind=bound.kind,
         bound=bound,
-        protocol={"tokens": bound.tokens, "interval": interval, **protocol},
+        protocol={"tokens": bound.tokens, "interval": said(bound.of_B), **protocol},
     )
 
 

@@ -62,7 +62,9 @@ class ScoreTable(Layout):
         return {"texts": f"{numbers['texts']:,}", "left out": numbers["left_out"] or _NONE, "outputs": kept}
 
 
-INTERVALS = f"bootstrap of {RESAMPLES:,} resamples by the seed, from {FEWEST} texts on"
+INTERVALS = (
+    f"bootstrap of {RESAMPLES:,} resamples by the seed, for {FEWEST} texts or more; exact for a share of 0 or 100%"
+)
 
 
 def _cells(score: Numbers) -> tuple[str, str, str, str, str]:
