@@ -140,9 +140,12 @@ class RunState:
             with checkpoint.holds(**STATE):
                 self._restore(checkpoint)
         if world.first:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            atomic_text(self.folder / RECIPE_FILE, json.dumps(to_dict(config), indent=2) + "\n")
-            atomic_text(self.folder / "tokenizer.json", self.tokenizer.to_json())
+            self._write_recipe()
+
+    def _write_recipe(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        atomic_text(self.folder / RECIPE_FILE, json.dumps(to_dict(self.config), indent=2) + "\n")
+        atomic_text(self.folder / "tokenizer.json", self.tokenizer.to_json())
 
     def _parallel(self) -> ParallelNetwork:
         """The network prepared for training: on its device, compiled, distributed over the processes."""
