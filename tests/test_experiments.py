@@ -8,6 +8,7 @@ import importlib
 import shutil
 import tarfile
 import types
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -201,6 +202,11 @@ def test_what_is_measured_estimates_what_comes(bench: Any, words: list[str], tmp
     assert queue.seconds(by_name["tiny", "d3pm-s0"]) == pytest.approx(1 + 25.6)  # a hundredth of what is stated, too
 
 
+def clock(now: Callable[[], float]) -> Any:
+    """In place of the script's `time`: the real one also drives a server that other tests have left running here."""
+    return types.SimpleNamespace(monotonic=now)
+
+
 def test_what_a_trial_takes_beside_its_steps_is_learned(
     bench: Any, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +215,7 @@ def test_what_a_trial_takes_beside_its_steps_is_learned(
     queue = bench.Queue(QUEUE, tmp_path / "out", tmp_path / "systems")
     watch = bench.Minutes(queue, argparse.Namespace(jobs=1, back=None, minutes=3, begin=False), {})
     now = 100.0
-    monkeypatch.setattr(bench.time, "monotonic", lambda: now)
+    monkeypatch.setattr(bench, "time", clock(lambda: now))
     monkeypatch.setattr(bench.Lines, "on_begin", lambda *args: None)
     monkeypatch.setattr(bench.Lines, "on_end", lambda *args: None)
     (tmp_path / "there").mkdir()
@@ -257,7 +263,7 @@ def test_at_the_end_of_the_minutes_all_is_saved_and_the_next_call_goes_on(
     """In a process of its own, as on a machine: the others of this file run their trials in this one."""
     monkeypatch.setattr("unmask.comparison.compare.run_apart", run_apart)
     out, now = tmp_path / "out", [0.0]
-    monkeypatch.setattr(bench.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(bench, "time", clock(lambda: now[0]))
 
     def time_is_over(self: Any, trial: Any, news: Any) -> None:
         now[0] = 99.0 if news["step"] > 0 else 0.0
