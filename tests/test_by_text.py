@@ -80,7 +80,7 @@ def test_what_is_measured_says_of_how_many_texts_it_is(model: Model, ar_model: M
     right = unmask.evaluate(model, texts, metric="masked_accuracy", packing="wrap")
     assert right.protocol["interval"] == f"over the {bound.num_texts} texts in which rows begin"
     one = unmask.evaluate(ar_model, ["a dog ran"], packing="wrap")
-    assert one.protocol["interval"] == "over rows"
+    assert one.protocol["interval"] == "given the only row"
 
 
 def test_differences_are_over_texts_too() -> None:

@@ -218,6 +218,7 @@ def test_a_message_stays_one_line_whatever_was_given(place: Path, capsys: Captur
 def test_a_folder_in_which_no_run_has_begun(place: Path, capsys: Capture) -> None:
     (place / "stopped").mkdir()  # while its texts were read
     one_line(capsys, run(["train", "stopped", "--resume"]), 2, "stopped is a folder without recipe.json: no run has")
+    one_line(capsys, run(["train", "runs/none", "--resume"]), 2, "there is no run folder or recipe file runs/none")
 
 
 def test_standard_input_that_is_no_text(place: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,7 @@ def test_no_run_is_one_sentence(tmp_path: Path, trained: Any, capsys: Capture) -
         assert said.count("\n") == 1
         assert not (tmp_path / "out").exists()
     assert report(good, "--out", str(tmp_path / "file")) == 2
+    assert report(good, "--out", str(tmp_path / "page.html")) == 2
 
 
 def test_several_runs_share_their_pictures(trained: Any, trained_ar: Any, tmp_path: Path) -> None:

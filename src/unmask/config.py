@@ -240,6 +240,8 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
             f"{path} is no recipe, which is a TOML or JSON file; to train on a text: "
             f"unmask train demo --data.train text --data.train.path {path}"
         )
+    if not path.exists() and path.suffix not in (".toml", ".json"):
+        raise ConfigError(f"there is no run folder or recipe file {path}")
     return _over_base(path, read_table(path))
 
 

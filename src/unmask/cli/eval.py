@@ -219,7 +219,8 @@ def _print(measured: Measurement) -> None:
         given = numbers["nats_per_token_ci95_given_texts"]
         if isinstance(given, list) and not bound.exact:
             print(f"given texts ± {(given[1] - given[0]) / 2:.4f} nats/token, over times and masks alone")
-        print(f"tokens      {bound.tokens:,} in {len(bound.tokens_B):,} rows, {bound.num_bytes:,} bytes")
+        rows = len(bound.tokens_B)
+        print(f"tokens      {bound.tokens:,} in {rows:,} row{'s' * (rows > 1)}, {bound.num_bytes:,} bytes")
     protocol = {k: v for k, v in measured.protocol.items() if k not in ("corpus", "rows", "metric")}
     print("protocol    " + ", ".join(f"{k}={v}" for k, v in protocol.items()))
     print(f"corpus      {measured.protocol['corpus']}")

@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out or (args.run[0] if len(args.run) == 1 else "."))
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out: {out} is a file; give the name of a folder")
+    if out.suffix in (".html", ".md") and not out.exists():
+        raise UsageError(f"--out: {out} looks like a file; give the name of a folder")
     document = make_report(
         args.run,
         results=args.results,

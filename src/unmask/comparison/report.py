@@ -134,7 +134,7 @@ def _setting(shared: Mapping[str, Any]) -> list[str]:
         return []
     protocol, common, size = shared["protocol"], shared["common"], shared["size"]
     network = ", ".join(f"{key} {value}" for key, value in size.items()) or "as each recipe says"
-    rows = "all rows" if protocol["valid_rows"] is None else f"{protocol['valid_rows']:,} rows"
+    rows = "all rows" if protocol["valid_rows"] is None else f"at most {protocol['valid_rows']:,} rows"
     return [
         f"All systems: {shared['tokens']:,} tokens ({shared['steps']:,} steps of {common['batch']} rows of "
         f"{common['data.length']}), tokenizer {shared['tokenizer']['spec']}, network: {network}.",

@@ -38,13 +38,15 @@ def text_numbers(rows: Rows, tokenizer: Tokenizer, indices: Ints) -> Tensor | No
     return torch.from_numpy(of_B) if 1 < len(found) < len(indices) else None
 
 
-def said(of_B: Tensor | None) -> str:
+def said(of_B: Tensor | None, num_rows: int) -> str:
     """What an interval is over, for the protocol.
 
-    >>> said(torch.tensor([0, 0, 1])), said(None)
-    ('over the 2 texts in which rows begin', 'over rows')
+    >>> said(torch.tensor([0, 0, 1]), 3), said(None, 3), said(None, 1)
+    ('over the 2 texts in which rows begin', 'over rows', 'given the only row')
     """
-    return "over rows" if of_B is None else f"over the {int(of_B.max()) + 1:,} texts in which rows begin"
+    if of_B is None:
+        return "over rows" if num_rows > 1 else "given the only row"
+    return f"over the {int(of_B.max()) + 1:,} texts in which rows begin"
 
 
 def _ends(part: RowBatch, eot_id: int) -> Ints:

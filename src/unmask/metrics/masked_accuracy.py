@@ -64,7 +64,7 @@ class MaskedAccuracy(Metric):
                 "rows": len(right_B),
                 "masked_tokens": int(masked_B.sum()),
                 "rate": self.rate,
-                "interval": said(of_B),
+                "interval": said(of_B, len(right_B)),
             },
         )
 

@@ -170,7 +170,7 @@ def measured_of(bound: Bound, protocol: Mapping[str, Any]) -> Measurement:
         n=bound.tokens,
         kind=bound.kind,
         bound=bound,
-        protocol={"tokens": bound.tokens, "interval": said(bound.of_B), **protocol},
+        protocol={"tokens": bound.tokens, "interval": said(bound.of_B, len(bound.tokens_B)), **protocol},
     )
 
 
