@@ -235,13 +235,12 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         path = built_in_recipe(path.name)
     if path.is_dir():
         raise ConfigError(f"{path} is a folder without {RECIPE_FILE}: no run has begun there; name a recipe instead")
-    if path.is_file() and path.suffix not in (".toml", ".json"):
-        raise ConfigError(
-            f"{path} is no recipe, which is a TOML or JSON file; to train on a text: "
-            f"unmask train demo --data.train text --data.train.path {path}"
-        )
-    if not path.exists() and path.suffix not in (".toml", ".json"):
-        raise ConfigError(f"there is no run folder or recipe file {path}")
+    if path.suffix not in (".toml", ".json"):
+        if not path.exists():
+            raise ConfigError(f"there is no run folder or recipe file {path}")
+        if path.is_file():  # not a pipe
+            example = f"unmask train demo --data.train text --data.train.path {path}"
+            raise ConfigError(f"{path} is no recipe, which is a TOML or JSON file; to train on a text: {example}")
     return _over_base(path, read_table(path))
 
 
