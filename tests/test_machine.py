@@ -8,9 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 import unmask
-from unmask.machine import commit
+from unmask.machine import commit, made_with
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -44,3 +45,13 @@ def test_the_commit_of_a_checkout_is_read_and_nothing_is_written(
 
 def _no_git(*args: object, **kwargs: object) -> None:
     raise FileNotFoundError
+
+
+def test_a_gpu_is_named_if_this_process_has_used_it_and_left_alone_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: asked.append(i) or "a GPU")
+    assert "a GPU" not in made_with()["machine"]
+    assert not asked  # this would open it
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert "a GPU" in made_with()["machine"]

@@ -18,9 +18,9 @@ import unmask
 STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no")
 
 
-def machine() -> str:
-    """Processor, GPU and versions, in one line."""
-    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+def machine(*, gpus: bool = True) -> str:
+    """Processor, GPUs and versions, in one line. Naming the GPUs makes this process open one of them."""
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if gpus else []
     processor = f"{platform.machine()}, {os.cpu_count()} cores"
     parts = [
         processor,
@@ -58,13 +58,15 @@ def commit() -> str:
 
 
 def made_with(words: Sequence[str] = ()) -> dict[str, str]:
-    """The version and the machine of this process, and its command if it has one. words: those behind `unmask`.
+    """The version and the machine of this process, and its command if it has one. words: those after `unmask`.
+
+    GPUs are named only if this process has used one: a run on the CPU must not open them.
 
     >>> made_with(["eval", "runs/my run"])["command"]
     "unmask eval 'runs/my run'"
     """
     command = {"command": shlex.join(["unmask", *words])} if words else {}
-    return {**command, "unmask": commit(), "machine": machine()}
+    return {**command, "unmask": commit(), "machine": machine(gpus=torch.cuda.is_initialized())}  # type: ignore[no-untyped-call]
 
 
 def made_by_all(before: object, now: list[dict[str, str]]) -> list[Any]:
