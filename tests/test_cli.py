@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,12 @@ from unmask.config import load_config, to_dict
 from unmask.data.packing import rows_of
 from unmask.data.tokenizers import load_tokenizer
 from unmask.devices import pick_precision
+from unmask.evaluation.harness.lm_eval_adapter import harness_model
+from unmask.evaluation.harness.model import HarnessModel
+from unmask.evaluation.per_base import score_bases
+from unmask.evaluation.score import score
 from unmask.model import load
+from unmask.objectives.draws import Draws
 from unmask.samplers.ancestral import Ancestral
 
 COMMANDS = sorted(_commands())
@@ -256,6 +262,17 @@ def test_score_tells_each_text_as_the_library_does(
     assert second.endswith("tac eht")
     assert run(["score", str(trained.folder)]) == 2
     assert "nothing to work on: give a text" in capsys.readouterr().err
+
+
+def test_a_score_has_as_many_draws_wherever_it_is_asked_for(trained: Any, capsys: Capture) -> None:
+    assert run(["score", str(trained.folder), "the cat", "--device", "cpu", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    bound = trained.model.score("the cat")
+    assert told["scores"][0]["nats"] == pytest.approx(bound.nats, rel=1e-6)
+    groups = Draws.of(told["draws"])
+    assert groups.groups == bound.draws_BS.shape[1]
+    for asked in (score, score_bases, HarnessModel.__init__, harness_model):
+        assert signature(asked).parameters["num_samples"].default == told["draws"]
 
 
 def test_a_model_that_gives_no_numbers(fresh_model: Any, trained: Any, tmp_path: Path, capsys: Capture) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from unmask.cli import _bases, _naming, _reading, _sampling
 from unmask.errors import NonFiniteError, UsageError, did_you_mean
+from unmask.evaluation import SCORE_DRAWS
 from unmask.storage.built_in import DEFAULT
 
 if TYPE_CHECKING:
@@ -37,7 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--label", metavar="CLASS", help="the texts' class, as a word or number, for models trained with classes"
     )
-    parser.add_argument("--num-samples", type=int, default=64, help="draws of time and masks per text (default 64)")
+    parser.add_argument(
+        "--num-samples",
+        type=int,
+        default=SCORE_DRAWS,
+        help=f"draws of time and masks per text (default {SCORE_DRAWS})",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of times and masks (default 0)")
     parser.add_argument("--device", help="cpu, cuda or mps (default: a GPU if there is one)")
     parser.add_argument("--data", help=f"{_reading.DATA}; its texts are scored")

@@ -13,6 +13,7 @@ from torch import Tensor
 from unmask.corpora.fasta import other_strand
 from unmask.denoisers.network import evaluating
 from unmask.errors import Public, UsageError
+from unmask.evaluation import SCORE_DRAWS
 from unmask.evaluation.explain import mean_position_nats
 from unmask.evaluation.inspection import ask_masks
 from unmask.sampling.canvas import Canvas
@@ -78,7 +79,7 @@ def score_bases(
     both_strands: bool = False,
     label: int | str | None = None,
     seed: int = 0,
-    num_samples: int = 64,
+    num_samples: int = SCORE_DRAWS,
     progress: Callable[[int, int], None] | None = None,
 ) -> BaseScores:
     """Score each base of a sequence; the sequences `before` and `after` are context and are not scored.

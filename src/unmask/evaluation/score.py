@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unmask.errors import Public, UsageError
+from unmask.evaluation import SCORE_DRAWS
 from unmask.evaluation.bound import Bound, TokenNats, join
 from unmask.evaluation.explain import mean_position_nats
 from unmask.text.arguments import check_texts, check_whole
@@ -28,7 +29,7 @@ def score(
     texts: str | Sequence[str],
     *,
     seed: int = 0,
-    num_samples: int = 16,
+    num_samples: int = SCORE_DRAWS,
     estimator: str | None = None,
     label: int | str | None = None,
     prompts: str | Sequence[str] | None = None,
@@ -44,7 +45,7 @@ def score(
     Diffusion sees where a row ends, so its bound is conditioned on the number of tokens; an autoregressive value is
     not.
 
-    >>> model.score(["import os", "import sys"], num_samples=64).nats_B  # doctest: +SKIP
+    >>> model.score(["import os", "import sys"], num_samples=16).nats_B  # doctest: +SKIP
     >>> model.score("bonjour", prompts="hello").nats  # of -log p(bonjour | hello)  # doctest: +SKIP
     """
     check_whole(seed=seed, num_samples=num_samples)

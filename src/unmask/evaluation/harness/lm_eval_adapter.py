@@ -9,6 +9,7 @@ import functools
 from typing import Any
 
 from unmask.errors import UsageError
+from unmask.evaluation import SCORE_DRAWS
 from unmask.evaluation.harness.model import HarnessModel
 
 NAME = "unmask"
@@ -66,7 +67,7 @@ def harness_model(
     max_batch_size: int | None = None,
     device: str | None = None,
     dtype: str | None = None,
-    num_samples: int = 64,
+    num_samples: int = SCORE_DRAWS,
     estimator: str | None = None,
     order: str | None = None,
     seed: int = 0,

@@ -24,6 +24,7 @@ from torch import Tensor
 from unmask.data.batch import Batch
 from unmask.denoisers.network import evaluating
 from unmask.errors import NonFiniteError, UsageError
+from unmask.evaluation import SCORE_DRAWS
 from unmask.evaluation.estimate import estimate_bound
 from unmask.evaluation.gaps import seam
 from unmask.evaluation.orders import check_order, follow_order
@@ -81,7 +82,7 @@ class HarnessModel:
         model: Model,
         *,
         batch: int = 32,
-        num_samples: int = 64,
+        num_samples: int = SCORE_DRAWS,
         estimator: str | None = None,
         order: str | None = None,
         seed: int = 0,
@@ -94,8 +95,7 @@ class HarnessModel:
             raise UsageError(f"batch_size and num_samples must be at least 1, got {batch} and {num_samples}")
         self.model, self.batch, self.num_samples, self.seed = model, batch, num_samples, seed
         self.separator = model.separator if separator is None else separator
-        self.counts = Counts()
-        self.sampler, self.options = sampler, dict(options or {})
+        self.counts, self.sampler, self.options = Counts(), sampler, dict(options or {})
         self._make_sampler(self.options)  # a wrong name or option is refused before the first request
         predictor = model.objective.predictor(model.denoiser)
         self.reads_next = predictor.gives == "next"
