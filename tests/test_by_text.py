@@ -12,11 +12,12 @@ import torch
 
 import unmask
 from tiny_encoders import save_encoder
-from unmask.data.packing import pack_texts
+from unmask.data.packing import Rows, pack_texts
 from unmask.data.tokenizers import load_tokenizer
 from unmask.evaluation.against import Pair, Shared, shared_by
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.by_text import summed, text_numbers
+from unmask.evaluation.evaluate import chosen_rows
 from unmask.evaluation.measurement import ratio_ci95
 from unmask.model import Model
 from unmask.pretrained import read_pretrained
@@ -40,6 +41,35 @@ def test_a_row_is_of_the_text_in_which_it_begins() -> None:
     cut = pack_texts(["a" * 9, "b", "c" * 9, "d"], BYTES, "pad", 4)  # the rest of a long text is left out
     assert cut.report.cut_tokens
     assert text_numbers(cut, BYTES, np.arange(4)) is None
+
+
+@pytest.mark.parametrize(("policy", "most"), [("wrap", None), ("wrap", 9), ("wrap", 2), ("pad", 9)])
+def test_the_texts_are_those_of_counting_every_end(policy: str, most: int | None) -> None:
+    rng = np.random.default_rng(0)
+    for mean in (2, 8, 40, 400):
+        texts = ["a" * size for size in rng.geometric(1 / mean, max(3, 800 // mean)).tolist()]
+        rows = pack_texts(texts, BYTES, policy, 4, go_on=True)  # type: ignore[arg-type]
+        every = rows.take(np.arange(len(rows)))
+        ends_B = [int((x[:size] == BYTES.eot_id).sum()) for x, size in zip(every.x, every.valid_len, strict=True)]
+        before_B = np.cumsum(ends_B) - ends_B
+        of_B = np.unique(before_B[chosen_rows(rows, most)], return_inverse=True)[1]
+        alone = of_B.max() in (0, len(of_B) - 1)
+        assert numbers(texts, policy, 4, most) == (None if alone else of_B.tolist()), mean
+
+
+def test_few_of_many_rows_are_numbered_without_reading_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    take = Rows.take
+    monkeypatch.setattr(Rows, "take", lambda self, at, *shift: (read.extend(at.tolist()), take(self, at, *shift))[1])
+    short = pack_texts(["abc"] * 4000, BYTES, "wrap", 4)
+    chosen = chosen_rows(short, 8)
+    assert text_numbers(short, BYTES, chosen) is None
+    assert read == chosen[:-1].tolist()
+    read.clear()
+    long = pack_texts(["a" * 39] * 400, BYTES, "wrap", 4)  # of ten rows each
+    chosen = chosen_rows(long, 8)
+    assert text_numbers(long, BYTES, np.sort(np.append(chosen, chosen[3] + 1))) is not None
+    assert len(read) == len(set(read)) <= 8 * 2 * 10
 
 
 def test_a_vocabulary_without_an_end_of_text_says_nothing(tmp_path: Path) -> None:

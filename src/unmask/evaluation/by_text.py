@@ -9,11 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from unmask.data.rows import Ints, RowBatch, Rows
 from unmask.data.tokenizers import Tokenizer
 from unmask.evaluation.bound import Bound
+
+MOST = 1024  # rows in memory at a time
 
 
 def text_numbers(rows: Rows, tokenizer: Tokenizer, indices: Ints) -> Tensor | None:
@@ -31,11 +34,9 @@ def text_numbers(rows: Rows, tokenizer: Tokenizer, indices: Ints) -> Tensor | No
     a_row_each = rows.report.policy in ("fill", "sentence") or (rows.report.policy == "pad" and rows.report.cut_tokens)
     if a_row_each or not tokenizer.ends_texts:  # a text that was cut has no end in its row
         return None
-    parts = (rows.take(np.arange(lo, min(lo + 1024, len(rows)))) for lo in range(0, len(rows), 1024))
-    ends_B = np.concatenate([_ends(part, tokenizer.eot_id) for part in parts])
-    before_B = (np.cumsum(ends_B) - ends_B)[indices]
-    found, of_B = np.unique(before_B, return_inverse=True)
-    return torch.from_numpy(of_B) if 1 < len(found) < len(indices) else None
+    chosen_C, at_B = np.unique(indices, return_inverse=True)
+    number_C = np.cumsum([False, *_ends_before_next(rows, tokenizer.eot_id, chosen_C)])
+    return torch.from_numpy(number_C[at_B]) if 1 < number_C[-1] + 1 < len(indices) else None
 
 
 def said(of_B: Tensor | None, num_rows: int) -> str:
@@ -49,11 +50,27 @@ def said(of_B: Tensor | None, num_rows: int) -> str:
     return f"over the {int(of_B.max()) + 1:,} texts in which rows begin"
 
 
-def _ends(part: RowBatch, eot_id: int) -> Ints:
-    """How many texts end in each row."""
+def _ends_before_next(rows: Rows, eot_id: int, chosen_C: Ints) -> list[bool]:
+    """For each of these rows but the last, whether a text ends in it or in a row between it and the next of them.
+
+    Rows in between are read in growing pieces, and only up to the first end: there may be far more of them.
+    """
+    found: list[bool] = []
+    for lo in range(0, len(chosen_C) - 1, MOST):
+        found += _ends(rows.take(chosen_C[:-1][lo : lo + MOST]), eot_id).tolist()
+    for i in [i for i, ended in enumerate(found) if not ended]:
+        lo, size = int(chosen_C[i]) + 1, 1
+        while lo < chosen_C[i + 1] and not found[i]:
+            found[i] = bool(_ends(rows.take(np.arange(lo, min(lo + size, chosen_C[i + 1]))), eot_id).any())
+            lo, size = lo + size, min(2 * size, MOST)
+    return found
+
+
+def _ends(part: RowBatch, eot_id: int) -> NDArray[np.bool_]:
+    """Whether a text ends in each row."""
     position_L = np.arange(part.x.shape[1])
     scored_BL = (position_L >= part.prefix_len[:, None]) & (position_L < (part.valid_len - part.suffix)[:, None])
-    ends_B: Ints = ((part.x == eot_id) & scored_BL).sum(axis=1)
+    ends_B: NDArray[np.bool_] = ((part.x == eot_id) & scored_BL).any(axis=1)
     return ends_B
 
 
