@@ -157,6 +157,29 @@ def test_damage_is_said_in_its_place(copied: Path) -> None:
         assert said in page
 
 
+def test_what_intervals_are_over_is_said(tmp_path: Path) -> None:
+    def page(**counts: dict[str, Any]) -> str:
+        for name, more in counts.items():
+            (tmp_path / name).mkdir(exist_ok=True)
+            line = {"step": 1, "valid_nats_per_token": 2.0, "valid_nats_per_token_ci95": [1.5, 2.5]} | more
+            (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        folders = [str(tmp_path / name) for name in counts]
+        assert report(*folders, "--out", str(tmp_path / "out")) == 0
+        return (tmp_path / "out" / "report.html").read_text()
+
+    rows, texts = {"valid_sequences": 8}, {"valid_sequences": 8, "valid_texts": 3}
+    for counts, said in (
+        ({"one_document": rows}, "over rows"),
+        ({"texts": texts}, "over the 3 texts in which rows begin"),
+        ({"row": {"valid_sequences": 1, "valid_nats_per_token_ci95": None}}, "none, which a single draw of a single"),
+        ({"a": rows, "b": rows, "c": texts}, "a, b over rows; c over the 3 texts in which rows begin"),
+        ({"a": {"valid_sequences": True}}, "over what is not recorded"),
+    ):
+        text = page(**counts)
+        assert text.count(f"95% intervals: {said}") == 2  # beside the numbers and under the curve
+        assert "over texts" not in text
+
+
 def test_no_run_is_one_sentence(tmp_path: Path, trained: Any, capsys: Capture) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")

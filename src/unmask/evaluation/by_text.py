@@ -45,9 +45,18 @@ def said(of_B: Tensor | None, num_rows: int) -> str:
     >>> said(torch.tensor([0, 0, 1]), 3), said(None, 3), said(None, 1)
     ('over the 2 texts in which rows begin', 'over rows', 'given the only row')
     """
-    if of_B is None:
+    return said_of_counts(num_rows if of_B is None else int(of_B.max()) + 1, num_rows)
+
+
+def said_of_counts(num_texts: int, num_rows: int) -> str:
+    """The same from what is left of it where only counts are kept; num_texts: num_rows if rows stand for themselves.
+
+    >>> said_of_counts(2, 3), said_of_counts(3, 3)
+    ('over the 2 texts in which rows begin', 'over rows')
+    """
+    if num_texts == num_rows:
         return "over rows" if num_rows > 1 else "given the only row"
-    return f"over the {int(of_B.max()) + 1:,} texts in which rows begin"
+    return f"over the {num_texts:,} texts in which rows begin"
 
 
 def _ends_before_next(rows: Rows, eot_id: int, chosen_C: Ints) -> list[bool]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unmask.comparison.quoted import TEXT, Quoted
+from unmask.evaluation.by_text import said_of_counts
 from unmask.evaluation.measurement import SIGN
 from unmask.evaluation.suites import differences
 from unmask.evaluation.suites.base import Outcome
@@ -32,7 +33,7 @@ CAVEAT = (
 SIGNS = "≤ is an upper bound, = an exact value, ≈ a pseudo-likelihood, which is no perplexity."
 FIGURES = (
     ("loss", "nats per token", "Training loss, smoothed; faint: as logged"),
-    ("valid", "nats per token", "Validation, with 95% intervals over texts"),
+    ("valid", "nats per token", "Validation"),
     ("valid_bits_per_byte", "bits per byte", "Validation in bits per byte, which compares other vocabularies"),
     ("lr", "learning rate", "Learning rate"),
 )
@@ -57,7 +58,8 @@ def _bests(runs: Sequence[Run]) -> list[Block]:
             [one.name, value, NONE, NONE, one.parameters or NONE, one.data, one.tokens or NONE, f"quoted: {one.table}"]
         )
     quoted = frozenset(range(len(runs), len(rows)))
-    caption = f"Perplexity per token at each run's best validation. {SIGNS} Intervals of 95% are over texts. {CAVEAT}"
+    over = f" 95% intervals: {_intervals(runs)}." if any(run.best for run in runs) else ""
+    caption = f"Perplexity per token at each run's best validation. {SIGNS}{over} {CAVEAT}"
     return [Title("Best so far, beside the paper's figures"), Table(columns, rows, caption, quoted)]
 
 
@@ -78,6 +80,26 @@ def _best_row(run: Run) -> list[str]:
     return [name, value, interval, bits, _count(run.parameters), _data(run), tokens, measured]
 
 
+def _intervals(runs: Sequence[Run]) -> str:
+    """What the intervals of the validations are over, by run where runs differ."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        if run.best is not None:
+            found.setdefault(_over(run.best), []).append(run.name)
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"{', '.join(names)} {over}" for over, names in found.items())
+
+
+def _over(validation: Mapping[str, Any]) -> str:
+    """What a validation's interval is over, which its counts tell: `texts` only where rows begin in the same ones."""
+    if not isinstance(validation.get("valid_nats_per_token_ci95"), list):
+        return "none, which a single draw of a single row does not give"
+    rows = validation.get("valid_sequences")
+    texts = validation.get("valid_texts", rows)
+    return said_of_counts(texts, rows) if type(rows) is type(texts) is int else "over what is not recorded"
+
+
 def _curves(runs: Sequence[Run]) -> list[Block]:
     blocks: list[Block] = [Title("Learning curves")]
     drawn = [(number, run) for number, run in enumerate(runs) if run.metrics.points]
@@ -88,6 +110,8 @@ def _curves(runs: Sequence[Run]) -> list[Block]:
             series = [series_of(number, run.metrics.points, what, across) for number, run in drawn]
             panels.append(panel([one for one in series if one.points], across=across, up=up, names=names))
         if any(panels):
+            if what == "valid":
+                caption = f"{caption}; 95% intervals: {_intervals(runs)}"
             blocks.append(Figure(caption, [one for one in panels if one], names))
         elif what != "valid_bits_per_byte":
             blocks.append(Text(f"{caption}: no run here has written any down.", warning=True))
