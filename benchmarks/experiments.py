@@ -34,7 +34,8 @@ from unmask.axes import short
 from unmask.cli._compared import Lines
 from unmask.cli.compare import number
 from unmask.comparison.compare import Watcher, compare
-from unmask.comparison.plan import PLAN, Planned
+from unmask.comparison.plan import TOKENIZER, Planned
+from unmask.comparison.stored import PLAN
 from unmask.comparison.trial import FOLDER, RUNS, Trial, read_trial
 from unmask.errors import Stopped, UnmaskError
 from unmask.reporting.metrics_file import METRICS
@@ -112,7 +113,7 @@ class Queue:
     def seconds(self, item: Item) -> float:
         """How long it will take, or the rest of it if it has begun."""
         setting = item.setting
-        new = not (self.out / setting.name / PLAN).exists()
+        new = not (self.out / setting.name / TOKENIZER).exists()  # of all that is there, no archive brings it
         rest = setting.tokens * (1 - self.begun(item)) / self.rate(item)
         return self.overhead + rest + setting.prepare_seconds * new
 
@@ -170,13 +171,15 @@ class Queue:
         """Put what an archive holds of trials in place where there is nothing; how many they are."""
         places = {f"{item.setting.name}/{FOLDER}/{item.name}.json" for item in self.items}
         count = unpack(small, self.out, places.__contains__)
+        unpack(small, self.out, {f"{name}/{PLAN}" for name in self.settings}.__contains__)
         unpack(small, self.out, {self._curve(item).as_posix() for item in self._finished()}.__contains__)
         return count
 
     def take_back(self, small: Path) -> None:
-        """Put what is small into an archive, whole or not at all: trials and results, and curves of finished trials."""
+        """Put what is small into an archive, whole or not at all: plans, trials and results, and curves of finished
+        trials."""
         files = [file for name in self.settings for file in sorted((self.out / name).glob(f"{FOLDER}/[!.]*.json"))]
-        files += [self.out / name / file for name in self.settings for file in RESULTS]
+        files += [self.out / name / file for name in self.settings for file in (PLAN, *RESULTS)]
         files += [self.out / self._curve(item) for item in self._finished()]
         pack(small, filter(Path.exists, files), self.out)
 

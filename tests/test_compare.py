@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from matrix import environment
+from older_plan import write_as_older_version
 from unmask import cli
 from unmask.comparison import work
 from unmask.comparison.at_once import run_at_once
@@ -659,6 +660,39 @@ def test_another_comparison_in_the_same_folder_is_refused(
         run(recipes("ar", "mdlm"), both.out, **{"seeds": 2, "also": ["T=4", "T=16"]} | change)
     assert words in str(error.value)
     assert {path: path.read_bytes() for path in both.out.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_of_a_version_with_fewer_keys_goes_on(recipes: Make, tmp_path: Path) -> None:
+    """An absent key has the value that a run of that time has by it; so do the fingerprints of what is finished."""
+    out = tmp_path / "out"
+    first = run(recipes("mdlm"), out)
+    # of an old run without the key, muon is off
+    write_as_older_version(out, "data.packing", "data.split_tokens", "optim.muon", "also")
+    plan = (out / "compare.json").read_text()
+    watch = Begun()
+    assert run(recipes("mdlm"), out, watch=watch).table.trials[0].nats == first.table.trials[0].nats
+    assert (watch.begun, watch.finished) == ([], ["mdlm-s0"])
+    assert (out / "compare.json").read_text() == plan
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"overrides": {"data.split_tokens": "0.25"}}, "holds mdlm-s0 with data.split_tokens = 0.0, now 0.25"),
+        ({"overrides": {"optim.muon": "true"}}, "holds mdlm-s0 with optim.muon = False, now True"),
+        ({"also": ["T=4"]}, "holds a comparison with protocol.also = [], now ['T=4']"),
+        ({"overrides": {"objective": "sedd"}}, "holds mdlm-s0 with objective = mdlm, now sedd"),
+    ]
+    for change, words in changes:
+        with pytest.raises(UsageError) as error:
+            run(recipes("mdlm"), out, **change)
+        assert words in str(error.value)
+    again = run(recipes("ar", "mdlm"), out, seeds=2, reference="mdlm", watch=watch)
+    assert watch.begun == ["ar-s0", "ar-s1", "mdlm-s1"]
+    assert len({trial.shared for trial in again.table.trials}) == 1
+    run(recipes("mdlm", "ar"), out, seeds=2, watch=watch)
+    assert len(watch.begun) == 3
+    other = json.loads(plan)
+    del other["shared"]["common"]["batch"]
+    (out / "compare.json").write_text(json.dumps(other))
+    with pytest.raises(UsageError, match=r"holds a comparison with common\.batch = 64, now 4"):
+        run(recipes("mdlm"), out)
 
 
 def test_what_does_not_decide_the_result_may_change(both: Comparison, recipes: Make) -> None:

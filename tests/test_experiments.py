@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from older_plan import write_as_older_version
 from unmask.comparison import work
 from unmask.comparison.compare import Watcher
 from unmask.comparison.processes import run_apart
@@ -174,6 +175,24 @@ def test_small_files_put_in_place_are_not_repeated(
     assert theirs is not None
     assert (ours.fingerprint, ours.nats) == (theirs.fingerprint, theirs.nats)
     assert "| mdlm | 2 |" in (second / "results.md").read_text()
+
+
+def test_what_an_older_version_finished_stays_in_the_table_of_another_machine(
+    bench: Any, words: list[str], tmp_path: Path
+) -> None:
+    small, first, second = tmp_path / "small.tar.gz", tmp_path / "first", tmp_path / "second"
+    run = [*words, "--minutes", "3", "--only"]
+    assert bench.main([*run, "noise", "--out", str(first)]) == 0
+    write_as_older_version(first / "tiny", "data.packing", "data.split_tokens")
+    bench.Queue(QUEUE, first).take_back(small)
+    queue = bench.Queue(QUEUE, second)
+    assert queue.bring(small) == 2
+    assert queue.seconds(queue.items[0]) > 2  # nothing is packed there yet
+    bench.main([*run, "table", "--out", str(second)])
+    assert [path.name for path in (second / "tiny" / "runs" / "mdlm-s0").iterdir()] == ["metrics.jsonl"]
+    results = (second / "tiny" / "results.md").read_text()
+    assert "| ar | 1 |" in results
+    assert "| mdlm | 2 |" in results
 
 
 def test_what_is_measured_estimates_what_comes(bench: Any, words: list[str], tmp_path: Path) -> None:

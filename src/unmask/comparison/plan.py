@@ -10,21 +10,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from unmask.comparison.stored import StoredPlan, read_plan, write_plan
 from unmask.comparison.trial import RUNS, read_trial
 from unmask.config import RunConfig, load_config, option_paths
 from unmask.data.packing import Rows, rows_of
 from unmask.data.reading_bar import reading_bar
 from unmask.data.tokenizers import Tokenizer, load_tokenizer, tokenizer_from_json
-from unmask.errors import DataError, ModelFolderError, UsageError, did_you_mean
+from unmask.errors import DataError, UsageError, did_you_mean
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.loop import check_pair
 from unmask.storage.atomic import atomic_text
 from unmask.storage.model_folder import NoStart
-from unmask.storage.untrusted import read_json, read_text
+from unmask.storage.untrusted import read_text
 from unmask.training.checkpoint.resume import MAY_CHANGE
 
-PLAN, TOKENIZER = "compare.json", "tokenizer.json"
-FORMAT = 1
+TOKENIZER = "tokenizer.json"
 LOOKS = 10  # validations per run, among which its best weights are chosen
 SET_HERE = {"out": "--out", "steps": "--tokens", "seed": "--seeds"}  # recipe keys that the comparison sets itself
 # What all systems of a comparison have in common; the rest of a recipe is the system.
@@ -88,22 +88,21 @@ class Plan:
 
     def begin(self) -> None:
         """Refuse a folder that holds a different comparison; then record this one."""
-        before = _before(self.out)
-        known = {} if before is None else before["trials"]
-        if before is not None:
-            _check_shared(self.out, before["shared"], self.shared)
+        stored = read_plan(self.out)
+        if stored is not None:
+            stored.check_shared(self.shared, self.trials[0].config, self.protocol)
         for trial in self.trials:
-            _check_options(self.out, trial, known.get(trial.name, trial.options))
+            if stored is not None:
+                stored.check_options(trial.name, trial.options, trial.config)
             done = read_trial(self.out, trial.name)
             if done is not None and done.fingerprint != trial.fingerprint:
                 raise UsageError(f"{self.out} holds another {trial.name}: give another --out, or remove its file there")
-        trials = known | {trial.name: trial.options for trial in self.trials}
+        known = {} if stored is None else stored.trials
+        new = {trial.name: trial.options for trial in self.trials if trial.name not in known}
         self.out.mkdir(parents=True, exist_ok=True)
         if not (self.out / TOKENIZER).exists():
             atomic_text(self.out / TOKENIZER, self.tokenizer.to_json())
-        written = json.dumps({"format": FORMAT, "shared": self.shared, "trials": trials}, indent=1) + "\n"
-        if before is None or read_text(self.out / PLAN) != written:
-            atomic_text(self.out / PLAN, written)
+        write_plan(self.out, self.shared if stored is None else stored.shared, known | new)
 
 
 def make_plan(
@@ -133,7 +132,8 @@ def make_plan(
         "train": _fingerprint(first.data.train),
         "valid": None if first.data.valid is None else _fingerprint(first.data.valid),
     }
-    tokenizer = _tokenizer(first, out, corpora)
+    stored = read_plan(out)
+    tokenizer = _tokenizer(first, stored, corpora)
     rows = _rows(configs, tokenizer)
     steps = _steps(tokens, first.batch, rows)
     shared = {  # in the order in which differences are reported
@@ -155,13 +155,21 @@ def make_plan(
         configs = {system: replace(config, valid_every=every) for system, config in configs.items()}
     # seed by seed: if cut short, every system has results
     trials = [
-        _planned(out, system, config, seed, shared, protocol) for seed in numbers for system, config in configs.items()
+        _planned(out, system, config, seed, shared, protocol, stored)
+        for seed in numbers
+        for system, config in configs.items()
     ]
     return Plan(out=out, protocol=protocol, shared=shared, trials=trials, tokenizer=tokenizer, systems=list(configs))
 
 
 def _planned(
-    out: Path, system: str, config: RunConfig, seed: int, shared: dict[str, Any], protocol: Protocol
+    out: Path,
+    system: str,
+    config: RunConfig,
+    seed: int,
+    shared: dict[str, Any],
+    protocol: Protocol,
+    stored: StoredPlan | None,
 ) -> Planned:
     name = f"{system}-s{seed}"
     config = replace(
@@ -177,12 +185,14 @@ def _planned(
     if _is_trained(config.tokenizer):
         config = replace(config, tokenizer=str((out / TOKENIZER).resolve()))
     options = {key: value for key, value in option_paths(config).items() if key not in NO_PART}
+    written = shared if stored is None else stored.shared  # `begin` refuses what differs
+    written_options = options if stored is None else stored.trials.get(name, options)
     return Planned(
         name=name,
         system=system,
         seed=seed,
-        fingerprint=_digest([shared, options, system, seed]),
-        shared=_digest(shared),
+        fingerprint=_digest([written, written_options, system, seed]),
+        shared=_digest(written),
         config=config,
         options=options,
     )
@@ -257,13 +267,12 @@ def _fingerprint(corpus: Any) -> str:
         raise UsageError(str(e)) from None
 
 
-def _tokenizer(config: RunConfig, out: Path, corpora: Mapping[str, Any]) -> Tokenizer:
+def _tokenizer(config: RunConfig, stored: StoredPlan | None, corpora: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of all systems; one that was already trained on this corpus for this comparison is reused."""
-    before = _before(out)
-    if before is not None and _is_trained(config.tokenizer):
-        known = [before["shared"].get(key) for key in ("corpora", "tokenizer")]
+    if stored is not None and _is_trained(config.tokenizer) and (stored.out / TOKENIZER).exists():
+        known: list[Any] = [stored.shared.get(key) for key in ("corpora", "tokenizer")]
         if known[0] == corpora and known[1].get("spec") == config.tokenizer:
-            return tokenizer_from_json(read_text(out / TOKENIZER))
+            return tokenizer_from_json(read_text(stored.out / TOKENIZER))
     try:
         return load_tokenizer(config.tokenizer, config.data.train)
     except DataError as e:
@@ -334,39 +343,6 @@ def _has_estimator(config: RunConfig, name: str) -> bool:
     except UsageError:
         return False
     return True
-
-
-# --- existing folders
-# --------------------------------------------------------------------------------------------------
-
-
-def _before(out: Path) -> dict[str, Any] | None:
-    """The stored description of the comparison in this folder; None if there is none."""
-    if not (out / PLAN).exists():
-        return None
-    before = read_json(out / PLAN)
-    if before.get("format") != FORMAT or not all(isinstance(before.get(key), dict) for key in ("shared", "trials")):
-        raise ModelFolderError(f"{out / PLAN} is not what a comparison writes there: give another --out")
-    return before
-
-
-def _check_shared(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    flat = [option_paths(dict(side)) for side in (before, json.loads(json.dumps(now)))]
-    for key in [*flat[1], *flat[0]]:
-        if flat[0].get(key) != flat[1].get(key):
-            raise UsageError(
-                f"{out} holds a comparison with {key} = {flat[0].get(key)}, now {flat[1].get(key)}: give another --out"
-            )
-
-
-def _check_options(out: Path, trial: Planned, before: Mapping[str, Any]) -> None:
-    now = json.loads(json.dumps(trial.options))
-    for key in [*now, *before]:
-        if before.get(key) != now.get(key):
-            raise UsageError(
-                f"{out} holds {trial.name} with {key} = {before.get(key)}, now {now.get(key)}: "
-                "give another --out, or another name to the recipe"
-            )
 
 
 def check_reference(reference: str | None, systems: Sequence[str]) -> str:
