@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from tiny import TINY
+from unmask.config import load_config
 from unmask.data.tokenizers import load_tokenizer
+from unmask.denoisers.mamba import Mamba
 from unmask.denoisers.network import Network
 from unmask.distributed.world import World
 from unmask.objectives.ar import AR
@@ -23,6 +25,8 @@ from unmask.training.loop import train
 from unmask.training.warm_up import discarded_step, warming_up
 
 PARTS = ["network", "gradients", "update", "validation"]
+FAST = load_config("fast")
+SMALL_FAST = replace(FAST.denoiser, size="nano", hidden=16, blocks=2, heads=2)  # type: ignore[type-var]
 
 
 def forced(seen: list[str]) -> Any:
@@ -44,8 +48,10 @@ def forced(seen: list[str]) -> Any:
         {"objective": AR(), "denoiser": replace(TINY, causal=True)},
         {"objective": SEDD(), "denoiser": replace(TINY, dropout=0.1)},
         {"optim": {"muon": True, "ema": 0.0}, "micro_batch": 2},
+        {"objective": FAST.objective, "denoiser": SMALL_FAST, "optim": {"muon": True}, "precision": "bf16"},
+        {"objective": AR(), "denoiser": Mamba(hidden=16, blocks=1), "precision": "bf16"},
     ],
-    ids=["mdlm", "padded", "ar", "sedd", "muon"],
+    ids=["mdlm", "padded", "ar", "sedd", "muon", "fast", "mamba"],
 )
 def test_a_run_is_the_same_with_it(
     tmp_path: Path, make_config: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
