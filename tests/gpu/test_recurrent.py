@@ -99,7 +99,7 @@ def test_replayed_steps_write_what_the_network_says() -> None:
     net = EACH["mamba"].build(num_ids=IDS, mask_id=MASK).to(CUDA).eval()
     assert isinstance(net, MambaNetwork)
     canvas = Canvas.blank(num=5, length=48, mask_id=MASK, seed=1)
-    on_gpu = sample(net, canvas, LeftToRight()).tokens.cpu()
+    on_gpu = sample(net, canvas.to(CUDA), LeftToRight()).tokens.cpu()
     assert not bool((on_gpu == MASK).any())
     with torch.no_grad():
         z_BL = on_gpu.to(CUDA)

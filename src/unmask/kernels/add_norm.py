@@ -216,7 +216,7 @@ class _AddNorm(torch.autograd.Function):
         shift, gate = (None if t is None else t.contiguous() for t in (shift, gate))
         block = triton.next_power_of_2(D)
         rows = max(1, 2048 // block)
-        per = M // (weight.numel() // D)
+        per = M // max(1, weight.numel() // D)  # without lines, weights for each of them are none, too
         if M:
             _forward[(triton.cdiv(M, rows),)](
                 *(x, _or(y, x), _or(bias, weight), _or(gate, weight), weight, _or(shift, weight), _or(seed, mean)),
@@ -239,16 +239,19 @@ class _AddNorm(torch.autograd.Function):
         dx = torch.empty_like(x)
         dy = dx if seed is None and gate is None else torch.empty_like(x)
         conditions, programs = weight.numel() // D, triton.cdiv(max(1, ctx.per), LINES)
-        sums = torch.empty(4, conditions, programs, D, dtype=torch.float32, device=x.device)
-        block = triton.next_power_of_2(D)
-        _backward[(conditions * programs,)](
-            *(dsum, dh, x, _or(y, x), _or(gate, weight), weight, mean, rstd, _or(seed, mean)),
-            *(dx, dy, sums, D, max(1, ctx.per), *_dropping(ctx.p)),
-            **ctx.given,
-            LINES=LINES,
-            BLOCK=block,
-            num_warps=min(8, max(1, block // 512)),
+        sums = (torch.empty if len(x) else torch.zeros)(
+            4, conditions, programs, D, dtype=torch.float32, device=x.device
         )
+        block = triton.next_power_of_2(D)
+        if len(x):
+            _backward[(conditions * programs,)](
+                *(dsum, dh, x, _or(y, x), _or(gate, weight), weight, mean, rstd, _or(seed, mean)),
+                *(dx, dy, sums, D, max(1, ctx.per), *_dropping(ctx.p)),
+                **ctx.given,
+                LINES=LINES,
+                BLOCK=block,
+                num_warps=min(8, max(1, block // 512)),
+            )
         asked = (True, ctx.given["SHIFT"], ctx.given["BIAS"], ctx.given["GATE"])
         made = [sums[i].sum(dim=1).view(weight.shape) if asked[i] else None for i in range(4)]
         dweight, dshift, dbias, dgate = made

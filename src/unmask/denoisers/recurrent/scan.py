@@ -289,8 +289,11 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward(ctx: Any, dy: Tensor, dstate: Tensor, _: Any) -> tuple[Any, ...]:
-    way: Any = _grad_op if torch.compiler.is_compiling() else _scan_grad
-    return *way(dy.contiguous(), dstate.contiguous(), *ctx.saved_tensors, ctx.reverse), None
+    return *_scan_grad(dy.contiguous(), dstate.contiguous(), *ctx.saved_tensors, ctx.reverse), None
+
+
+def _backward_op(ctx: Any, dy: Tensor, dstate: Tensor, _: Any) -> tuple[Any, ...]:
+    return *_grad_op(dy.contiguous(), dstate.contiguous(), *ctx.saved_tensors, ctx.reverse), None
 
 
 def _setup_own(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -304,7 +307,7 @@ class _Scan(torch.autograd.Function):
 
 _scan_op = library.custom_op("unmask::selective_scan", _scan, mutates_args=())
 _grad_op = library.custom_op("unmask::selective_scan_grad", _scan_grad, mutates_args=())
-_scan_op.register_autograd(_backward, setup_context=_setup)
+_scan_op.register_autograd(_backward_op, setup_context=_setup)
 
 
 @_scan_op.register_fake
