@@ -38,6 +38,26 @@ def pick_device(name: str | torch.device | None = None) -> torch.device:
     return device
 
 
+def make_current(device: torch.device) -> None:
+    """Make a GPU that was chosen by number the one that this thread works on; each thread begins with the first.
+
+    Triton's kernels, events and recorded graphs go to the current GPU, wherever their tensors are.
+
+    >>> make_current(torch.device("cpu"))
+    """
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
+def is_current(device: torch.device) -> bool:
+    """Whether this thread works on that device, if it is a GPU.
+
+    >>> is_current(torch.device("cpu"))
+    True
+    """
+    return device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device()
+
+
 def pick_dtype(name: str | torch.dtype | None, device: torch.device) -> torch.dtype:
     """The dtype of that name; None: float32. float64 is refused on mps, which does not support it."""
     names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
