@@ -13,7 +13,7 @@ import torch
 from made_tasks import small_model
 from unmask import kernels
 from unmask.bench import Job, jobs
-from unmask.devices import put
+from unmask.devices import put, put_like
 from unmask.distributed.world import join_world
 from unmask.model import load
 from unmask.sampling import cuda_graphs
@@ -37,6 +37,20 @@ class Moved(torch.Tensor):
 )
 def test_an_apple_gpu_gets_float32_for_float64(dtype: torch.dtype, there: torch.dtype) -> None:
     assert put(torch.ones(2, dtype=dtype).as_subclass(Moved), torch.device("mps")).dtype == there
+
+
+def test_an_apple_gpus_numbers_are_moved_before_they_are_widened() -> None:
+    class There(torch.Tensor):
+        @property
+        def device(self) -> torch.device:
+            return torch.device("mps")
+
+        def to(self, other: Any) -> torch.Tensor:  # type: ignore[override]
+            assert isinstance(other, torch.device), "the MPS framework doesn't support float64"
+            return self.as_subclass(torch.Tensor)
+
+    made = put_like(torch.ones(2).as_subclass(There), torch.zeros(1, dtype=torch.float64))
+    assert (made.dtype, type(made)) == (torch.float64, torch.Tensor)
 
 
 def test_other_devices_keep_the_precision() -> None:
