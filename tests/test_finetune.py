@@ -134,7 +134,7 @@ def test_padding_and_neighbours_change_nothing(denoiser: Any, pool: Any) -> None
 
     def answers(indices: list[int]) -> torch.Tensor:
         part = rows.batch(indices)
-        return task_outputs(task, model.denoiser, part.ids_BL, part.valid_BL, part.text_BL)
+        return task_outputs(task, model.denoiser, *part)
 
     with torch.no_grad():
         together = answers([0, 1, 2])

@@ -127,6 +127,75 @@ def test_vectors_of_the_network_without_its_head(ar_model: Model, tmp_path: Path
     assert torch.allclose(found[:-1], ar_model.hidden(row)[1:], atol=1e-5)
 
 
+@pytest.mark.parametrize("case", NETWORKS)
+@torch.no_grad()
+def test_hidden_states_are_the_embedding_and_each_blocks_output(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SMALL, "blocks", 3)
+    model = model_of(case)
+    network: Any = model.denoiser
+    there = hf.UnmaskForMaskedLM(hf.UnmaskConfig(**config_of(model)[0]), network).eval()
+    batch = torch.tensor([[0, 1, 2, model.tokenizer.mask_id], [3, 2, 1, 0]])
+    asked = {"input_ids": batch, "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])}
+    read: list[Any] = []
+    hooks = [block.register_forward_pre_hook(lambda _, given: read.append(given[0])) for block in network.blocks]
+    plain = there(**asked)
+    for hook in hooks:
+        hook.remove()
+    assert plain.hidden_states is None
+    out = there(**asked, output_hidden_states=True)
+    assert torch.equal(plain.logits, out.logits)
+    assert [h.shape for h in out.hidden_states] == [(2, 4, 32)] * 4
+    assert torch.equal(out.hidden_states[0], network.embed(batch))
+    assert all(map(torch.equal, out.hidden_states[:3], read))  # what a block writes is what the next one reads
+    assert torch.equal(there.logits(out.hidden_states[3]), out.logits)
+    assert not any(block._forward_hooks or block._forward_pre_hooks for block in network.blocks)
+    bare = hf.UnmaskModel(there.config, network).eval()(**asked, output_hidden_states=True)
+    assert torch.equal(bare.hidden_states[-1], bare.last_hidden_state)
+    assert all(map(torch.equal, bare.hidden_states, out.hidden_states))
+    there.config.output_hidden_states = True
+    assert len(there(**asked).hidden_states) == 4
+    assert there(**asked, output_hidden_states=False).hidden_states is None
+
+
+@torch.no_grad()
+def test_hidden_states_of_an_autoregressive_one(ar_model: Model, tmp_path: Path) -> None:
+    """At l they have read the tokens up to l, as in transformers."""
+    write_transformers(ar_model, tmp_path / "theirs")
+    there = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+    ids = torch.tensor([ar_model.tokenizer.encode("the cat")])
+    out = there(input_ids=ids, output_hidden_states=True)
+    assert len(out.hidden_states) == len(there.network.parts()) + 1
+    assert torch.equal(out.hidden_states[0], there.network.embed(ids))
+    assert torch.equal(there.logits(out.hidden_states[-1]), out.logits)
+    shorter = there(input_ids=ids[:, :-2], output_hidden_states=True)
+    for whole, part in zip(out.hidden_states, shorter.hidden_states, strict=True):
+        assert torch.allclose(whole[:, :-2], part, atol=1e-5)
+    how = {"do_sample": False, "return_dict_in_generate": True, "output_hidden_states": True}
+    assert len(there.generate(ids, max_new_tokens=2, **how).hidden_states) == 2
+
+
+def test_hidden_states_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block of this network reads a row and its reverse complement at once."""
+    monkeypatch.setitem(NETWORKS, "both", (lambda: unmask.denoisers.Caduceus(**SMALL, equivariance="ps"), "dna", {}))
+    model = model_of("both")
+    there = hf.UnmaskForMaskedLM(hf.UnmaskConfig(**config_of(model)[0]), model.denoiser).eval()
+    ids = torch.tensor([model.tokenizer.encode("ACGT")])
+    assert there(input_ids=ids).logits.shape == (1, 4, 7)
+    with pytest.raises(UsageError, match=r"CaduceusNetwork has no vector per block .*: leave out output_hidden_states"):
+        there(input_ids=ids, output_hidden_states=True)
+
+
+@torch.no_grad()
+def test_blocks_that_are_listened_to_are_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of a GPU pass the blocks by, so that no hook would be called."""
+    monkeypatch.setattr("unmask.kernels.fit", lambda x: True)
+    network: Any = model_of("dit-chars-framed").denoiser.eval()
+    assert network.can_fuse()
+    with hf._heard(network):
+        assert not network.can_fuse()
+    assert network.can_fuse()
+
+
 def test_the_level_is_the_share_of_masks() -> None:
     model = model_of("dit-bytes-level")
     config = hf.UnmaskConfig(**config_of(model)[0])

@@ -38,13 +38,42 @@ def pick_device(name: str | torch.device | None = None) -> torch.device:
     return device
 
 
+def make_current(device: torch.device) -> None:
+    """Make a GPU that was chosen by number the one that this thread works on; each thread begins with the first.
+
+    Triton's kernels, events and recorded graphs go to the current GPU, wherever their tensors are.
+
+    >>> make_current(torch.device("cpu"))
+    """
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
+def is_current(device: torch.device) -> bool:
+    """Whether this thread works on that device, if it is a GPU.
+
+    >>> is_current(torch.device("cpu"))
+    True
+    """
+    return device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device()
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """float64, or float32 on an Apple GPU, which has no wider numbers.
+
+    >>> widest(torch.device("cpu")), widest(torch.device("mps"))
+    (torch.float64, torch.float32)
+    """
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def pick_dtype(name: str | torch.dtype | None, device: torch.device) -> torch.dtype:
     """The dtype of that name; None: float32. float64 is refused on mps, which does not support it."""
     names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
     dtype = names.get(name) if isinstance(name, str) else name
     if isinstance(name, str) and dtype is None:
         raise UsageError(f"unknown dtype {name!r}; known: {', '.join(names)}")
-    if dtype == torch.float64 and device.type == "mps":
+    if dtype == torch.float64 and widest(device) != torch.float64:
         raise UsageError("mps has no float64; use fp32")
     return dtype or torch.float32
 
@@ -79,9 +108,20 @@ def put(tensor: Tensor, device: torch.device) -> Tensor:
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
-    if device.type == "mps" and tensor.dtype == torch.float64:
+    if tensor.dtype == torch.float64 and widest(device) != torch.float64:
         tensor = tensor.float()  # such as times and noise levels, which the host draws
     return tensor.to(device)
+
+
+def put_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor in the type and on the device of `like`; moved first, since mps cannot convert to float64.
+
+    >>> put_like(torch.ones(1), torch.zeros(2, dtype=torch.float64))
+    tensor([1.], dtype=torch.float64)
+    """
+    if tensor.device.type == "mps":
+        tensor = tensor.to(like.device)
+    return tensor.to(like)
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -142,10 +143,34 @@ class _Registered(PreTrainedModel):
             level_B = ((z_BL == self.network.mask_id) & valid).sum(dim=1) / valid.sum(dim=1).clamp(min=1)
         return self.network.trunk(z_BL, level_B, valid_BL=valid_BL)
 
-    def logits(self, z_BL: Tensor, valid_BL: Tensor | None, level_B: Tensor | None = None) -> Tensor:
+    def read(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        level_B: Tensor | None,
+        output_hidden_states: bool | None,
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """`vectors`, and where asked for the hidden states: what the first block reads, what each but the last writes,
+        and the vectors themselves, as the models of transformers with a norm before the head have them."""
+        valid_BL = self.fitting(input_ids, attention_mask)
+        assert input_ids is not None
+        config: Any = self.config
+        if not (config.output_hidden_states if output_hidden_states is None else output_hidden_states):
+            return self.vectors(input_ids, valid_BL, level_B), None
+        (B, L), network = input_ids.shape, self.network
+        with _heard(network) as heard:
+            h_BLD = self.vectors(input_ids, valid_BL, level_B)
+        begin = int(network.causal)  # its first position has read nothing
+        if not heard or len(heard) != len(network.parts()) + 1 or any(t.ndim != 3 or len(t) != B for t in heard):
+            raise UsageError(
+                f"{type(network).__name__} has no vector per block and position of a text: leave out "
+                "output_hidden_states, and take last_hidden_state of UnmaskModel"
+            )
+        return h_BLD, (*(x_BLD[:, begin : begin + L] for x_BLD in heard[:-1]), h_BLD)
+
+    def logits(self, h_BLD: Tensor) -> Tensor:
         """[B, L, I], with the smallest finite value for the mask, which none of our models predicts."""
-        h_BLD = self.vectors(z_BL, valid_BL, level_B)
-        logits_BLI = self.network.head(h_BLD.flatten(0, 1)).view(*z_BL.shape, -1)
+        logits_BLI = self.network.head(h_BLD.flatten(0, 1)).view(*h_BLD.shape[:2], -1)
         never = torch.arange(self.network.num_ids, device=logits_BLI.device) == self.network.mask_id
         return logits_BLI.masked_fill(never, torch.finfo(logits_BLI.dtype).min)
 
@@ -163,6 +188,24 @@ class _Registered(PreTrainedModel):
         return valid_BL
 
 
+@contextmanager
+def _heard(network: Network) -> Iterator[list[Tensor]]:
+    """What the first block reads and what each block writes, inside the context; empty if there are no blocks."""
+    heard: list[Tensor] = []
+
+    def note(*values: Any) -> None:
+        heard.extend(value for value in values[:1] if isinstance(value, Tensor))
+
+    parts = network.parts()
+    hooks = [part.register_forward_pre_hook(lambda _, given: note(*given)) for part in parts[:1]]
+    hooks += [part.register_forward_hook(lambda _, given, made: note(made)) for part in parts]
+    try:
+        yield heard
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 class UnmaskModel(_Registered):
     """The network without its head: a vector per position, as in `Model.hidden`. That of an autoregressive network at l
     has seen the tokens up to l. level: see `UnmaskForMaskedLM`.
@@ -175,13 +218,12 @@ class UnmaskModel(_Registered):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         level: Tensor | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **ignored: Any,
     ) -> Any:
-        valid_BL = self.fitting(input_ids, attention_mask)
-        assert input_ids is not None
-        h_BLD = self.vectors(input_ids, valid_BL, level)
-        return _output(outputs.BaseModelOutput(last_hidden_state=h_BLD), return_dict)
+        h_BLD, states = self.read(input_ids, attention_mask, level, output_hidden_states)
+        return _output(outputs.BaseModelOutput(last_hidden_state=h_BLD, hidden_states=states), return_dict)
 
 
 class UnmaskForMaskedLM(_Registered):
@@ -199,14 +241,14 @@ class UnmaskForMaskedLM(_Registered):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         level: Tensor | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **ignored: Any,
     ) -> Any:
-        valid_BL = self.fitting(input_ids, attention_mask)
-        assert input_ids is not None
-        logits_BLI = self.logits(input_ids, valid_BL, level)
+        h_BLD, states = self.read(input_ids, attention_mask, level, output_hidden_states)
+        logits_BLI = self.logits(h_BLD)
         loss = None if labels is None else _loss(logits_BLI, labels)
-        return _output(outputs.MaskedLMOutput(loss=loss, logits=logits_BLI), return_dict)
+        return _output(outputs.MaskedLMOutput(loss=loss, logits=logits_BLI, hidden_states=states), return_dict)
 
 
 class UnmaskForCausalLM(_Registered, GenerationMixin):
@@ -223,19 +265,24 @@ class UnmaskForCausalLM(_Registered, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **ignored: Any,
     ) -> Any:
-        valid_BL = self.fitting(input_ids, attention_mask)
-        assert input_ids is not None
-        logits_BLI = self.logits(input_ids, valid_BL)
+        h_BLD, states = self.read(input_ids, attention_mask, None, output_hidden_states)
+        logits_BLI = self.logits(h_BLD)
         loss = None if labels is None else _loss(logits_BLI[:, :-1], labels[:, 1:])
-        return _output(outputs.CausalLMOutput(loss=loss, logits=logits_BLI), return_dict)
+        return _output(outputs.CausalLMOutput(loss=loss, logits=logits_BLI, hidden_states=states), return_dict)
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **ignored: Any
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **ignored: Any,
     ) -> dict[str, Any]:
-        return {"input_ids": input_ids, "attention_mask": attention_mask}
+        asked = {"output_hidden_states": output_hidden_states}
+        return {"input_ids": input_ids, "attention_mask": attention_mask, **asked}
 
 
 def _loss(logits_BLI: Tensor, labels_BL: Tensor) -> Tensor:

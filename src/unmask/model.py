@@ -17,7 +17,7 @@ from unmask.corpora.labels import is_number
 from unmask.data.packing import Anchor, Policy, anchor_ids
 from unmask.data.tokenizers import Tokenizer
 from unmask.denoisers.network import Network
-from unmask.devices import pick_device, pick_dtype
+from unmask.devices import make_current, pick_device, pick_dtype
 from unmask.errors import ModelFolderError, Public, UsageError, did_you_mean
 from unmask.evaluation.bound import Bound
 from unmask.evaluation.inspection import hidden, logits, predict
@@ -376,7 +376,7 @@ def load_any(
     name: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
 ) -> tuple[Model, Task | None]:
     """What `load` and `load_classifier` share: the model, and the task that it is fine-tuned for, if any."""
-    on = pick_device(device)
+    make_current(on := pick_device(device))
     stored = _stored(str(name)) if str(name).startswith("hf:") else read_folder(_folder_of(name))
     stored.network.to(device=on, dtype=pick_dtype(dtype, on))
     told = {f.name: getattr(stored, f.name) for f in dataclasses.fields(stored) if f.name not in ("network", "task")}

@@ -96,7 +96,7 @@ def test_the_answer_is_the_mean_of_two_rows(name: str) -> None:
     for text in (TEXTS[0], reverse_complement(TEXTS[0])):
         rows = make_rows([Example(text, None, None, "")], one.task, one.model).batch([0])
         with torch.no_grad():
-            apart.append(task_outputs(one.task, one.model.denoiser, rows.ids_BL, rows.valid_BL, rows.text_BL))
+            apart.append(task_outputs(one.task, one.model.denoiser, *rows))
     want = torch.log_softmax(sum(apart)[0] / 2, dim=-1)
     torch.testing.assert_close(logits(one, TEXTS[:1])[0].float(), want, atol=1e-5, rtol=0)
 
@@ -110,7 +110,7 @@ def test_the_ph_networks_halves_are_the_plain_networks_two_rows() -> None:
         ids_BL = torch.tensor([DNA.encode(text)])
         all_BL = torch.ones_like(ids_BL, dtype=torch.bool)
         with torch.no_grad():
-            return task_outputs(one.task, one.model.denoiser, ids_BL, all_BL, all_BL)
+            return task_outputs(one.task, one.model.denoiser, ids_BL, all_BL, all_BL, ~all_BL)
 
     text = TEXTS[3][:20]
     both = (answers(plain, text) + answers(plain, reverse_complement(text))) / 2

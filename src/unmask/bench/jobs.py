@@ -20,7 +20,7 @@ from unmask.data.batch import make_batch
 from unmask.denoisers.dit import DiT
 from unmask.denoisers.network import Network
 from unmask.denoisers.recorded import Recorder
-from unmask.devices import fast_attention
+from unmask.devices import fast_attention, make_current
 from unmask.objectives.mdlm import MDLM
 from unmask.samplers import Sampler
 from unmask.samplers.ancestral import Ancestral
@@ -36,6 +36,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def measure(job: Job) -> Result:
+    make_current(torch.device(job.device))
     if job.version == "peak":
         return peak(job)
     if job.version == "textbook":

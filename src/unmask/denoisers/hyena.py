@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from unmask.denoisers import Denoiser
 from unmask.denoisers.recurrent.layers import MLP, Block, Branch, Layered, Sizes, check_begin, check_sizes
 from unmask.denoisers.recurrent.mixer import short_conv
+from unmask.devices import widest
 from unmask.errors import UsageError
 from unmask.registry import check_fields
 
@@ -158,4 +159,5 @@ class Filter(nn.Module):
     def rates(self) -> Tensor:
         """How soon each channel's filter dies away, [D]."""
         ends = (-math.log(TARGET) / SLOW, -math.log(TARGET) / FAST)
-        return torch.linspace(*ends, len(self.skip), device=self.skip.device, dtype=torch.float64)
+        device = self.skip.device
+        return torch.linspace(*ends, len(self.skip), device=device, dtype=widest(device))

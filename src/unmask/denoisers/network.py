@@ -123,6 +123,7 @@ class Network(nn.Module):
     sharded: bool = False  # each process holds a shard of each weight, so only a part's own forward pass may read them
     attends: bool = True  # has attention, whose cost is quadratic in the length
     takes_padding: bool = True  # rows of different lengths can share a call through valid_BL
+    tells_pairs: bool = False  # `trunk_at` takes second_BL, True at the second text of a pair
     fixed_ids: tuple[int, ...] = ()  # never predicted: their logits are -inf
     capturable: bool = False  # no call reads a value on the host, so a CUDA graph can replay it
     objective: nn.Module | None  # what the objective built: trained, averaged and saved with the network

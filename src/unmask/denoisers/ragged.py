@@ -99,18 +99,24 @@ def vectors_at(
     valid_BL: Tensor | None = None,
     attend: Attend | None = None,
     label_B: Tensor | None = None,
+    second_BL: Tensor | None = None,
 ) -> Tensor:
-    """The trunk's h_ND at the flat positions, by the shorter way; the arguments may still be on the host."""
+    """The trunk's h_ND at the flat positions, by the shorter way; the arguments may still be on the host.
+
+    second_BL: for a network that `tells_pairs`.
+    """
     device = network.device_for(z)
     level, label_B = (None if t is None else put(t, device) for t in (level, label_B))
     attend = attending(attend, valid_BL)
     valid_BL = attend.valid_BL
     plain = attend.mask is None and attend.blocks is None
-    if valid_BL is None or not plain or z.is_floating_point() or not network.takes_ragged():
+    padded = not plain or z.is_floating_point() or second_BL is not None
+    if valid_BL is None or padded or not network.takes_ragged():
         valid, mask, blocks = (None if t is None else put(t, device) for t in attend[:3])
         moved = attend._replace(valid_BL=valid, mask=mask, blocks=blocks)
         usual = plain and not attend.causal and not attend.back
         options: dict[str, Any] = {"valid_BL": moved.valid_BL} if usual else {"attend": moved}
+        options |= {} if second_BL is None else {"second_BL": put(second_BL, device)}
         return network.trunk_at(put(z, device), level, put(flat_N, device), cond=label_B, **options)
     # On a GPU every new size of a step costs the host a search for kernels and for memory: few sizes cost few.
     rows = ragged(valid_BL, FEW_SIZES if device.type == "cuda" else 1)

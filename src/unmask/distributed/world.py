@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
-from unmask.devices import pick_device
+from unmask.devices import make_current, pick_device
 from unmask.distributed.watchdog import Watchdog
 from unmask.errors import ModelFolderError, PeerError, UnmaskError, UsageError
 from unmask.storage.untrusted import printable
@@ -155,6 +155,7 @@ def join_world(device: str | None = None, *, timeout: float = 600.0) -> Iterator
     if not 0 < timeout < math.inf:
         raise UsageError(f"the time to wait for a process that hangs must be above 0 seconds, got {timeout}")
     if size == 1 or dist.is_initialized():
+        make_current(on)
         yield World(device=on, restarts=restarts) if size == 1 else _member(on, restarts, None)
         return
     backend = "gloo"
@@ -162,7 +163,7 @@ def join_world(device: str | None = None, *, timeout: float = 600.0) -> Iterator
         on = torch.device("cuda", _number("LOCAL_RANK", 0))
         if on.index >= torch.cuda.device_count():
             raise UsageError(f"process {on.index} of this machine has no GPU: it has {torch.cuda.device_count()}")
-        torch.cuda.set_device(on)
+        make_current(on)
         backend = "cpu:gloo,cuda:nccl"
     store, rank = _join(backend, restarts, datetime.timedelta(seconds=2 * timeout + 60))
     atexit.unregister(_end_threads)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from unmask.data.batch import Batch
 from unmask.denoisers.network import Network, evaluating
+from unmask.devices import put_like
 from unmask.errors import UsageError
 from unmask.objectives.draws import draws_of
 from unmask.objectives.score_queries import defined_for
@@ -47,5 +48,6 @@ def mean_position_nats(
         for key_j_B, time_B in group:
             batch = Batch(x_BL, valid_BL, scored_BL, key_j_B, time_B, label_B)
             with evaluating(network):
-                total_BL += form.position_nats(network, batch).to(total_BL) / (len(group) * len(groups))
+                nats_BL = form.position_nats(network, batch)
+                total_BL += put_like(nats_BL, total_BL) / (len(group) * len(groups))
     return total_BL

@@ -81,7 +81,7 @@ def follow_order(
         lines = forbid(prediction if sampler.planned else prediction[opens_N], canvas.never)
         log_prob_N = torch.log_softmax(lines.to(torch.promote_types(lines.dtype, torch.float32)), dim=-1)
         log_prob_N = log_prob_N.gather(1, token_N[:, None]).squeeze(1)
-        nats_B.index_add_(0, row_N.cpu(), -log_prob_N.double().cpu())
+        nats_B.index_add_(0, row_N.cpu(), -log_prob_N.cpu().double())
         likeliest_B[row_N[lines.argmax(dim=-1) != token_N].cpu()] = False
         if while_likeliest and not bool(likeliest_B.any()):
             break

@@ -199,7 +199,7 @@ class _Reader(NamedTuple):
                 nats_L[at_K] = self._shares(row, in_row_K, number)
                 self.counter.add(len(at_K))
                 continue
-            log_p_KI = (self._next if self.estimator == "exact" else self._left_out)(row, in_row_K).double().cpu()
+            log_p_KI = (self._next if self.estimator == "exact" else self._left_out)(row, in_row_K).cpu().double()
             nats_L[at_K] = -log_p_KI.gather(1, ids_L[at_K, None]).squeeze(1)
             assert p_L4 is not None
             p_L4[at_K] = log_p_KI[:, self.base_ids].exp()

@@ -81,7 +81,7 @@ def predict_rows(
         for indices in rows.by_length(batch):
             for other in strands:
                 part = rows.batch(indices, other=[other] * len(indices))
-                out_BK = task_outputs(task, network, part.ids_BL, part.valid_BL, part.text_BL).cpu()
+                out_BK = task_outputs(task, network, *part).cpu()
                 out_NK[indices] += out_BK / len(strands)
     if not bool(torch.isfinite(out_NK).all()):
         raise NonFiniteError("the network's answers are not finite numbers: lower optim.lr")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,23 +24,26 @@ if TYPE_CHECKING:
 CHUNK = 1024  # texts to tokenize together
 
 
-@dataclass(frozen=True)
-class TaskBatch:
-    """Rows of ids, padded at the end. text_BL: positions that are not anchors."""
+class TaskBatch(NamedTuple):
+    """Rows of ids, padded at the end. text_BL: positions that are not anchors. second_BL: from the second text of a
+    pair to the row's end."""
 
     ids_BL: Tensor
     valid_BL: Tensor
     text_BL: Tensor
+    second_BL: Tensor
 
 
 @dataclass(frozen=True)
 class TaskRows:
-    """The rows of a split. cut: the number of tokens of each row that did not fit. complement: of a conjoined task."""
+    """The rows of a split. cut: the number of tokens of each row that did not fit. second: where the second text of
+    each row begins, or the row's length. complement: of a conjoined task."""
 
     rows: list[list[int]]
     frame: tuple[int, int]  # number of anchor ids at a row's begin and end
     pad_id: int
     cut: list[int]
+    second: list[int]
     ends: int = 1  # number of ids that end a text
     complement: tuple[int, ...] = ()
 
@@ -53,7 +56,8 @@ class TaskRows:
 
     def take(self, indices: Sequence[int]) -> TaskRows:
         """The rows with these indices, as a split of their own."""
-        return replace(self, rows=[self.rows[i] for i in indices], cut=[self.cut[i] for i in indices])
+        cut, second = ([numbers[i] for i in indices] for numbers in (self.cut, self.second))
+        return replace(self, rows=[self.rows[i] for i in indices], cut=cut, second=second)
 
     def other_strand(self, i: int) -> list[int]:
         """A row with its text replaced by the reverse complement; the ids around the text stay."""
@@ -69,9 +73,11 @@ class TaskRows:
         longest = max(map(len, rows))
         ids_BL = torch.tensor([row + [self.pad_id] * (longest - len(row)) for row in rows])
         length_B1 = torch.tensor([[len(row)] for row in rows])
+        second_B1 = torch.tensor([[self.second[i]] for i in indices])
         place_L = torch.arange(longest)
-        begin, end = self.frame
-        return TaskBatch(ids_BL, place_L < length_B1, (place_L >= begin) & (place_L < length_B1 - end))
+        (begin, end), valid_BL = self.frame, place_L < length_B1
+        text_BL = (place_L >= begin) & (place_L < length_B1 - end)
+        return TaskBatch(ids_BL, valid_BL, text_BL, valid_BL & (place_L >= second_B1))
 
     def by_length(self, size: int) -> Iterator[list[int]]:
         """The indices of all rows in groups of `size`, with rows of similar length together."""
@@ -97,7 +103,7 @@ def make_rows(examples: Sequence[Example], task: Task, model: Model) -> TaskRows
     room = task.length - len(begin) - len(end) - len(last) - (len(between) if task.pairs else 0)
     if room < 2:
         raise UsageError(f"a length of {task.length} leaves no room for a text: give at least {task.length - room + 2}")
-    rows, cut = list[list[int]](), list[int]()
+    rows, cut, seconds = list[list[int]](), list[int](), list[int]()
     for lo in range(0, len(examples), CHUNK):
         part = examples[lo : lo + CHUNK]
         for one, (first, second) in zip(part, _encoded(part, task, tokenizer), strict=True):
@@ -106,8 +112,10 @@ def make_rows(examples: Sequence[Example], task: Task, model: Model) -> TaskRows
             if not (begin or last or stop > start):
                 raise DataError(f"{one.where or 'a text'} has no bases: give it some, or take it out")
             cut.append(len(first) + len(second) - (stop - start) - b)
-            rows.append([*begin, *first[start:stop], *([*between, *second[:b]] if task.pairs else []), *last, *end])
-    return TaskRows(rows, (len(begin), len(end)), tokenizer.eot_id, cut, len(last), task.complement)
+            row = [*begin, *first[start:stop], *(between if task.pairs else [])]
+            rows.append([*row, *(second[:b] if task.pairs else []), *last, *end])
+            seconds.append(len(row) if task.pairs else len(rows[-1]))
+    return TaskRows(rows, (len(begin), len(end)), tokenizer.eot_id, cut, seconds, len(last), task.complement)
 
 
 def _encoded(part: Sequence[Example], task: Task, tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:

@@ -119,6 +119,7 @@ class _Run:
         data = {part: digest(examples) for part, examples in self.examples.items()}
         identity: Numbers = {"model": model_fingerprint(self.model), "data": data, "options": decisive}
         identity |= {"conjoined": True} if self.task.conjoined else {}
+        identity |= {"types": True} if self.task.tells_pairs(self.model.denoiser) else {}
         self.results.begin(identity, {"model": self.name, "config": to_dict(self.config), "task": to_dict(self.task)})
         starts: list[Start] = ["model", "scratch"] if self.config.from_scratch else ["model"]
         done: dict[RunName, Numbers] = {}

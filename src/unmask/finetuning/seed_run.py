@@ -147,7 +147,7 @@ class SeedRun:
         torch.manual_seed(int(row_keys(self.seed, torch.tensor(step))))
         self.optimizer.zero_grad(set_to_none=True)
         with self._autocast(), fast_attention():
-            out_BK = task_outputs(work.task, self.network, part.ids_BL, part.valid_BL, part.text_BL)
+            out_BK = task_outputs(work.task, self.network, *part)
             loss = loss_of(work.task, out_BK, put(target_B, self.device))
         loss.backward()  # type: ignore[no-untyped-call]
         loss, norm = loss.detach(), self.updater.grad_norm()

@@ -28,7 +28,8 @@ class Task:
     length: of a row in tokens. between: the text between the two of a pair; empty: an end-of-text token. mean, scale:
     of a regression; the network's output is relative to the mean, in units of the scale. text, pair, label: the columns
     of the files that it was trained on. complement: the complement of each id on the other strand of DNA; if set,
-    answers are conjoined: the same for a sequence and its reverse complement.
+    answers are conjoined: the same for a sequence and its reverse complement. types: whether a network that can tell
+    the texts of a pair apart is told which is the second.
     """
 
     kind: Kind = "classification"
@@ -43,6 +44,7 @@ class Task:
     pair: str | None = None
     label: str = "label"
     complement: tuple[int, ...] = came_later((), before=())
+    types: bool = came_later(True, before=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -73,6 +75,15 @@ class Task:
         False
         """
         return self.conjoined and network.strand_width > 0
+
+    def tells_pairs(self, network: Network) -> bool:
+        """Whether the network is told which text of a pair is the second, by its token types.
+
+        >>> import unmask
+        >>> Task(labels=("no", "yes"), length=16).tells_pairs(unmask.denoisers.DiT().build(num_ids=5, mask_id=4))
+        False
+        """
+        return self.pairs and self.types and network.tells_pairs
 
     def width(self, network: Network) -> int:
         """The width of the vectors that the head reads."""
@@ -116,12 +127,14 @@ def check_words(labels: Sequence[str]) -> None:
         raise UsageError("the classes are not all different: name each once")
 
 
-def task_outputs(task: Task, network: Network, ids_BL: Tensor, valid_BL: Tensor, text_BL: Tensor) -> Tensor:
+def task_outputs(
+    task: Task, network: Network, ids_BL: Tensor, valid_BL: Tensor, text_BL: Tensor, second_BL: Tensor
+) -> Tensor:
     """out_BK in float32: the head's outputs for rows of ids, which may still be on the host.
 
-    valid_BL: not padding. text_BL: of these, not anchors. If the network's vectors describe both strands, a conjoined
-    head reads each strand from its own start to its end, and the two outputs are averaged; rows then contain only the
-    sequence.
+    valid_BL: not padding. text_BL: of these, not anchors. second_BL: of these, from a pair's second text on. If the
+    network's vectors describe both strands, a conjoined head reads each strand from its own start to its end, and the
+    two outputs are averaged; rows then contain only the sequence.
     """
     import torch
 
@@ -136,7 +149,8 @@ def task_outputs(task: Task, network: Network, ids_BL: Tensor, valid_BL: Tensor,
     asked_BL = wanted_BL | wanted_BL.gather(1, places_BL) if both else wanted_BL
     flat_N = asked_BL.flatten().nonzero().squeeze(1)
     level_B = torch.zeros(len(ids_BL))  # nothing is masked
-    h_ND = vectors_at(network, ids_BL, level_B, flat_N, valid_BL=valid_BL)
+    told_BL = second_BL if task.tells_pairs(network) else None
+    h_ND = vectors_at(network, ids_BL, level_B, flat_N, valid_BL=valid_BL, second_BL=told_BL)
     device = h_ND.device
     B, L = ids_BL.shape
     h_BLD = put_rows(h_ND.float(), put(flat_N, device), B * L).view(B, L, -1)

@@ -10,9 +10,13 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from unmask.devices import is_current
+
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def fit(x: Tensor) -> bool:
-    """Whether the kernels can run on this tensor."""
-    return HAS_TRITON and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    """Whether the kernels can run on this tensor. They run on the current GPU and cannot read another."""
+    if not (HAS_TRITON and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16, torch.float32)):
+        return False
+    return torch.compiler.is_compiling() or is_current(x.device)  # no compiled graph asks which one is current

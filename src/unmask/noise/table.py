@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from unmask.devices import put_like
 from unmask.errors import UsageError
 from unmask.noise import Noise
 from unmask.noise.learned import LearnedNoise
@@ -32,7 +33,7 @@ class LearnedTable(LearnedNoise):
     def _ends(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """[bins + 1] u at the ends of the bins, and the times of these ends; both go from 0 to 1 exactly."""
         bins = len(self.logits)
-        share = (1 - LEAST) * self.logits.to(like).softmax(dim=0) + LEAST / bins
+        share = (1 - LEAST) * put_like(self.logits, like).softmax(dim=0) + LEAST / bins
         times = torch.cat([like.new_zeros(1), share.cumsum(dim=0)[:-1], like.new_ones(1)])
         return (torch.arange(bins + 1, device=like.device, dtype=like.dtype) / bins).sqrt(), times
 

@@ -23,7 +23,7 @@ from unmask.denoisers import Denoiser
 from unmask.denoisers.base import other_way
 from unmask.denoisers.network import Network
 from unmask.denoisers.ragged import vectors_at
-from unmask.devices import put
+from unmask.devices import put, widest
 from unmask.errors import UsageError
 from unmask.objectives import Objective
 from unmask.objectives._entry import check_share, read_twice, without_gradient
@@ -236,7 +236,8 @@ class GaussianObjective(Objective):
 
     def at_zero(self, process: Gaussian, lines: Lines) -> tuple[Tensor, Tensor]:
         """gamma and the noise of z_0, for each line."""
-        gamma_N = process.gamma.gamma(torch.zeros(len(lines.x_N), dtype=torch.float64, device=process.like.device))
+        device = process.like.device
+        gamma_N = process.gamma.gamma(torch.zeros(len(lines.x_N), dtype=widest(device), device=device))
         return gamma_N, process.noise(lines.key_N, lines.position_N, AT_Z0)
 
     def _read(
@@ -295,7 +296,7 @@ class GaussianObjective(Objective):
         process, lines = self.process(network), self.lines(network, batch)
         times = self.bound_times(process.gamma, put(batch.time_B, process.like.device))
         h_ND, term, _ = self.diffusion(network, batch, process, lines, times)
-        nats_N = token_nats(network, h_ND, term).double() + lines.counted(process.prior_nats(lines.x_N)).double()
+        nats_N = token_nats(network, h_ND, term) + lines.counted(process.prior_nats(lines.x_N))
         if process.reads_z0:
             h_ND, term, _ = self.reconstruction(network, batch, process, lines)
             nats_N += lines.counted(token_nats(network, h_ND, term))
@@ -341,12 +342,12 @@ class GaussianObjective(Objective):
         @torch.no_grad()
         def diffused(log_p_NI: Tensor) -> Tensor:
             error_N = process.squared_error(log_p_NI.to(process.like.device).exp(), lines.x_N)
-            return (still_N + lines.counted(times.weight_B[lines.row_N] * error_N)).double().cpu()
+            return (still_N + lines.counted(times.weight_B[lines.row_N] * error_N)).cpu().double()
 
         def reconstructed(log_p_NI: Tensor) -> Tensor:
-            return lines.counted(-log_p_NI.to(lines.x_N.device).gather(1, lines.x_N[:, None]).squeeze(1)).double().cpu()
+            return lines.counted(-log_p_NI.to(lines.x_N.device).gather(1, lines.x_N[:, None]).squeeze(1)).cpu().double()
 
-        still_N = lines.counted(process.prior_nats(lines.x_N)).double()
+        still_N = lines.counted(process.prior_nats(lines.x_N))
         if not process.reads_z0:
             still_N = still_N + self.rounding_nats(process, lines)
         noise_NE = process.noise(lines.key_N, lines.position_N, AT_ZT)

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from unmask import kernels
 from unmask.denoisers.network import Network
+from unmask.devices import widest
 from unmask.errors import UsageError
 from unmask.objectives.terms import subs_log_probs
 
@@ -122,9 +123,9 @@ def at_positions(where_BL: Tensor, nats_N: Tensor) -> Tensor:
     >>> at_positions(torch.tensor([[True, False, True]]), torch.tensor([1.0, 2.0])).tolist()
     [[1.0, 0.0, 2.0]]
     """
-    dtype = torch.float32 if nats_N.device.type == "mps" else torch.float64
-    nats_BL = torch.zeros(where_BL.shape, dtype=dtype, device=nats_N.device)
-    return nats_BL.masked_scatter(where_BL.to(nats_N.device), nats_N.to(dtype))
+    device, dtype = nats_N.device, widest(nats_N.device)
+    nats_BL = torch.zeros(where_BL.shape, dtype=dtype, device=device)
+    return nats_BL.masked_scatter(where_BL.to(device), nats_N.to(dtype))
 
 
 def _chunks(h_ND: Tensor, num_ids: int) -> Iterator[tuple[int, int]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unmask.data.batch import DRAW_TIME
+from unmask.devices import widest
 from unmask.rng import fold, uniform
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Draws:
 def draws_of(objective: Objective, key_B: Tensor, num_samples: int | Draws) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """The keys and times of an objective's estimates; a single draw if the value is deterministic (a likelihood)."""
     if objective.one_reading:
-        return iter([[(key_B, torch.ones(key_B.shape, dtype=torch.float64, device=key_B.device))]])
+        return iter([[(key_B, torch.ones(key_B.shape, dtype=widest(key_B.device), device=key_B.device))]])
     return bound_draws(key_B, num_samples)
 
 

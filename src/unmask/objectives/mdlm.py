@@ -285,7 +285,7 @@ class MDLM(Objective):
         steps, levels = self.steps, (noised.level_s_B, noised.level_B)
 
         def nats(log_p_NI: Tensor) -> Tensor:
-            log_p_NI = log_p_NI.double().cpu()
+            log_p_NI = log_p_NI.cpu().double()
             log_p_x = log_p_NI.gather(1, x_N[:, None]).squeeze(1)
             return steps * d3pm_nats(log_p_x, log_p_NI[:, process.mask_id].exp(), *levels)
 

@@ -32,7 +32,7 @@ def token_nats_of(x_N: Tensor, weight: Tensor | float = 1.0) -> Callable[[Tensor
     >>> token_nats_of(torch.tensor([1]), 2.0)(torch.tensor([[0.5, 0.5]]).log())
     tensor([1.3863], dtype=torch.float64)
     """
-    return lambda log_p_NI: -weight * log_p_NI.gather(1, x_N[:, None].to(log_p_NI.device)).squeeze(1).double().cpu()
+    return lambda log_p_NI: -weight * log_p_NI.gather(1, x_N[:, None].to(log_p_NI.device)).squeeze(1).cpu().double()
 
 
 def defined_for(objective: object, name: str, *values: str) -> bool:

@@ -149,7 +149,7 @@ class SEDD(Objective):
                     yield ScoreQuery(query, g, 1 / len(group), position_N, nats)
 
     def _score(self, process: Absorbing | Uniform, z_N: Tensor, x_N: Tensor, t_1: Tensor, prediction: Tensor) -> Tensor:
-        logits_NI = prediction.double().cpu() + math.log(process.num_tokens)
+        logits_NI = prediction.cpu().double() + math.log(process.num_tokens)
         return self._nats(process, logits_NI, z_N, x_N, t_1.expand(len(z_N)))
 
     # --- sampling ---

@@ -231,7 +231,7 @@ class TokenRates(Objective):
 
     @torch.no_grad()
     def _score(self, rates: Rates, x_N: Tensor, t_1: Tensor, own_N: Tensor | None, log_p_NI: Tensor) -> Tensor:
-        log_p_NI = log_p_NI.double().cpu()
+        log_p_NI = log_p_NI.cpu().double()
         return self.nats(rates, log_p_NI, x_N, t_1.expand(len(x_N)), rates.numbers(log_p_NI), own_N)
 
     # --- sampling ---

@@ -147,7 +147,7 @@ class UDLM(Objective):
                     yield ScoreQuery(query, g, 1 / len(group), position_N, nats)
 
     def _score(self, process: Uniform, z_N: Tensor, x_N: Tensor, t_1: Tensor, log_p_NI: Tensor) -> Tensor:
-        return self.nats(process, log_p_NI.double().cpu(), z_N, x_N, t_1.expand(len(z_N)))
+        return self.nats(process, log_p_NI.cpu().double(), z_N, x_N, t_1.expand(len(z_N)))
 
     # --- sampling ---
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from unmask.devices import put_like
+
 
 class Gamma(ABC):
     """Increasing gamma(t), its derivative, and the level in [0, 1] on which the network is conditioned."""
@@ -54,7 +56,8 @@ class Sqrt(Gamma):
 
     def gamma(self, t: Tensor) -> Tensor:
         sigma2 = self._sigma2(t).clamp(max=1 - self.least)
-        return sigma2.log() - torch.log1p(-sigma2)
+        # The floor again: in float32 the largest sigma² is less exact than its logarithm.
+        return sigma2.log() - torch.log1p(-sigma2).clamp(min=math.log(self.least))
 
     def rate(self, t: Tensor) -> Tensor:
         sigma2 = self._sigma2(t)
@@ -106,11 +109,11 @@ class LearnedGamma(nn.Module, Gamma):
 
     def ends(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """gamma_0 and gamma_1 - gamma_0, in the type and on the device of `like`."""
-        return self.first_1.to(like)[0], self.log_width_1.to(like)[0].exp()
+        return put_like(self.first_1, like)[0], put_like(self.log_width_1, like)[0].exp()
 
     def curve(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """level(t), which rises from 0 to 1, and its derivative."""
-        share_M = torch.softmax(self.pieces_M.to(t), dim=0)
+        share_M = torch.softmax(put_like(self.pieces_M, t), dim=0)
         place = t * self.PIECES
         piece = place.floor().clamp(0, self.PIECES - 1)
         before_M = share_M.cumsum(0) - share_M

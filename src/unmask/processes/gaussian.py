@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unmask.data.batch import DRAW_LATENT
+from unmask.devices import widest
 from unmask.processes.base import Process, per_position
 from unmask.processes.gamma import Gamma
 from unmask.rng import normal
@@ -106,8 +107,9 @@ class Gaussian(Process):
 
     def prior_nats(self, x_N: Tensor) -> Tensor:
         """[N] KL(q(z_1 | x) ‖ N(0, 1))."""
-        gamma_1 = self.gamma.gamma(torch.ones((), dtype=torch.float64, device=self.like.device))
-        # -log sigma² - alpha² per coordinate, in float64: with sigma² near 1 the two nearly cancel
+        device = self.like.device
+        gamma_1 = self.gamma.gamma(torch.ones((), dtype=widest(device), device=device))
+        # -log sigma² - alpha² per coordinate, as wide as can be: with sigma² near 1 the two nearly cancel
         spread = (F.softplus(-gamma_1) - torch.sigmoid(-gamma_1)).clamp(min=0)
         return (torch.sigmoid(-gamma_1) * self._squared_norm(x_N).to(gamma_1) + self.width * spread) / 2
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.data.rows import Ints
+from unmask.devices import put_like
 from unmask.errors import UsageError
 from unmask.noise.log_linear import LogLinear
 from unmask.processes.absorbing import Masking, position_uniforms
@@ -78,11 +79,11 @@ class Spindle(Rates):
             self.h_I.copy_(torch.from_numpy(np.insert(h_I, mask_id, 0.0)))
 
     def numbers(self, like: Tensor) -> Tensor:
-        return self._falling(self.h_I.to(like))
+        return self._falling(put_like(self.h_I, like))
 
     def centred(self, x_BL: Tensor, open_BL: Tensor, like: Tensor) -> Tensor:
         """[B, L] 1 - H_row / H(x_l), H_row the mean of H over the open tokens of the row."""
-        share_BL = (1 - self.h_I.to(like)[x_BL]).clamp(min=1e-6)  # H / H(x_l)
+        share_BL = (1 - put_like(self.h_I, like)[x_BL]).clamp(min=1e-6)  # H / H(x_l)
         told_B = (open_BL / share_BL).sum(dim=1) / open_BL.sum(dim=1).clamp(min=1)  # H_row / H
         return self._falling(1 - told_B[:, None] * share_BL)
 
@@ -118,7 +119,7 @@ class Power(Rates):
         self.log_k_I = nn.Parameter(torch.full((num_ids,), math.log(k)))
 
     def numbers(self, like: Tensor) -> Tensor:
-        return self.log_k_I.to(like).clamp(-5, 5).exp()  # else float32 would round t^k or 1 - t^k to 0
+        return put_like(self.log_k_I, like).clamp(-5, 5).exp()  # else float32 would round t^k or 1 - t^k to 0
 
     def level(self, t: Tensor, c: Tensor) -> Tensor:
         return t**c

@@ -34,7 +34,7 @@ class Page:
             given_BL[step.row_N, step.position_N] = self.tokenizer.mask_id
             self.rows, self.before_BL = given_BL.tolist(), given_BL
         lists = [x.tolist() for x in (step.row_N, step.position_N, step.token_N)]
-        lists.append([_prob(x) for x in step.log_prob_N.double().exp().tolist()])
+        lists.append([_prob(x) for x in step.log_prob_N.cpu().double().exp().tolist()])
         if step.others is None:
             lists += [[None] * len(lists[0])] * 2
         else:

@@ -13,12 +13,13 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from unmask.data.batch import DRAW_ORDER, DRAW_TOKEN
+from unmask.data.batch import DRAW_ORDER
+from unmask.devices import put, widest
 from unmask.errors import Public, UsageError
 from unmask.noise import Noise
 from unmask.rng import categorical, uniform
 from unmask.samplers.base import MAX_STEPS, Sampler, State
-from unmask.samplers.drawing import Drawing, forbid
+from unmask.samplers.drawing import Drawing, forbid, token_uniforms
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.predictor import Query
 from unmask.sampling.query import ask_about
@@ -92,7 +93,7 @@ class ChainSampler(Drawing, Sampler):
         canvas = state.canvas
         wanted_BL = canvas.open_BL if self.redraws else state.tokens_BL == canvas.mask_id
         t = self.times(state)[1]
-        level_B = self.schedule.level(t).expand(len(wanted_BL)).to(wanted_BL.device)
+        level_B = self.schedule.level(t).expand(len(wanted_BL)).to(wanted_BL.device, torch.float32)
         state.query = None if state.step < 1 else ask_about(canvas, state.tokens_BL, wanted_BL, level_B)
         return state.query
 
@@ -108,7 +109,8 @@ class ChainSampler(Drawing, Sampler):
         """[N] which positions open; with uniform states all of them."""
         if self.redraws or state.step == 1:  # in the last step all remaining masks open
             return torch.ones(len(prediction), dtype=torch.bool, device=prediction.device)
-        opening_N = self.opening(*self.times(state)) * torch.logsumexp(prediction.double(), dim=1).exp()
+        law_NI = prediction.to(widest(prediction.device))
+        opening_N = self.opening(*self.times(state)) * torch.logsumexp(law_NI, dim=1).exp()
         state.clips += int((opening_N > 1).sum())
         row_N, position_N = self.opened(state, torch.ones_like(opening_N, dtype=torch.bool))
         canvas = state.canvas
@@ -117,18 +119,22 @@ class ChainSampler(Drawing, Sampler):
     def draw_opened(self, state: ChainState, prediction: Tensor, opens_N: Tensor) -> tuple[Tensor, Tensor]:
         if not self.redraws:
             return super().draw_opened(state, prediction, opens_N)
-        canvas = state.canvas
+        canvas, device = state.canvas, prediction.device
         row_N, position_N = self.opened(state, opens_N)
-        law_NI = self.moves(state, self.shaped(prediction, canvas.never), state.tokens_BL[row_N, position_N])
+        if widest(device) != torch.float64:  # at large t the terms of a move cancel
+            prediction = prediction.cpu()
+        z_N = state.tokens_BL[row_N, position_N].to(prediction.device)
+        law_NI = self.moves(state, self.shaped(prediction, canvas.never), z_N)
         law_NI = law_NI.index_fill(1, torch.tensor([canvas.mask_id], device=law_NI.device), 0.0)
         outside_NI = law_NI < 0
         state.clips += int(outside_NI.sum())
         log_NI = torch.where(outside_NI, 0.0, law_NI).log()
         if state.step == 1:  # before the last step, ids that are forbidden in a text are allowed
             log_NI = forbid(log_NI, canvas.never)
-        u_N = uniform(canvas.key_B[row_N], DRAW_TOKEN, position_N + canvas.offset, state.step)
+        u_N = token_uniforms(canvas.key_B[row_N], position_N + canvas.offset, state.step)
         token_N = categorical(log_NI, u_N)
-        return token_N, log_NI.log_softmax(dim=1).gather(1, token_N[:, None]).squeeze(1)
+        log_prob_N = log_NI.log_softmax(dim=1).gather(1, token_N[:, None]).squeeze(1)
+        return put(token_N, device), put(log_prob_N, device)
 
     def write(self, state: ChainState, opens_N: Tensor, token_N: Tensor, log_prob_N: Tensor) -> Any:
         step = super().write(state, opens_N, token_N, log_prob_N)

@@ -9,13 +9,13 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from unmask.data.batch import DRAW_TOKEN
+from unmask.devices import widest
 from unmask.errors import Public, UsageError
 from unmask.processes.base import Process
 from unmask.processes.gaussian import Gaussian
-from unmask.rng import categorical, uniform
+from unmask.rng import categorical
 from unmask.samplers.base import MAX_STEPS, Sampler, State
-from unmask.samplers.drawing import Drawing
+from unmask.samplers.drawing import Drawing, token_uniforms
 from unmask.sampling.query import lines_of
 
 
@@ -68,7 +68,7 @@ class VectorSampler(Drawing, Sampler):
     def times(self, state: VectorState) -> tuple[Tensor, Tensor]:
         """s and t of the current step; at the end both are 0."""
         device = state.tokens_BL.device
-        s, t = torch.tensor([max(state.step - 1, 0), state.step], dtype=torch.float64, device=device) / self.steps
+        s, t = torch.tensor([max(state.step - 1, 0), state.step], dtype=widest(device), device=device) / self.steps
         return s, t
 
     def level(self, state: VectorState) -> Tensor:
@@ -79,8 +79,8 @@ class VectorSampler(Drawing, Sampler):
         """Draw one token per line from log_p (temperature and cuts already applied); also its log-probability."""
         assert state.query is not None
         canvas, (row_N, position_N) = state.canvas, lines_of(state.query)
-        u_N = uniform(canvas.key_B[row_N], DRAW_TOKEN, position_N + canvas.offset, visit)
-        log_p_NI = log_p_NI.to(u_N.device)  # a server's canvas may be on another device
+        u_N = token_uniforms(canvas.key_B[row_N], position_N + canvas.offset, visit)
+        log_p_NI = log_p_NI.to(canvas.tokens.device)  # a server's canvas may be on another device
         token_N = categorical(log_p_NI, u_N)
         return token_N, log_p_NI.log_softmax(dim=1).gather(1, token_N[:, None]).squeeze(1)
 

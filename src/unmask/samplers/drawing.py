@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unmask.data.batch import DRAW_TOKEN
+from unmask.devices import widest
 from unmask.errors import NonFiniteError, Public, UsageError
 from unmask.registry import check_fields
 from unmask.rng import categorical, uniform
@@ -64,10 +65,7 @@ class Drawing:
         log_p_NI = forbid(log_p_NI, forbidden)
         if bool(log_p_NI.isnan().any()):
             raise NonFiniteError("the model's prediction is not a number: check the weights, or lower the guidance")
-        if key_N.device.type == "mps":  # 53 bits, as everywhere else
-            key_N, position_N = key_N.cpu(), position_N.cpu()
-        counters = (position_N,) if visit is None else (position_N, visit)
-        return self.choose(log_p_NI, uniform(key_N, DRAW_TOKEN, *counters), share_N)
+        return self.choose(log_p_NI, token_uniforms(key_N, position_N, visit), share_N)
 
     def choose(self, log_p_NI: Tensor, u_N: Tensor, share_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Choose tokens by one uniform number each; return them and their log-probabilities under that distribution."""
@@ -112,9 +110,11 @@ class Drawing:
         return plain and self.temperature > 0 and self.top_k == 0 and self.top_p == 1
 
     def shaped(self, log_p_NI: Tensor, forbidden: tuple[int, ...]) -> Tensor:
-        """The prediction with temperature and cuts, in float64; its sum, which is not 1 for a score, is preserved."""
-        norm_N1 = torch.logsumexp(log_p_NI.double(), dim=1, keepdim=True)  # before anything is forbidden
-        law_NI = forbid(log_p_NI.double(), forbidden)
+        """The prediction with temperature and cuts, in float64 if the device has it; its sum, which is not 1 for a
+        score, is preserved."""
+        log_p_NI = log_p_NI.to(widest(log_p_NI.device))
+        norm_N1 = torch.logsumexp(log_p_NI, dim=1, keepdim=True)  # before anything is forbidden
+        law_NI = forbid(log_p_NI, forbidden)
         if not (self.draws_whole_law and self.temperature == 1):
             divisor = COLDEST if self.takes_likeliest else self.divisor
             law_NI = self.cut((law_NI - law_NI.amax(dim=1, keepdim=True)) / divisor)
@@ -132,6 +132,13 @@ class Drawing:
             drop = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= self.top_p)
             log_p_NI = log_p_NI.masked_fill(drop, -torch.inf)
         return log_p_NI
+
+
+def token_uniforms(key_N: Tensor, position_N: Tensor, visit: int | None = None) -> Tensor:
+    """[N] the numbers that decide on tokens: 53 bits each, on the CPU if the device has no float64."""
+    if widest(key_N.device) != torch.float64:
+        key_N, position_N = key_N.cpu(), position_N.cpu()
+    return uniform(key_N, DRAW_TOKEN, position_N, *(() if visit is None else (visit,)))
 
 
 def _bounded(temperature: float) -> float:

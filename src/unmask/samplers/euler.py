@@ -34,9 +34,9 @@ class Euler(ChainSampler):
     def moves(self, state: ChainState, log_p_NI: Tensor, z_N: Tensor) -> Tensor:
         s, t = self.times(state)
         num, noise = log_p_NI.shape[1] - 1, self.schedule
-        alpha = noise.alpha(t).clamp(min=SMALLEST).to(z_N.device)
+        alpha = noise.alpha(t).clamp(min=SMALLEST).to(log_p_NI)
         log_y_NI = log_marginal(log_p_NI, (1 - alpha).expand(len(z_N)))
-        rate = (t - s).to(z_N.device) * -noise.dalpha(t).to(z_N.device) / (num * alpha)
+        rate = (t - s).to(log_p_NI) * -noise.dalpha(t).to(log_p_NI) / (num * alpha)
         move_NI = rate * (log_y_NI - log_y_NI.gather(1, z_N[:, None])).exp()
         ids = torch.tensor([state.canvas.mask_id], device=z_N.device)
         move_NI = move_NI.index_fill(1, ids, 0.0).scatter(1, z_N[:, None], 0.0)

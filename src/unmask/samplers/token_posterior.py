@@ -59,7 +59,7 @@ class TokenPosterior(Drawing, Sampler):
     def ask(self, state: State) -> Query | None:
         masked_BL = state.tokens_BL == state.canvas.mask_id
         t = torch.tensor(self._time(state)[0], dtype=torch.float64)
-        level_B = self.schedule.level(t).expand(len(masked_BL)).to(masked_BL.device)
+        level_B = self.schedule.level(t).expand(len(masked_BL)).to(masked_BL.device, torch.float32)
         state.query = ask_about(state.canvas, state.tokens_BL, masked_BL, level_B)
         return state.query
 

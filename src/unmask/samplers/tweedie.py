@@ -35,8 +35,8 @@ class Tweedie(ChainSampler):
     def moves(self, state: ChainState, log_p_NI: Tensor, z_N: Tensor) -> Tensor:
         s, t = self.times(state)
         num = log_p_NI.shape[1] - 1
-        alpha_t = self.schedule.alpha(t).clamp(min=SMALLEST).to(z_N.device)
-        e = alpha_t / self.schedule.alpha(s).to(z_N.device)
+        alpha_t = self.schedule.alpha(t).clamp(min=SMALLEST).to(log_p_NI)
+        e = alpha_t / self.schedule.alpha(s).to(log_p_NI)
         log_y_NI = log_marginal(log_p_NI, (1 - alpha_t).expand(len(z_N)))
         s_NI = (log_y_NI - log_y_NI.gather(1, z_N[:, None])).exp()
         s_NI = s_NI.index_fill(1, torch.tensor([state.canvas.mask_id], device=z_N.device), 0.0)

@@ -28,4 +28,4 @@ class UniformPosterior(ChainSampler):
 
     def moves(self, state: ChainState, log_p_NI: Tensor, z_N: Tensor) -> Tensor:
         process = Uniform(self.schedule, num_ids=log_p_NI.shape[1], mask_id=state.canvas.mask_id)
-        return process.posterior(z_N, log_p_NI.exp(), *(time.to(z_N.device) for time in self.times(state)))
+        return process.posterior(z_N, log_p_NI.exp(), *(time.to(log_p_NI) for time in self.times(state)))

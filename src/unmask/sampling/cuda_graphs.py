@@ -22,7 +22,7 @@ from torch import Tensor
 
 from unmask.data.batch import DRAW_TOKEN
 from unmask.denoisers.network import Network
-from unmask.devices import fast_attention, put
+from unmask.devices import fast_attention, is_current, put
 from unmask.rng import uniform
 from unmask.samplers import Step
 from unmask.samplers.planned import PlannedSampler, PlannedState
@@ -33,9 +33,12 @@ MIN_ROUNDS = 16  # a graph for fewer rows must be used for this many rounds to b
 
 
 def can_replay(predictor: Predictor, sampler: PlannedSampler, state: PlannedState) -> bool:
-    """Whether the sampler's rounds can be replayed, which needs a GPU and a network whose calls can be captured."""
+    """Whether the sampler's rounds can be replayed, which needs a GPU and a network whose calls can be captured.
+
+    Calls are captured on the current GPU; those on another one would run once and be missing in the graph.
+    """
     canvas = state.canvas
-    if not canvas.tokens.is_cuda:
+    if not canvas.tokens.is_cuda or not is_current(canvas.tokens.device):
         return False
     if sampler.temperature_end is not None:  # a graph draws at one temperature
         return False

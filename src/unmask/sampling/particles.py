@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unmask.data.batch import DRAW_PARTICLE
 from unmask.denoisers.network import Network
+from unmask.devices import widest
 from unmask.errors import UsageError
 from unmask.rng import categorical, fold, uniform
 from unmask.samplers import Sampler, Step
@@ -148,7 +149,7 @@ def _scores(score: Score, tokens_BL: Tensor) -> Tensor:
     score_B = score(tokens_BL)
     if score_B.shape != tokens_BL.shape[:1]:
         raise UsageError(f"the score must be one number a row, [{len(tokens_BL)}], got {list(score_B.shape)}")
-    score_B = score_B.to(tokens_BL.device, torch.float64)
+    score_B = score_B.to(tokens_BL.device, widest(tokens_BL.device))
     if bool(score_B.isnan().any() | (score_B == torch.inf).any()):
         raise UsageError("the score is not a number or infinite for some row: let it return finite numbers or -inf")
     return score_B

@@ -22,6 +22,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from unmask.devices import make_current
 from unmask.errors import UnmaskError
 from unmask.model import Model
 from unmask.samplers import Step
@@ -217,6 +218,7 @@ class Engine:
     # --- the thread ---
 
     def _loop(self) -> None:
+        make_current(self.model.device)
         while True:
             with self._wake:
                 while not (batch := self._pick()) and not self._closed:

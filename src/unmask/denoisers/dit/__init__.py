@@ -298,7 +298,8 @@ class DiTNetwork(Network):
         return (torch.is_grad_enabled() or torch.is_autocast_enabled("cuda")) and self._fits_kernels()
 
     def _fits_kernels(self) -> bool:
-        ours = all(type(block) is Block for block in self.blocks)  # a subclass of a plug-in runs as it is written
+        # A subclass of a plug-in runs as it is written, and a hook is called.
+        ours = all(type(block) is Block and not block._forward_hooks for block in self.blocks)
         return ours and not self.sharded and not torch.compiler.is_compiling() and kernels.fit(self.embed.weight)
 
     def can_decode(self) -> bool:

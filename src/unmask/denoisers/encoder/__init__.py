@@ -109,6 +109,7 @@ class EncoderNetwork(Network):
         closed_I[list(config.fixed)] = -torch.inf
         self.register_buffer("closed_I", closed_I, persistent=False)
         self._first = first_position(config.family, config.all_settings)
+        self.tells_pairs = FAMILIES[config.family].pairs and config.all_settings["type_vocab_size"] > 1
         self._checkpoints = False
 
     def trunk(
@@ -137,12 +138,13 @@ class EncoderNetwork(Network):
         valid_BL: Tensor | None = None,
         attend: Attend | None = None,
         cond: Tensor | None = None,
+        second_BL: Tensor | None = None,
     ) -> Tensor:
         """The head's transform is asked for the chosen positions alone."""
-        h_BLD = self._encoded(z, attending(attend, valid_BL), cond)
+        h_BLD = self._encoded(z, attending(attend, valid_BL), cond, second_BL)
         return self._transformed(take_rows(h_BLD.flatten(0, 1), flat_N))
 
-    def _encoded(self, z: Tensor, attend: Attend, cond: Tensor | None) -> Tensor:
+    def _encoded(self, z: Tensor, attend: Attend, cond: Tensor | None, second_BL: Tensor | None = None) -> Tensor:
         refuse_options("encoder", mask=attend.mask, blocks=attend.blocks)
         refuse_options("encoder", causal=attend.causal or None, back=attend.back or None)
         check_labels(cond, self.num_classes)
@@ -156,7 +158,7 @@ class EncoderNetwork(Network):
         # Its own numbers would count what is not padding by ids; here that is said by valid_BL.
         options["position_ids"] = torch.arange(self._first, self._first + z.shape[1], device=z.device).expand(z.shape)
         if FAMILIES[self.config.family].types:
-            options["token_type_ids"] = torch.zeros_like(z)
+            options["token_type_ids"] = torch.zeros_like(z) if second_BL is None else second_BL.to(z.dtype)
         h_BLD: Tensor = self._parts.trunk(input_ids=z, **options).last_hidden_state
         return h_BLD
 

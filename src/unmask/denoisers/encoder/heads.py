@@ -27,21 +27,23 @@ class Parts(NamedTuple):
 
 class Family(NamedTuple):
     """config, model: the classes' names in transformers. dropouts: the config's keys of them. stacked: endings of the
-    names of matrices that hold several maps, and how many. types: whether it takes token types."""
+    names of matrices that hold several maps, and how many. types: whether it takes token types. pairs: whether its
+    tokenizer gives the second text of a pair a type of its own."""
 
     config: str
     model: str
     dropouts: tuple[str, ...]
     stacked: Mapping[str, int] = {}
     types: bool = False
+    pairs: bool = False
 
 
 _TWO = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 FAMILIES: dict[str, Family] = {
-    "bert": Family("BertConfig", "BertForMaskedLM", _TWO, types=True),
-    "deberta-v2": Family("DebertaV2Config", "DebertaV2ForMaskedLM", _TWO, types=True),
+    "bert": Family("BertConfig", "BertForMaskedLM", _TWO, types=True, pairs=True),
+    "deberta-v2": Family("DebertaV2Config", "DebertaV2ForMaskedLM", _TWO, types=True, pairs=True),
     "distilbert": Family("DistilBertConfig", "DistilBertForMaskedLM", ("dropout", "attention_dropout")),
-    "electra": Family("ElectraConfig", "ElectraForMaskedLM", _TWO, types=True),
+    "electra": Family("ElectraConfig", "ElectraForMaskedLM", _TWO, types=True, pairs=True),
     "esm": Family("EsmConfig", "EsmForMaskedLM", _TWO),
     "modernbert": Family(
         "ModernBertConfig",

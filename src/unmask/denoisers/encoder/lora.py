@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unmask.devices import widest
+
 DOWN, UP = "lora_down", "lora_up"  # A and B of the paper
 
 
@@ -54,8 +56,9 @@ def merged(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
         stem, _, last = name.rpartition(".")
         if last == UP:
             weight = whole[f"{stem}.weight"]
-            change = scale * (up.double() @ weights[f"{stem}.{DOWN}"].double())
-            whole[f"{stem}.weight"] = (weight.double() + change).to(weight.dtype)
+            wide = widest(weight.device)
+            change = scale * (up.to(wide) @ weights[f"{stem}.{DOWN}"].to(wide))
+            whole[f"{stem}.weight"] = (weight.to(wide) + change).to(weight.dtype)
     return whole
 
 

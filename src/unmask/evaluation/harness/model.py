@@ -293,7 +293,7 @@ class HarnessModel:
         key_B = row_keys(self.seed, torch.tensor([_hashed(row.ids, row.first) for row in rows]))
         canvas = self.model.canvas([row.ids for row in rows], may_end=True, key_B=key_B)
         scored_BL = scored_positions(canvas, [row.first for row in rows], self.model.tokenizer.fixed_ids)
-        ones_B = torch.ones(len(rows), dtype=torch.float64).to(canvas.tokens.device)
+        ones_B = torch.ones(len(rows), device=canvas.tokens.device)  # no time is read: a bound draws its own
         return Batch(canvas.tokens, canvas.valid_BL, scored_BL, canvas.key_B, ones_B)
 
     def _nats(self, batch: Batch, *, with_greedy: bool) -> tuple[Tensor, Tensor]:
@@ -364,7 +364,7 @@ def _next_token_nats(predictor: Predictor, batch: Batch) -> tuple[Tensor, Tensor
     log_p_NI = predictor(replace(query, writes=False))
     row_N, position_N = lines_of(query)
     token_N = batch.x_BL[row_N, position_N]
-    nats_B.index_add_(0, row_N.cpu(), -log_p_NI.gather(1, token_N[:, None]).squeeze(1).double().cpu())
+    nats_B.index_add_(0, row_N.cpu(), -log_p_NI.gather(1, token_N[:, None]).squeeze(1).cpu().double())
     likeliest_B[row_N[log_p_NI.argmax(dim=-1) != token_N].cpu()] = False
     return nats_B, likeliest_B
 

@@ -201,7 +201,7 @@ class Judge(ABC):
         # The model is causal, so a row never sees the padding at its end.
         padded = [[*begin, *window.ids, *[self.end_id] * (width - len(window.ids))] for window in part]
         nats_BL, h_BLD = self.look(torch.tensor(padded))
-        nats = nats_BL[:, len(begin) :].double().cpu().numpy()
+        nats = nats_BL[:, len(begin) :].cpu().double().numpy()
         states = h_BLD[:, len(begin) :].float().cpu().numpy()
         for window, nats_L, state_LD in zip(part, nats, states, strict=True):
             size = len(window.ids)
