@@ -127,6 +127,19 @@ def test_a_norm_with_nothing_to_add() -> None:
     assert add_norm(randn(0, D), randn(0, D), got[1])[1].shape == (0, D)
 
 
+@pytest.mark.parametrize("conditions", [None, 0, 2])
+def test_no_lines_have_no_gradient(conditions: int | None) -> None:
+    """A batch in which nothing is masked: on a GPU, reading a line that is not there ends the process."""
+    shape = (D,) if conditions is None else (conditions, D)
+    x, y, *rest = leaves(randn(0, D), randn(0, D), *(randn(*shape) for _ in range(3)))
+    total, h = add_norm(x, y, rest[0], shift_D=rest[1], gate_D=rest[2])
+    (total.sum() + h.sum()).backward()
+    assert total.shape == h.shape == (0, D)
+    for leaf in rest:
+        assert leaf.grad is not None
+        assert torch.equal(leaf.grad, torch.zeros(shape))
+
+
 @pytest.mark.parametrize("width", [24, 1100])
 def test_linear_gelu_and_its_gradient(width: int) -> None:
     tensors = [randn(150, D), randn(width, D), randn(width)]

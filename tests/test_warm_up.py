@@ -19,6 +19,7 @@ from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.mamba import Mamba
 from unmask.denoisers.network import Network
 from unmask.distributed.world import World
+from unmask.kernels.ahead import compiling_ahead
 from unmask.objectives.ar import AR
 from unmask.objectives.sedd import SEDD
 from unmask.training.loop import train
@@ -159,3 +160,33 @@ def test_a_cpu_has_nothing_to_warm_up(tmp_path: Path, make_config: Any) -> None:
 
     with warming_up(make_config(out=tmp_path), load_tokenizer("bytes"), build, contextlib.nullcontext, World()):
         assert not [thread for thread in threading.enumerate() if thread.name == "warm-up"]
+
+
+def test_kernels_are_compiled_in_other_threads_and_not_run() -> None:
+    mode = pytest.importorskip("triton.runtime._async_compile").active_mode
+    begun, seen = threading.Barrier(2), dict[str, str]()
+
+    def compile(name: str) -> str:
+        begun.wait(10)  # both at once
+        seen[name] = threading.current_thread().name
+        return name
+
+    def refuse() -> None:
+        raise RuntimeError("does not compile")
+
+    ready: list[str] = []
+    with compiling_ahead() as ahead:
+        assert ahead
+        for name in ("forward", "backward", "forward"):
+            assert mode.get().submit(name, lambda name=name: compile(name), ready.append) is None
+        assert mode.get().submit("bad", refuse, ready.append) is None
+        other: list[Any] = []
+        thread = threading.Thread(target=lambda: other.append(mode.get()))
+        thread.start()
+        thread.join()
+        assert other == [None]
+        assert not torch.autograd.is_multithreading_enabled()
+    assert mode.get() is None
+    assert torch.autograd.is_multithreading_enabled()
+    assert sorted(ready) == ["backward", "forward"]
+    assert all(name.startswith("compile") for name in seen.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,10 @@ def _compiled(plain: Callable[..., Tensor], padding: bool) -> Callable[..., Tens
         *rows, flat_N = lists
         for t in (flat_N, *([z, *rows[0][:3]] if rows else [])):
             torch._dynamo.mark_dynamic(t, 0)
-        return compiled(z, level_B, *lists, **options)
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "Torchinductor does not support code generation for complex"
+            )  # Hyena's FFT
+            return compiled(z, level_B, *lists, **options)
 
     return call

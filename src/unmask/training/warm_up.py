@@ -1,13 +1,15 @@
 """A discarded training step on a GPU while the host still reads and packs the texts.
 
-The first step on a GPU loads libraries and compiles kernels. This takes several seconds and needs no text.
+The first step on a GPU loads libraries and compiles kernels. This takes several seconds and needs no text. Kernels are
+compiled several at once, in a first pass that runs none of them.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from unmask.denoisers.network import Network
 from unmask.devices import fast_attention
 from unmask.distributed.world import World
 from unmask.evaluation.evaluate import evaluate_rows
+from unmask.kernels.ahead import compiling_ahead
 from unmask.training.ema import Ema
 from unmask.training.optim import Updater, make_optimizer
 
@@ -49,8 +52,13 @@ def warming_up(
     def attempt() -> None:
         try:
             torch.cuda.set_device(chosen)  # a new thread begins with the first GPU
-            for part in discarded_step(config, tokenizer, build, autocast, device):
-                if failed.is_set() or (packed.is_set() and part == "network"):
+            step = partial(discarded_step, config, tokenizer, build, autocast, device)
+            with compiling_ahead() as ahead, suppress(Exception):  # numbers are arbitrary there, and may be refused
+                for _ in step() if ahead else ():
+                    if failed.is_set():
+                        return
+            for part in step():
+                if failed.is_set() or (packed.is_set() and (ahead or part == "network")):
                     return  # there is nothing to gain
         except Exception:
             return

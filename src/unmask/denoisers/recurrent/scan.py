@@ -289,7 +289,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward(ctx: Any, dy: Tensor, dstate: Tensor, _: Any) -> tuple[Any, ...]:
-    return *_scan_grad(dy.contiguous(), dstate.contiguous(), *ctx.saved_tensors, ctx.reverse), None
+    way: Any = _scan_grad
+    return *way(dy.contiguous(), dstate.contiguous(), *ctx.saved_tensors, ctx.reverse), None
 
 
 def _backward_op(ctx: Any, dy: Tensor, dstate: Tensor, _: Any) -> tuple[Any, ...]:
