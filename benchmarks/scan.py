@@ -262,7 +262,7 @@ def writing(args: argparse.Namespace, device: torch.device) -> None:
     torch.manual_seed(0)
     net = Mamba(hidden=128, blocks=4).build(num_ids=16, mask_id=15).to(device).eval()
     for length in args.written:
-        canvas = Canvas.blank(num=1, length=length, mask_id=15, seed=1)
+        canvas = Canvas.blank(num=1, length=length, mask_id=15, seed=1).to(device)
         seconds = Clock(device, 1)(lambda canvas=canvas: sample(net, canvas, LeftToRight()))
         print(f"writing {length:,} tokens: {1000 * seconds / length:.2f} ms a token")
 

@@ -162,20 +162,31 @@ def test_a_cpu_has_nothing_to_warm_up(tmp_path: Path, make_config: Any) -> None:
         assert not [thread for thread in threading.enumerate() if thread.name == "warm-up"]
 
 
-def test_kernels_are_compiled_in_other_threads_and_not_run() -> None:
+def test_kernels_are_compiled_in_other_threads_and_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     mode = pytest.importorskip("triton.runtime._async_compile").active_mode
     begun, seen = threading.Barrier(2), dict[str, str]()
 
-    def compile(name: str) -> str:
+    class Kernel:
+        def __init__(self, name: str) -> None:
+            self.name, self.launchers = name, 0
+
+        @property
+        def run(self) -> None:
+            """What Triton makes at a kernel's first launch."""
+            self.launchers += 1
+
+    def compile(name: str) -> Kernel:
         begun.wait(10)  # both at once
         seen[name] = threading.current_thread().name
-        return name
+        return Kernel(name)
 
-    def refuse() -> None:
+    def refuse() -> Kernel:
         raise RuntimeError("does not compile")
 
-    ready: list[str] = []
-    with compiling_ahead() as ahead:
+    ready: list[Kernel] = []
+    with compiling_ahead(3) as ahead:
         assert ahead
         for name in ("forward", "backward", "forward"):
             assert mode.get().submit(name, lambda name=name: compile(name), ready.append) is None
@@ -188,5 +199,7 @@ def test_kernels_are_compiled_in_other_threads_and_not_run() -> None:
         assert not torch.autograd.is_multithreading_enabled()
     assert mode.get() is None
     assert torch.autograd.is_multithreading_enabled()
-    assert sorted(ready) == ["backward", "forward"]
+    assert sorted((kernel.name, kernel.launchers) for kernel in ready) == [("backward", 1), ("forward", 1)]
+    assert len(chosen) > 1
+    assert set(chosen) == {3}
     assert all(name.startswith("compile") for name in seen.values())

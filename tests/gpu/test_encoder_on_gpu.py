@@ -13,7 +13,10 @@ from unmask.sampling.canvas import Canvas
 from unmask.sampling.loop import sample
 
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: encoders are not tested on one")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: encoders are not tested on one"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+]
 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
 FIXED = (0, 1, 2, 3)

@@ -25,6 +25,7 @@ from unmask.training.compiling import compile_trunk
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: its numerics are not tested here"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
 ]
 CUDA = torch.device("cuda")
 IDS, MASK, OTHER = 7, 6, (3, 2, 1, 0, 4, 5, 6)

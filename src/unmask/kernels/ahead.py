@@ -6,7 +6,7 @@ launch, the kernels of a training step take 10 seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -19,13 +19,13 @@ AT_ONCE = 8
 
 
 @contextmanager
-def compiling_ahead() -> Iterator[bool]:
+def compiling_ahead(gpu: int) -> Iterator[bool]:
     """In the block, kernels that this thread launches are compiled in others and not run; at its end they are ready.
 
     What they would have written is uninitialised memory: only for numbers that nobody reads. Other threads are not
     affected; backward passes run in this one. False if this version of Triton cannot do it: then kernels run as usual.
 
-    >>> with compiling_ahead() as ahead:  # doctest: +SKIP
+    >>> with compiling_ahead(torch.cuda.current_device()) as ahead:  # doctest: +SKIP
     ...     loss(network, batch).backward()
     """
     if not HAS_TRITON:
@@ -39,10 +39,17 @@ def compiling_ahead() -> Iterator[bool]:
         return
 
     class CompileOnly(mode):  # type: ignore[misc]
-        def submit(self, *how: Any) -> None:
+        def submit(self, key: str, compile_one: Callable[[], Any], finish: Callable[[Any], None]) -> None:
             """A launch that gets no kernel returns."""
-            super().submit(*how)
+            super().submit(key, lambda: _ready(compile_one()), finish)
 
     backward_here = torch.autograd.set_multithreading_enabled(False)
-    with ThreadPoolExecutor(AT_ONCE, "compile") as executor, backward_here, CompileOnly(executor, ignore_errors=True):
+    executor = ThreadPoolExecutor(AT_ONCE, "compile", torch.cuda.set_device, (gpu,))
+    with executor, backward_here, CompileOnly(executor, ignore_errors=True):
         yield True
+
+
+def _ready(kernel: Any) -> Any:
+    """The kernel on the GPU, with the C function that launches it, which some versions of Triton compile."""
+    kernel.run  # noqa: B018
+    return kernel

@@ -53,7 +53,10 @@ def warming_up(
         try:
             torch.cuda.set_device(chosen)  # a new thread begins with the first GPU
             step = partial(discarded_step, config, tokenizer, build, autocast, device)
-            with compiling_ahead() as ahead, suppress(Exception):  # numbers are arbitrary there, and may be refused
+            with (
+                compiling_ahead(chosen) as ahead,
+                suppress(Exception),
+            ):  # numbers are arbitrary there, and may be refused
                 for _ in step() if ahead else ():
                     if failed.is_set():
                         return
