@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from unmask.axes import short
 from unmask.config import OptimConfig
 from unmask.data.batch import make_batch
 from unmask.data.complement import complement_of
@@ -46,7 +47,8 @@ from unmask.training.optim import Updater, make_optimizer
 
 HEAD = 64
 COLOURS = {"chunked": "#2563eb", "recurrence": "#d97706", "attention": "#059669"}
-WIDTH, HEIGHT, LEFT, TOP = 420, 280, 80, 40
+DASHES = {"chunked": "none", "recurrence": "8 4", "attention": "2 4"}
+WIDTH, HEIGHT, LEFT, TOP = 420, 280, 60, 40
 ENOUGH = 4.0  # seconds of measuring one thing
 SHOWN = 14  # kernels of a profile
 KERNELS = ("_forward", "_backward", "_ends", "_chain")
@@ -294,20 +296,24 @@ def drawn(results: list[dict[str, Any]], where: str) -> str:
     for power in range(y_lo, y_hi + 1):
         y = place(x_lo, 10.0**power)[1]
         out.append(f'<line x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        out.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{10**power:,}</text>')
+        out.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{short(10**power)}</text>')
     for length in sorted({x for x, _ in every}):
         x = place(length, 10.0**y_lo)[0]
         out.append(f'<text x="{x:.1f}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{length:,}</text>')
-    for i, (way, line) in enumerate(points.items()):
+    for way, line in points.items():
+        if not line:
+            continue
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*p) for p in line))
-        out.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[way]}" stroke-width="2"/>')
+        dashes = f'stroke-width="2" stroke-dasharray="{DASHES[way]}"'
+        out.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[way]}" {dashes}/>')
         out += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{COLOURS[way]}"/>' for x, y in (place(*p) for p in line)
         ]
-        out.append(f'<text x="{LEFT + 110 * i}" y="20" fill="{COLOURS[way]}">{way}</text>')
-    out.append(f'<text x="{LEFT + 330}" y="20" fill="#666">{where}</text>')
+        end_x, end_y = place(*line[-1])
+        out.append(f'<text x="{end_x + 8:.1f}" y="{end_y + 4:.1f}" fill="{COLOURS[way]}">{way}</text>')
+    out.append(f'<text x="{LEFT}" y="20" fill="#666">{where}</text>')
     out.append(f'<text x="{LEFT}" y="{TOP + HEIGHT + 38}">tokens a second, forward and backward, by length</text>')
-    size = f'width="{LEFT + WIDTH + 60}" height="{TOP + HEIGHT + 50}"'
+    size = f'width="{LEFT + WIDTH + 80}" height="{TOP + HEIGHT + 50}"'
     style = 'font-family="sans-serif" font-size="12" fill="#222"><rect width="100%" height="100%" fill="white"/>'
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}', *out, "</svg>"]) + "\n"
 
