@@ -113,6 +113,9 @@ class _Run:
         every = {one: i for i, one in enumerate(dict.fromkeys(one for part in self.examples.values() for one in part))}
         self.place_of, self.rows = every, make_rows([*every], self.task, model)
         self.results = Results(Path(self.config.out))
+        before = self.results.identity()
+        if before is not None and "types" not in before and self.task.tells_pairs(model.denoiser):
+            self.task = dataclasses.replace(self.task, types=False)  # a version began it that gave all texts type 0
 
     def run(self) -> Finetuned:
         decisive = {k: v for k, v in to_dict(self.config).items() if k not in NOT_DECISIVE}
