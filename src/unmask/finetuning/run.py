@@ -14,7 +14,7 @@ import torch
 
 import unmask
 from unmask.data.complement import complement_of, spells_dna
-from unmask.devices import pick_device
+from unmask.devices import make_current, pick_device
 from unmask.distributed.stopping import stop_requests
 from unmask.distributed.world import World
 from unmask.errors import UsageError
@@ -86,6 +86,7 @@ def model_of(model: Model | str | Path, device: str | None) -> Model:
         base, task = load_any(model, device=pick_device(device))
         if task is not None:
             base.denoiser.task = None
+    make_current(base.device)  # one in memory may be on another GPU, where its steps are waited for
     if base.process is not None and base.process.vectors:
         raise UsageError(
             f"this model reads noised vectors, not tokens: its process is {base.process.name}; fine-tune another one"
