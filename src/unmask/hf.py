@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -192,9 +193,11 @@ class _Registered(PreTrainedModel):
 def _heard(network: Network) -> Iterator[list[Tensor]]:
     """What the first block reads and what each block writes, inside the context; empty if there are no blocks."""
     heard: list[Tensor] = []
+    listener = threading.get_ident()
 
     def note(*values: Any) -> None:
-        heard.extend(value for value in values[:1] if isinstance(value, Tensor))
+        if threading.get_ident() == listener:  # other threads may use the network meanwhile
+            heard.extend(value for value in values[:1] if isinstance(value, Tensor))
 
     parts = network.parts()
     hooks = [part.register_forward_pre_hook(lambda _, given: note(*given)) for part in parts[:1]]
