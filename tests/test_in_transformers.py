@@ -198,6 +198,21 @@ def test_blocks_that_are_listened_to_are_not_fused(monkeypatch: pytest.MonkeyPat
 
 
 @torch.no_grad()
+def test_a_compiled_model_gives_hidden_states_after_calls_without() -> None:
+    """What was compiled for the first calls would call no hook."""
+    model = model_of("dit-bytes-level")
+    there = hf.UnmaskModel(hf.UnmaskConfig(**config_of(model)[0]), model.denoiser).eval()
+    ids = torch.tensor([[97, 98]])
+    want = there(input_ids=ids, output_hidden_states=True).hidden_states
+    torch._dynamo.reset()
+    compiled = torch.compile(there, backend="eager")
+    for asks in (False, True, False, True):
+        out = compiled(input_ids=ids, output_hidden_states=asks)
+        assert torch.equal(out.last_hidden_state, want[-1])
+        assert all(map(torch.equal, out.hidden_states, want)) if asks else out.hidden_states is None
+
+
+@torch.no_grad()
 def test_hidden_states_are_those_of_the_callers_own_text() -> None:
     """Another thread may ask the same network meanwhile: here after the last block, so that its states come later."""
     model = model_of("dit-bytes-level")

@@ -158,9 +158,16 @@ class _Registered(PreTrainedModel):
         config: Any = self.config
         if not (config.output_hidden_states if output_hidden_states is None else output_hidden_states):
             return self.vectors(input_ids, valid_BL, level_B), None
-        (B, L), network = input_ids.shape, self.network
+        both: tuple[Tensor, tuple[Tensor, ...]] = self._with_states(input_ids, valid_BL, level_B)
+        return both
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # code that was compiled before calls no hook
+    def _with_states(
+        self, z_BL: Tensor, valid_BL: Tensor | None, level_B: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        (B, L), network = z_BL.shape, self.network
         with _heard(network) as heard:
-            h_BLD = self.vectors(input_ids, valid_BL, level_B)
+            h_BLD = self.vectors(z_BL, valid_BL, level_B)
         begin = int(network.causal)  # its first position has read nothing
         if not heard or len(heard) != len(network.parts()) + 1 or any(t.ndim != 3 or len(t) != B for t in heard):
             raise UsageError(
