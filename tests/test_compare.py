@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
@@ -40,7 +41,7 @@ from unmask.data.loader import Loader
 from unmask.data.packing import pack_texts
 from unmask.data.tokenizers import load_tokenizer
 from unmask.denoisers.network import Network
-from unmask.errors import Stopped, UsageError
+from unmask.errors import ModelFolderError, Stopped, UsageError
 from unmask.evaluation.bound import Bound
 from unmask.objectives.ar import AR
 from unmask.objectives.chunked_loss import LossSum
@@ -693,6 +694,19 @@ def test_a_folder_of_a_version_with_fewer_keys_goes_on(recipes: Make, tmp_path: 
     (out / "compare.json").write_text(json.dumps(other))
     with pytest.raises(UsageError, match=r"holds a comparison with common\.batch = 64, now 4"):
         run(recipes("mdlm"), out)
+
+
+def test_a_damaged_plan_is_refused_in_one_line(both: Comparison, recipes: Make, tmp_path: Path) -> None:
+    plan = json.loads((both.out / "compare.json").read_text())
+    for *path, last in (("trials",), ("trials", "ar-s0"), ("shared", "common"), ("shared", "protocol")):
+        damaged = copy.deepcopy(plan)
+        table = damaged
+        for part in path:
+            table = table[part]
+        for table[last] in (3, None, [], "x"):
+            (tmp_path / "compare.json").write_text(json.dumps(damaged))
+            with pytest.raises(ModelFolderError, match=r"compare\.json is not what a comparison writes there"):
+                run(recipes("ar", "mdlm"), tmp_path)
 
 
 def test_what_does_not_decide_the_result_may_change(both: Comparison, recipes: Make) -> None:

@@ -15,6 +15,7 @@ from unmask import kernels
 from unmask.bench import Job, jobs
 from unmask.devices import put, put_like
 from unmask.distributed.world import join_world
+from unmask.finetuning.run import model_of
 from unmask.model import load
 from unmask.sampling import cuda_graphs
 from unmask.server.engine import Engine
@@ -79,6 +80,16 @@ def test_a_model_is_used_on_the_gpu_that_was_asked_for(tmp_path: Path, chosen: l
     load(tmp_path / "model", device="cuda")  # the current one, which nobody changes
     load(tmp_path / "model", device="cpu")
     assert len(chosen) == 1
+
+
+def test_a_model_in_memory_is_fine_tuned_on_its_own_gpu(
+    chosen: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event of the first GPU would say that the second one's numbers have arrived."""
+    model = small_model()
+    monkeypatch.setattr(type(model), "device", torch.device("cuda:1"))
+    assert model_of(model, None) is model
+    assert chosen == [torch.device("cuda:1")]
 
 
 def test_training_and_measuring_are_on_the_gpu_that_was_asked_for(

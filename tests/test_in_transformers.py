@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,43 @@ def test_blocks_that_are_listened_to_are_not_fused(monkeypatch: pytest.MonkeyPat
     with hf._heard(network):
         assert not network.can_fuse()
     assert network.can_fuse()
+
+
+@torch.no_grad()
+def test_a_compiled_model_gives_hidden_states_after_calls_without() -> None:
+    """What was compiled for the first calls would call no hook."""
+    model = model_of("dit-bytes-level")
+    there = hf.UnmaskModel(hf.UnmaskConfig(**config_of(model)[0]), model.denoiser).eval()
+    ids = torch.tensor([[97, 98]])
+    want = there(input_ids=ids, output_hidden_states=True).hidden_states
+    torch._dynamo.reset()
+    compiled = torch.compile(there, backend="eager")
+    for asks in (False, True, False, True):
+        out = compiled(input_ids=ids, output_hidden_states=asks)
+        assert torch.equal(out.last_hidden_state, want[-1])
+        assert all(map(torch.equal, out.hidden_states, want)) if asks else out.hidden_states is None
+
+
+@torch.no_grad()
+def test_hidden_states_are_those_of_the_callers_own_text() -> None:
+    """Another thread may ask the same network meanwhile: here after the last block, so that its states come later."""
+    model = model_of("dit-bytes-level")
+    there = hf.UnmaskModel(hf.UnmaskConfig(**config_of(model)[0]), model.denoiser).eval()
+    ours, theirs = torch.tensor([[97, 98]]), torch.tensor([[99, 100]])
+    last: Any = model.denoiser.parts()[-1]
+    found: list[Any] = []
+
+    def ask_theirs(*_: Any) -> None:
+        hook.remove()
+        other = threading.Thread(target=lambda: found.append(there(input_ids=theirs, output_hidden_states=True)))
+        other.start()
+        other.join()
+
+    alone = [there(input_ids=ids, output_hidden_states=True).hidden_states for ids in (ours, theirs)]
+    hook = last.register_forward_hook(ask_theirs)
+    found.append(there(input_ids=ours, output_hidden_states=True))
+    for want, made in zip(reversed(alone), found, strict=True):
+        assert all(map(torch.equal, want, made.hidden_states))
 
 
 def test_the_level_is_the_share_of_masks() -> None:

@@ -16,7 +16,6 @@ from tiny_encoders import FAMILIES, save_encoder
 from unmask.cli import run as command
 from unmask.denoisers.encoder import EncoderNetwork
 from unmask.denoisers.ragged import vectors_at
-from unmask.errors import UsageError
 from unmask.finetuning.classifier import load_classifier
 from unmask.finetuning.config import FinetuneConfig, TaskData
 from unmask.finetuning.examples import Example
@@ -174,7 +173,7 @@ def test_a_classifier_of_an_older_version_answers_as_it_was_trained(
     tuned: tuple[Path, Any, FinetuneConfig, Path], tmp_path: Path
 ) -> None:
     """Its folder says nothing of types, because both texts were of type 0."""
-    out, theirs, config, base = tuned
+    out, theirs, *_ = tuned
     want = their_answers(theirs, out, types=False)
     path = out / "model" / "config.json"
     whole = path.read_text()
@@ -188,10 +187,23 @@ def test_a_classifier_of_an_older_version_answers_as_it_was_trained(
     found = torch.tensor([[one.probabilities[label] for label in ("no", "yes")] for one in answers])
     torch.testing.assert_close(found, want, atol=1e-5, rtol=0)
 
+
+def test_a_fine_tuning_that_an_older_version_began_goes_on_without_types(
+    tuned: tuple[Path, Any, FinetuneConfig, Path], tmp_path: Path
+) -> None:
+    """Neither its finished seeds nor a classifier of both kinds would mean anything otherwise."""
+    out, _, config, base = tuned
     about = json.loads((out / "finetune.json").read_text())
     assert about["identity"].pop("types") is True
-    mixed = tmp_path / "mixed"
-    mixed.mkdir()
-    (mixed / "finetune.json").write_text(json.dumps(about))
-    with pytest.raises(UsageError, match="is of a fine-tuning with another types"):  # its seeds would not be comparable
-        finetune(base, dataclasses.replace(config, out=str(mixed)), device="cpu")
+    del about["task"]["types"]
+    older = tmp_path / "older"
+    older.mkdir()
+    (older / "finetune.json").write_text(json.dumps(about))
+    config = dataclasses.replace(config, out=str(older))
+    for seeds in (1, 2):  # the second time it reads what the first one has written
+        finetune(base, dataclasses.replace(config, seeds=seeds), device="cpu")
+        assert not load_classifier(older, device="cpu").task.types
+        said = json.loads((older / "finetune.json").read_text())
+        assert (said["identity"], said["task"]["types"]) == (about["identity"], False)
+    losses = [json.loads((folder / "seeds" / "model-0.json").read_text())["best"]["loss"] for folder in (out, older)]
+    assert losses[0] != losses[1]

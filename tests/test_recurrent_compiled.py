@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -49,3 +50,17 @@ def test_a_network_is_one_graph_with_the_gradients_of_the_code(name: str, monkey
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
     torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-6)
+
+
+def test_a_compiled_step_leaves_what_was_warned_of_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning is shown once for each place, unless somebody has changed the filters since."""
+    monkeypatch.setattr(torch, "compile", lambda f: f)
+    net = EACH["mamba"].build(num_ids=7, mask_id=6)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        compile_trunk(net)
+        for _ in range(3):
+            net.trunk_at(torch.zeros(1, 4, dtype=torch.long), None, torch.arange(4))
+            warnings.warn("of the same place", UserWarning, stacklevel=1)
+        warnings.warn("Torchinductor does not support code generation for complex operators", UserWarning, stacklevel=1)
+    assert [str(one.message) for one in shown] == ["of the same place"]

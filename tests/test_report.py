@@ -171,7 +171,7 @@ def test_what_intervals_are_over_is_said(tmp_path: Path) -> None:
     for counts, said in (
         ({"one_document": rows}, "over rows"),
         ({"texts": texts}, "over the 3 texts in which rows begin"),
-        ({"row": {"valid_sequences": 1, "valid_nats_per_token_ci95": None}}, "none, which a single draw of a single"),
+        ({"row": {"valid_sequences": 1, "valid_nats_per_token_ci95": None}}, "none (one row, drawn once)"),
         ({"a": rows, "b": rows, "c": texts}, "a, b over rows; c over the 3 texts in which rows begin"),
         ({"a": {"valid_sequences": True}}, "over what is not recorded"),
     ):

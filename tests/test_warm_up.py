@@ -203,3 +203,75 @@ def test_kernels_are_compiled_in_other_threads_and_not_run(monkeypatch: pytest.M
     assert len(chosen) > 1
     assert set(chosen) == {3}
     assert all(name.startswith("compile") for name in seen.values())
+
+
+def test_an_older_triton_compiles_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+
+    class Older:
+        def __init__(self, executor: object) -> None:
+            raise AssertionError("it would stop at the first kernel that does not compile")
+
+    monkeypatch.setattr(triton, "AsyncCompileMode", Older)
+    with compiling_ahead(0) as ahead:
+        assert not ahead
+
+
+@pytest.mark.parametrize("when", ["at its begin", "at its end", "in the step"])
+def test_the_step_is_taken_also_if_nothing_is_compiled_ahead(
+    when: str, tmp_path: Path, make_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    ended = threading.Event()
+
+    @contextlib.contextmanager
+    def failing(gpu: int) -> Iterator[bool]:
+        if when == "at its begin":
+            raise RuntimeError("no compiler")
+        yield when == "in the step"
+        if when == "at its end":
+            raise RuntimeError("no compiler")
+
+    def parts(*_: object) -> Iterator[str]:
+        if when == "in the step" and not ended.is_set():
+            ended.set()
+            raise ValueError("not a number")
+        for part in PARTS:
+            done.append(part)
+            yield part
+        ended.set()
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr("unmask.training.warm_up.compiling_ahead", failing)
+    monkeypatch.setattr("unmask.training.warm_up.discarded_step", parts)
+    gpu = World(device=Fake())  # type: ignore[arg-type]
+    config, tokenizer = make_config(out=tmp_path), load_tokenizer("bytes")
+    with warming_up(config, tokenizer, lambda: None, contextlib.nullcontext, gpu):  # type: ignore[arg-type,return-value]
+        deadline = time.time() + 10
+        while done != PARTS and time.time() < deadline:
+            time.sleep(0.01)
+    assert done == PARTS
+
+
+def test_no_second_network_is_built_when_the_texts_were_packed_first(
+    tmp_path: Path, make_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    go_on = threading.Event()
+
+    def parts(*_: object) -> Iterator[str]:
+        begun.append("a step")
+        assert go_on.wait(10)
+        yield from PARTS
+
+    monkeypatch.setattr("unmask.training.warm_up.discarded_step", parts)
+    monkeypatch.setattr("unmask.training.warm_up.compiling_ahead", lambda gpu: contextlib.nullcontext(True))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    join = threading.Thread.join
+    monkeypatch.setattr(threading.Thread, "join", lambda self, *how: (go_on.set(), join(self, *how))[1])
+    gpu, config = World(device=Fake()), make_config(out=tmp_path)  # type: ignore[arg-type]
+    with warming_up(config, load_tokenizer("bytes"), lambda: None, contextlib.nullcontext, gpu):  # type: ignore[arg-type,return-value]
+        pass
+    assert begun == ["a step"]

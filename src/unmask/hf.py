@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -157,9 +158,16 @@ class _Registered(PreTrainedModel):
         config: Any = self.config
         if not (config.output_hidden_states if output_hidden_states is None else output_hidden_states):
             return self.vectors(input_ids, valid_BL, level_B), None
-        (B, L), network = input_ids.shape, self.network
+        both: tuple[Tensor, tuple[Tensor, ...]] = self._with_states(input_ids, valid_BL, level_B)
+        return both
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # code that was compiled before calls no hook
+    def _with_states(
+        self, z_BL: Tensor, valid_BL: Tensor | None, level_B: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        (B, L), network = z_BL.shape, self.network
         with _heard(network) as heard:
-            h_BLD = self.vectors(input_ids, valid_BL, level_B)
+            h_BLD = self.vectors(z_BL, valid_BL, level_B)
         begin = int(network.causal)  # its first position has read nothing
         if not heard or len(heard) != len(network.parts()) + 1 or any(t.ndim != 3 or len(t) != B for t in heard):
             raise UsageError(
@@ -192,9 +200,11 @@ class _Registered(PreTrainedModel):
 def _heard(network: Network) -> Iterator[list[Tensor]]:
     """What the first block reads and what each block writes, inside the context; empty if there are no blocks."""
     heard: list[Tensor] = []
+    listener = threading.get_ident()
 
     def note(*values: Any) -> None:
-        heard.extend(value for value in values[:1] if isinstance(value, Tensor))
+        if threading.get_ident() == listener:  # other threads may use the network meanwhile
+            heard.extend(value for value in values[:1] if isinstance(value, Tensor))
 
     parts = network.parts()
     hooks = [part.register_forward_pre_hook(lambda _, given: note(*given)) for part in parts[:1]]

@@ -63,9 +63,12 @@ def read_plan(out: Path) -> StoredPlan | None:
     if not (out / PLAN).exists():
         return None
     data = read_json(out / PLAN)
-    if data.get("format") != FORMAT or not all(isinstance(data.get(key), dict) for key in ("shared", "trials")):
-        raise ModelFolderError(f"{out / PLAN} is not what a comparison writes there: give another --out")
-    return StoredPlan(out=out, shared=data["shared"], trials=data["trials"])
+    shared, trials = data.get("shared"), data.get("trials")
+    if isinstance(shared, dict) and isinstance(trials, dict) and data.get("format") == FORMAT:
+        tables = [*trials.values(), *(shared.get(key, {}) for key in ("common", "protocol", "tokenizer"))]
+        if all(isinstance(table, dict) for table in tables):
+            return StoredPlan(out=out, shared=shared, trials=trials)
+    raise ModelFolderError(f"{out / PLAN} is not what a comparison writes there: give another --out")
 
 
 def write_plan(out: Path, shared: Mapping[str, Any], trials: Mapping[str, Any]) -> None:

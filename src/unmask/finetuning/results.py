@@ -61,10 +61,8 @@ class Results:
         """Refuse a folder with other content or another fine-tuning; then record this one."""
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"{self.folder} is a file: give out the name of a folder")
-        path = self.folder / ABOUT
-        if path.exists():
-            before = read_json(path).get("identity")
-            before = before if isinstance(before, dict) else {}
+        before = self.identity()
+        if before is not None:
             if changed := changes(before, identity):
                 raise UsageError(
                     f"{self.folder} is of a fine-tuning with another {changed[0]}: give out another folder, or go on "
@@ -72,7 +70,15 @@ class Results:
                 )
         elif others := sorted(p.name for p in self._files()):
             raise UsageError(f"{self.folder} holds {others[0]}, which is no part of a fine-tuning: give another out")
-        self._write(path, {"format": FORMAT, "identity": identity, **about})
+        self._write(self.folder / ABOUT, {"format": FORMAT, "identity": identity, **about})
+
+    def identity(self) -> Numbers | None:
+        """What the fine-tuning in the folder is of; None if none was begun there."""
+        path = self.folder / ABOUT
+        if not path.exists():
+            return None
+        found = read_json(path).get("identity")
+        return found if isinstance(found, dict) else {}
 
     def _files(self) -> Iterator[Path]:
         if self.folder.is_dir():

@@ -14,7 +14,7 @@ import torch
 
 import unmask
 from unmask.data.complement import complement_of, spells_dna
-from unmask.devices import pick_device
+from unmask.devices import make_current, pick_device
 from unmask.distributed.stopping import stop_requests
 from unmask.distributed.world import World
 from unmask.errors import UsageError
@@ -86,6 +86,7 @@ def model_of(model: Model | str | Path, device: str | None) -> Model:
         base, task = load_any(model, device=pick_device(device))
         if task is not None:
             base.denoiser.task = None
+    make_current(base.device)  # one in memory may be on another GPU, where its steps are waited for
     if base.process is not None and base.process.vectors:
         raise UsageError(
             f"this model reads noised vectors, not tokens: its process is {base.process.name}; fine-tune another one"
@@ -113,6 +114,9 @@ class _Run:
         every = {one: i for i, one in enumerate(dict.fromkeys(one for part in self.examples.values() for one in part))}
         self.place_of, self.rows = every, make_rows([*every], self.task, model)
         self.results = Results(Path(self.config.out))
+        before = self.results.identity()
+        if before is not None and "types" not in before and self.task.tells_pairs(model.denoiser):
+            self.task = dataclasses.replace(self.task, types=False)  # a version began it that gave all texts type 0
 
     def run(self) -> Finetuned:
         decisive = {k: v for k, v in to_dict(self.config).items() if k not in NOT_DECISIVE}

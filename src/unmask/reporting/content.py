@@ -94,7 +94,7 @@ def _intervals(runs: Sequence[Run]) -> str:
 def _over(validation: Mapping[str, Any]) -> str:
     """What a validation's interval is over, which its counts tell: `texts` only where rows begin in the same ones."""
     if not isinstance(validation.get("valid_nats_per_token_ci95"), list):
-        return "none, which a single draw of a single row does not give"
+        return "none (one row, drawn once)"
     rows = validation.get("valid_sequences")
     texts = validation.get("valid_texts", rows)
     return said_of_counts(texts, rows) if type(rows) is type(texts) is int else "over what is not recorded"

@@ -21,6 +21,9 @@ def compile_trunk(network: Network, *, padding: bool = True) -> None:
     """
     if network.can_fuse_training():
         return
+    # Of Hyena's FFT. Once and for all: whoever changes filters and puts them back, at every step and while other
+    # threads run, makes each other warning of the process be shown again, at every step.
+    warnings.filterwarnings("ignore", "Torchinductor does not support code generation for complex")
     network.trunk_at = _compiled(network.trunk_at, padding)  # type: ignore[method-assign]
     if padding:
         network.trunk_ragged = _compiled(network.trunk_ragged, padding)  # type: ignore[method-assign]
@@ -37,10 +40,6 @@ def _compiled(plain: Callable[..., Tensor], padding: bool) -> Callable[..., Tens
         *rows, flat_N = lists
         for t in (flat_N, *([z, *rows[0][:3]] if rows else [])):
             torch._dynamo.mark_dynamic(t, 0)
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "Torchinductor does not support code generation for complex"
-            )  # Hyena's FFT
-            return compiled(z, level_B, *lists, **options)
+        return compiled(z, level_B, *lists, **options)
 
     return call

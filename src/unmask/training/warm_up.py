@@ -53,13 +53,9 @@ def warming_up(
         try:
             torch.cuda.set_device(chosen)  # a new thread begins with the first GPU
             step = partial(discarded_step, config, tokenizer, build, autocast, device)
-            with (
-                compiling_ahead(chosen) as ahead,
-                suppress(Exception),
-            ):  # numbers are arbitrary there, and may be refused
-                for _ in step() if ahead else ():
-                    if failed.is_set():
-                        return
+            ahead = _compile_ahead(step, failed, chosen)
+            if failed.is_set() or (packed.is_set() and ahead):
+                return
             for part in step():
                 if failed.is_set() or (packed.is_set() and (ahead or part == "network")):
                     return  # there is nothing to gain
@@ -78,6 +74,16 @@ def warming_up(
     finally:
         packed.set()
         thread.join()
+
+
+def _compile_ahead(step: Callable[[], Iterator[str]], failed: threading.Event, gpu: int) -> bool:
+    """Whether the step's kernels could be compiled ahead: if not, the step itself compiles them."""
+    with suppress(Exception), compiling_ahead(gpu) as ahead:  # its numbers are arbitrary: some are refused
+        for _ in step() if ahead else ():
+            if failed.is_set():
+                break
+        return ahead
+    return False
 
 
 def discarded_step(
