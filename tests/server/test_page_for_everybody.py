@@ -18,6 +18,28 @@ from matrix import ALL
 from unmask.model import Model
 from unmask.server.access import Access
 
+COVERED = """e => [...e.querySelectorAll(".cell")].filter(cell => {
+    const lines = [...cell.getClientRects()].sort((a, b) => b.width - a.width);
+    const {left, top, width, height} = lines[0];
+    const hit = document.elementFromPoint(left + width / 2, top + height / 2);
+    return hit !== cell && !cell.contains(hit);
+}).map(cell => cell.textContent)"""
+
+
+NARROW = """e => {
+    const cells = [..."[]()!|'.,:;`ijlI1"].map(sign => `<span class="cell blank"> </span><span class="cell glued">${sign}</span>`);
+    e.innerHTML = cells.join("") + '<span class="cell blank"> </span>';
+}"""
+
+
+def test_no_token_is_covered_by_its_neighbour(page: Page) -> None:
+    """A narrow one between two spaces could not be clicked: the second space lay over it."""
+    canvas = fill(page, "ab[MASK:4]yz").locator(".canvas").first
+    assert canvas.evaluate(COVERED) == []
+    canvas.evaluate(NARROW)
+    assert canvas.evaluate(COVERED) == []
+
+
 # --- what goes wrong ---
 
 
