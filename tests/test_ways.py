@@ -30,10 +30,10 @@ from unmask.training.optim import Updater
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from ways import networks
-from ways.catalogue import BASELINE, NETWORK, WAYS, Setting, Way, way_named
+from ways.catalogue import BASELINE, NETWORK, SETTINGS, WAYS, Setting, Way, way_named
 from ways.command import run_command
 from ways.data import Tokens
-from ways.objectives import Bell, Complement, Counts, NextToken, Power, Weighted, numbers
+from ways.objectives import Bell, Complement, Counts, NextToken, Power, Weighted, looking_back, numbers
 from ways.optimizers import embedding_rate, flat_ema_updater, normuon_updater, plain_updater
 from ways.prepare import prepare
 from ways.results import add_line, read_lines
@@ -380,7 +380,7 @@ def test_every_way_does_the_same_work(way: Way) -> None:
     moments = way.plan.moments(64, 16, 64)
     assert 0 <= moments[-1].tokens + moments[-1].work - 64 * 16 * 64 < 16 * 64
     assert [m.tokens for m in moments[1:]] == list(itertools.accumulate(m.work for m in moments[:-1]))
-    assert max(look_steps(moments)) == len(moments) - 1
+    assert max(look_steps(moments, SETTINGS["tiny"].looks)) == len(moments) - 1
 
 
 def test_an_epoch_has_every_window_once(tokens: Tokens) -> None:
@@ -496,7 +496,17 @@ def test_the_measure_is_the_objectives_own_bound(tokens: Tokens) -> None:
     network = learned(BASELINE, tokens)
     setting = replace(SMALL, valid_rows=6)
     bound = MDLM(form="count").bound(network, tokens.held_out(6, 8), seed=20_240, num_samples=8)
-    assert HeldOut(tokens, setting).bound(network) == pytest.approx(bound.nats_per_token, rel=1e-6)
+    held_out = HeldOut(tokens, setting)
+    assert held_out.nats(network, Counts()) == pytest.approx(bound.nats_per_token, rel=1e-6)
+
+
+def test_autoregression_is_measured_by_the_tokens_that_it_predicts(tokens: Tokens) -> None:
+    network, x_BL = learned(WAYS["ar"], tokens), tokens.held_out(6, 8)
+    with looking_back(network), torch.no_grad():
+        log_p_BLI = network.eval()(x_BL)[..., :MASK].log_softmax(dim=-1)
+    nats = -log_p_BLI[:, :-1].gather(-1, x_BL[:, 1:, None]).mean()
+    held_out = HeldOut(tokens, replace(SMALL, valid_rows=6))
+    assert held_out.nats(network, NextToken()) == pytest.approx(float(nats), rel=1e-5)
 
 
 def test_a_run_repeats_itself(tokens: Tokens) -> None:

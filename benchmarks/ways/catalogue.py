@@ -16,7 +16,7 @@ from unmask.errors import UsageError, did_you_mean
 from unmask.objectives import Objective
 from ways import networks
 from ways.data import Tokens
-from ways.objectives import Bell, Complement, Counts, Power, Weighted
+from ways.objectives import Bell, Complement, Counts, NextToken, Power, Weighted
 from ways.optimizers import MakeUpdater, embedding_rate, flat_ema_updater, normuon_updater, plain_updater
 from ways.schedules import Kept, NextTokenFirst, Pairs, Plan, Stage, Turning
 
@@ -32,6 +32,7 @@ class Setting:
     steps: int
     valid_rows: int
     valid_draws: int
+    looks: tuple[float, ...] = (1 / 3, 0.7, 0.8, 0.9, 1.0)  # shares of the run after which it is measured
     optim: OptimConfig = OptimConfig(lr=5e-3, muon=True, schedule="wsd", decay_fraction=0.3, ema=0.995)
 
 
@@ -170,9 +171,10 @@ OPTIMISATION = (
     Way("embedding-lr-0.3", "the embedding's rate x 0.3", updater=embedding_rate(0.3)),
     Way("decay-0.03", "weight decay 0.03", optim={"weight_decay": 0.03}),
     Way("decay-0.1", "weight decay 0.1", optim={"weight_decay": 0.1}),
-    Way("decay-0.3", "weight decay 0.3", optim={"weight_decay": 0.3}),
-    Way("decay-1", "weight decay 1", optim={"weight_decay": 1.0}),
-    Way("decay-2", "weight decay 2", optim={"weight_decay": 2.0}),
+    *(
+        Way(f"decay-{x:g}", f"weight decay {x:g}", optim={"weight_decay": x})
+        for x in (0.3, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+    ),
     Way("wsd-0.6", "the rate falls over 60% of the run", optim={"decay_fraction": 0.6}),
     Way("wsd-1", "the rate falls from the start", optim={"decay_fraction": 1.0}),
     Way("warmup-1", "warm-up of 1%", optim={"warmup": 0.01}),
@@ -206,7 +208,25 @@ FAST = Way(
     plan=NextTokenFirst(start=0.5, flat=0.0, until=0.7, shifted=True),
 )
 
-WAYS = {way.name: way for way in (BASELINE, FAST, *LONGER, *TIMES, *ORDER, *NETWORK, *OPTIMISATION, *SPLIT)}
+
+def _fast_until(until: float) -> Way:
+    plan = NextTokenFirst(start=0.5, flat=0.0, until=until, shifted=True)
+    return replace(FAST, name=f"fast-{until:g}", about=f"{FAST.about}; next-token rows until {until:.0%}", plan=plan)
+
+
+REPEATED = (
+    *(_fast_until(until) for until in (0.03, 0.1, 0.3, 0.35)),
+    Way(
+        "ar",
+        "autoregression: all rows for the next token, which is what is measured",
+        NextToken(),
+        network=networks.Unshifted,
+        denoiser=_value_residual,
+        plan=NextTokenFirst(start=1.0, flat=1.0, until=2.0, shifted=True),
+    ),
+)
+
+WAYS = {way.name: way for way in (BASELINE, FAST, *REPEATED, *LONGER, *TIMES, *ORDER, *NETWORK, *OPTIMISATION, *SPLIT)}
 
 
 def way_named(name: str) -> Way:

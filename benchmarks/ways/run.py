@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a file of JSON lines, which is added to")
     parser.add_argument("--setting", choices=SETTINGS, default="small")
     parser.add_argument("--steps", type=int, help="of the baseline; default: the setting's")
+    parser.add_argument("--looks", type=int, metavar="N", help="evaluations of a run, evenly; default: the setting's")
     parser.add_argument("--ways", nargs="+", help="default: all, in the order of the catalogue")
     parser.add_argument("--best", type=int, metavar="N", help="the N best of the file, beside the baseline")
     parser.add_argument("--seeds", type=int, default=1, help="seeds 0 to this number less 1")
@@ -134,7 +135,8 @@ def main() -> None:
     if not args.tokens.is_file():
         parser.error(f"cannot read {args.tokens}: give --tokens what ways.prepare wrote")
     setting = SETTINGS[args.setting]
-    setting = replace(setting, steps=args.steps or setting.steps)
+    looks = tuple((i + 1) / args.looks for i in range(args.looks)) if args.looks else setting.looks
+    setting = replace(setting, steps=args.steps or setting.steps, looks=looks)
     todo = chosen_pairs(args, setting)
     processes = 1 if args.time else args.processes
     job = Job(setting, args.tokens, args.out, args.device, processes, args.time, time.time() + args.seconds)

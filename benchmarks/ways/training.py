@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.data.batch import Batch
+from unmask.data.batch import Batch, make_batch
 from unmask.denoisers.network import Network, evaluating
 from unmask.devices import fast_attention
+from unmask.objectives import Objective
 from unmask.objectives.draws import bound_draws
 from unmask.processes.absorbing import Absorbing
 from unmask.rng import row_keys
 from unmask.training.optim import learning_rate
 from ways.catalogue import Setting, Way
 from ways.data import Tokens
-from ways.objectives import Counts, NoisedBatch
+from ways.objectives import Counts, NextToken, NoisedBatch
 from ways.schedules import Moment, Part
 
-LOOKS = (1 / 3, 0.7, 0.8, 0.9, 1.0)  # shares of the run after which it is measured
 AHEAD = 4  # steps whose texts and masks are drawn before the network asks
 WARM_STEPS = 5  # not timed
 VALID_SEED = 20_240
@@ -49,9 +49,17 @@ class HeldOut:
                 self.draws.append(Counts().ahead(Batch(x_BL, None, scored_BL, key_j_B, time_B), process))
 
     @torch.no_grad()
-    def bound(self, network: Network) -> float:
-        """Nats a token by the network's own forward pass, never the fused one: under autocast, on a GPU."""
+    def nats(self, network: Network, objective: Objective) -> float:
+        """Nats a token by the network's own forward pass, never the fused one: under autocast, on a GPU.
+
+        The bound; of autoregression itself, which does not predict a row's first token, the mean over the others.
+        """
         total = 0.0
+        if isinstance(objective, NextToken):
+            x_BL = self.draws[0].x_BL
+            with evaluating(network), autocast(network.device_for(torch.empty(0))):
+                loss = objective.loss(network, make_batch(x_BL, seed=VALID_SEED, step=0))
+            return float(loss.nats) / (x_BL.numel() - len(x_BL))
         with evaluating(network), fast_attention(), autocast(network.device_for(torch.empty(0))):
             for batch in self.draws:
                 total += float(Counts().row_nats(network, batch).sum())
@@ -119,7 +127,7 @@ def run_way(
     """One run: the curve [tokens, seconds of training, nats a token], and what it cost."""
     learner = Learner(way, seed, setting, tokens, device)
     moments = learner.moments
-    looks = look_steps(moments)
+    looks = look_steps(moments, setting.looks)
     curve, seconds, began = [], 0.0, time.perf_counter()
     for moment, parts in learner.ahead(moments):
         learner.learn(moment, parts)
@@ -128,16 +136,16 @@ def run_way(
             seconds += time.perf_counter() - began
             assert learner.updater.ema is not None
             with learner.updater.ema.applied():
-                nats = held_out.bound(learner.network)
+                nats = held_out.nats(learner.network, way.objective)
             curve.append([moment.tokens + moment.work, round(seconds, 3), nats])
             began = time.perf_counter()
     return {"steps": len(moments), "curve": curve, **sizes(learner.network)}
 
 
-def look_steps(moments: Sequence[Moment]) -> set[int]:
+def look_steps(moments: Sequence[Moment], looks: Sequence[float]) -> set[int]:
     """The steps after which a run is measured: the first with at least each share of the work done."""
     whole = moments[-1].tokens + moments[-1].work
-    return {next(m.step for m in moments if m.tokens + m.work >= share * whole) for share in LOOKS}
+    return {next(m.step for m in moments if m.tokens + m.work >= share * whole) for share in looks}
 
 
 def time_way(way: Way, setting: Setting, tokens: Tokens, device: torch.device, steps: int) -> dict[str, Any]:

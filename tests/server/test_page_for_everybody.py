@@ -27,8 +27,9 @@ COVERED = """e => [...e.querySelectorAll(".cell")].filter(cell => {
 
 
 NARROW = """e => {
-    const cells = [..."[]()!|'.,:;`ijlI1"].map(sign => `<span class="cell blank"> </span><span class="cell glued">${sign}</span>`);
-    e.innerHTML = cells.join("") + '<span class="cell blank"> </span>';
+    const blank = '<span class="cell blank"> </span>';
+    const narrow = [..."[]()!|'.,:;`ijlI1"].map(sign => `<span class="cell glued">${sign}</span>`);
+    e.innerHTML = blank + narrow.join(blank) + blank;
 }"""
 
 
