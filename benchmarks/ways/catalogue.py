@@ -173,7 +173,7 @@ OPTIMISATION = (
     Way("decay-0.1", "weight decay 0.1", optim={"weight_decay": 0.1}),
     *(
         Way(f"decay-{x:g}", f"weight decay {x:g}", optim={"weight_decay": x})
-        for x in (0.3, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+        for x in (0.3, 0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 16.0)
     ),
     Way("wsd-0.6", "the rate falls over 60% of the run", optim={"decay_fraction": 0.6}),
     Way("wsd-1", "the rate falls from the start", optim={"decay_fraction": 1.0}),
@@ -215,7 +215,7 @@ def _fast_until(until: float) -> Way:
 
 
 REPEATED = (
-    *(_fast_until(until) for until in (0.03, 0.1, 0.3, 0.35)),
+    *(_fast_until(until) for until in (0.03, 0.1, 0.2, 0.3, 0.35)),
     Way(
         "ar",
         "autoregression: all rows for the next token, which is what is measured",
