@@ -79,7 +79,8 @@ class PerplexityTable(Layout):
         lines = [f"{one.set.title} was not measured: {one.failure}" for one in outcomes if one.failure]
         lines += [
             "≤ is an upper bound, = an exact value, ≈ a pseudo-likelihood, which is no perplexity. Intervals of 95% "
-            "are over texts: rows that begin in the same one count as one.",
+            "are over texts: rows that begin in the same one count as one. Where a set is a single text, they are over "
+            "rows.",
             "dropped: tokens that were not scored, cut or in rows that were not chosen. Bits per byte divide by the "
             "bytes that the scored tokens have in the detokenized text.",
             "A perplexity is of its vocabulary's tokens: between models of other vocabularies compare bits per byte.",
