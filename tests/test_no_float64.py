@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from no_float64 import MPS, Pretended, move, there
-from unmask.config import load_config
-from unmask.data.batch import Batch, make_batch
+from unmask.data.batch import make_batch
 from unmask.denoisers.encoder import lora
 from unmask.denoisers.network import Network
 from unmask.devices import widest
@@ -23,30 +22,19 @@ from unmask.sampling.canvas import Canvas
 from unmask.sampling.loop import sample
 from unmask.server.batching import answer
 
+sys.path.insert(0, str(Path(__file__).parent / "gpu"))
+import small_systems
+from small_systems import RECIPES, loss_and_gradient
+
 V, L = 40, 24
-FOLDER = Path(__file__).parents[1] / "benchmarks" / "systems"
-RECIPES = sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != "common")
 
 
 def made(name: str) -> tuple[Objective, Network]:
-    config = load_config(FOLDER / f"{name}.toml")
-    small: dict[str, Any] = {"hidden": 32, "blocks": 1, "heads": 2, "dropout": 0.0, "zero_init": False}
-    torch.manual_seed(0)
-    network = replace(config.denoiser, **small).build(num_ids=V + 1, mask_id=V)  # type: ignore[type-var]
-    config.objective.attach(network)
-    config.objective.prepare(network, lambda: np.arange(1, V + 2))
+    objective, network = small_systems.made(name, V, hidden=32, blocks=1)
     with torch.no_grad():
         for p in network.parameters():  # what starts at zero would hide what is not read
             p.add_(torch.randn_like(p) * 0.05)
-    return config.objective, network
-
-
-def loss(objective: Objective, network: Network, batch: Batch) -> tuple[float, Tensor]:
-    network.zero_grad(set_to_none=True)
-    found = objective.loss(network, batch)
-    (found.nats / found.tokens).backward()  # type: ignore[no-untyped-call]
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in network.parameters()]
-    return float(found.nats.detach() / found.tokens), torch.cat([g.flatten().cpu() for g in gradients])
+    return objective, network
 
 
 def bound(objective: Objective, network: Network, x_BL: Tensor) -> float:
@@ -106,11 +94,11 @@ def test_training_there_is_training_here(name: str) -> None:
     batch = make_batch(torch.randint(V, (4, L)), seed=0, step=0)
     times = [torch.full((4,), time, dtype=torch.float64) for time in (1e-3, 0.03, 0.5, 0.97, 1.0)]
     batches = [batch, *(replace(batch, time_B=time_B) for time_B in times)]
-    here = [loss(objective, network, at) for at in batches]
+    here = [loss_and_gradient(objective, network, at) for at in batches]
     with Pretended():
         move(network)
         for at, (nats, grad) in zip(batches, here, strict=True):
-            nats_there, grad_there = loss(objective, network, at)
+            nats_there, grad_there = loss_and_gradient(objective, network, at)
             assert nats_there == pytest.approx(nats, rel=1e-3), at.time_B[0]
             assert float((grad_there - grad).norm()) <= 1e-3 * float(grad.norm()), at.time_B[0]
 

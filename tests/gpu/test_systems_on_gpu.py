@@ -4,15 +4,13 @@ Skipped without a GPU."""
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
+import small_systems
 import torch
+from small_systems import RECIPES, loss_and_gradient
 from torch import Tensor
 
-from unmask.config import load_config
 from unmask.data.batch import Batch, make_batch
 from unmask.denoisers.network import Network
 from unmask.denoisers.recorded import FIRST, Recorder
@@ -24,27 +22,20 @@ from unmask.sampling.loop import sample
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: the systems are not tested on one")
 
 DEVICE, V, L = "cuda", 300, 64
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "systems"
-RECIPES = sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != "common")
+# Some gradients differ by a step of bf16: presumably autocast adds those of a weight's two readings in bf16, and
+# recordings add them in float32.
+READ_TWICE = {"d3pm", "table8_no_carry_over", "table8_no_zero_masking"}
 
 
 def made(name: str) -> tuple[Objective, Network]:
-    config = load_config(FOLDER / f"{name}.toml")
-    small: dict[str, Any] = {"hidden": 128, "blocks": 2, "heads": 2, "dropout": 0.0, "zero_init": False}
-    torch.manual_seed(0)
-    network = replace(config.denoiser, **small).build(num_ids=V + 1, mask_id=V)  # type: ignore[type-var]
-    config.objective.attach(network)
-    config.objective.prepare(network, lambda: np.arange(1, V + 2))
-    return config.objective, network.to(DEVICE).train()
+    objective, network = small_systems.made(name, V, hidden=128, blocks=2)
+    return objective, network.to(DEVICE).train()
 
 
 def loss(objective: Objective, network: Network, batch: Batch, *, bf16: bool) -> tuple[float, Tensor]:
-    network.zero_grad(set_to_none=True)
-    with torch.autocast(DEVICE, torch.bfloat16, enabled=bf16), fast_attention():
-        found = objective.loss(network, batch)
-    (found.nats / found.tokens).backward()  # type: ignore[no-untyped-call]
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in network.parameters()]
-    return float(found.nats.detach() / found.tokens), torch.cat([g.flatten().float() for g in gradients])
+    with fast_attention():
+        precision = torch.autocast(DEVICE, torch.bfloat16, enabled=bf16)
+        return loss_and_gradient(objective, network, batch, precision=precision)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -68,8 +59,10 @@ def test_recorded_passes_are_those_that_are_written(name: str) -> None:
     for _ in range(FIRST + 3):
         nats_again, grad_again = loss(objective, network, batch, bf16=True)
         assert nats_again == pytest.approx(nats, rel=1e-5)
-        # Of a batch that is read twice, autocast adds the two gradients of a weight in bf16 and recordings in float32.
-        assert float((grad_again - grad).norm()) < 3e-3 * float(grad.norm())
+        if name in READ_TWICE:
+            assert float((grad_again - grad).norm()) < 3e-3 * float(grad.norm())
+        else:
+            torch.testing.assert_close(grad_again, grad, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", RECIPES)

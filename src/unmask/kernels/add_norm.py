@@ -239,9 +239,8 @@ class _AddNorm(torch.autograd.Function):
         dx = torch.empty_like(x)
         dy = dx if seed is None and gate is None else torch.empty_like(x)
         conditions, programs = weight.numel() // D, triton.cdiv(max(1, ctx.per), LINES)
-        sums = (torch.empty if len(x) else torch.zeros)(
-            4, conditions, programs, D, dtype=torch.float32, device=x.device
-        )
+        new = torch.empty if len(x) else torch.zeros  # a program reads a line, so without lines none may run
+        sums = new(4, conditions, programs, D, dtype=torch.float32, device=x.device)
         block = triton.next_power_of_2(D)
         if len(x):
             _backward[(conditions * programs,)](

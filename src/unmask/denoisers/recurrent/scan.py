@@ -288,13 +288,13 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(*tensors, output[2])
 
 
-def _backward(ctx: Any, dy: Tensor, dstate: Tensor, _: Any) -> tuple[Any, ...]:
-    way: Any = _scan_grad
-    return *way(dy.contiguous(), dstate.contiguous(), *ctx.saved_tensors, ctx.reverse), None
+def _backward_by(grad: Any) -> Any:
+    """grad: `_scan_grad`, or as an operator, which a compiler needs that traces the gradient after the forward pass."""
 
+    def backward(ctx: Any, dy: Tensor, dstate: Tensor, _: Any) -> tuple[Any, ...]:
+        return *grad(dy.contiguous(), dstate.contiguous(), *ctx.saved_tensors, ctx.reverse), None
 
-def _backward_op(ctx: Any, dy: Tensor, dstate: Tensor, _: Any) -> tuple[Any, ...]:
-    return *_grad_op(dy.contiguous(), dstate.contiguous(), *ctx.saved_tensors, ctx.reverse), None
+    return backward
 
 
 def _setup_own(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -303,12 +303,16 @@ def _setup_own(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 class _Scan(torch.autograd.Function):
-    forward, setup_context, backward = staticmethod(_scan), staticmethod(_setup_own), staticmethod(_backward)
+    forward, setup_context, backward = (
+        staticmethod(_scan),
+        staticmethod(_setup_own),
+        staticmethod(_backward_by(_scan_grad)),
+    )
 
 
 _scan_op = library.custom_op("unmask::selective_scan", _scan, mutates_args=())
 _grad_op = library.custom_op("unmask::selective_scan_grad", _scan_grad, mutates_args=())
-_scan_op.register_autograd(_backward_op, setup_context=_setup)
+_scan_op.register_autograd(_backward_by(_grad_op), setup_context=_setup)
 
 
 @_scan_op.register_fake
